@@ -1,0 +1,1 @@
+"""prefeed keeps accelerators fed."""

@@ -1,0 +1,191 @@
+"""Settings: one frozen value, resolved from keywords, environment, ``prefeed.toml`` and defaults, in that order.
+
+docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exists in both or in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from prefeed.errors import ConfigError
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+_UNITS: Final = {
+    "": 1, "b": 1,
+    "k": KIB, "kb": 1000, "kib": KIB,
+    "m": MIB, "mb": 1000**2, "mib": MIB,
+    "g": GIB, "gb": 1000**3, "gib": GIB,
+    "t": 1024 * GIB, "tb": 1000**4, "tib": 1024 * GIB,
+}  # fmt: skip
+
+
+def parse_bytes(value: str | int) -> int:
+    """Return a size in bytes: ``8GiB``, ``500MB``, ``4096``; ``k``, ``m``, ``g``, ``t`` alone are binary.
+
+    Raises:
+        ConfigError: Not a size.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ConfigError(f"a size cannot be negative: {value}")
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{value!r} is not a size; write it like 8GiB, 500MB or 4096")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_bool(value: str | int | bool) -> bool:
+    """Return True for 1, true, yes, on; False for 0, false, no, off and the empty string."""
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise ConfigError(f"{value!r} is neither true nor false; write 1 or 0")
+
+
+def _seconds(value: str | int | float) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ConfigError(f"{value!r} is not a number of seconds") from None
+    if seconds < 0:
+        raise ConfigError(f"a time cannot be negative: {value!r}")
+    return seconds
+
+
+def _count(value: str | int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise ConfigError(f"{value!r} is not a whole number") from None
+    if number < 1:
+        raise ConfigError(f"must be at least 1: {value!r}")
+    return number
+
+
+def _path(value: str | os.PathLike[str]) -> Path:
+    return Path(value).expanduser().absolute()
+
+
+def _optional_bytes(value: str | int | None) -> int | None:
+    return None if value in (None, "", "auto") else parse_bytes(value)  # type: ignore[arg-type]
+
+
+def _default_home() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
+
+
+def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any:
+    metadata = {"parse": parse, "help": help}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``prefeed.toml``."""
+
+    enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
+    home: Path = _setting(_path, None, "directory of manifests and logs; one home is one node cache", factory=_default_home)
+    memory: int | None = _setting(
+        _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
+        "control-group limit and free space"
+    )  # fmt: skip
+    memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds the memory tier")
+    lookahead: int = _setting(parse_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
+    max_in_flight: int = _setting(_count, 256, "most requests to one origin at a time")
+    request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
+    retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
+    idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
+    start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
+    autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
+    trust_samplers: bool = _setting(parse_bool, False, "read every sampler ahead, not only those known to draw up front")
+    index: str = _setting(str, "index.txt", "name of the index file on a plain HTTP server")
+    progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
+
+    @property
+    def home_id(self) -> str:
+        """Eight hex digits that tell one home's socket and store from another's."""
+        return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Private directory (0700) of the socket and of plans in transit; short, for ``sun_path`` holds 107 bytes."""
+        base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+        return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
+
+    @property
+    def socket_path(self) -> Path:
+        """Unix socket of the node server."""
+        return self.runtime_dir / "server.sock"
+
+
+SETTINGS: Final = {f.name: f for f in fields(Config)}
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    return {name: environ[f"PREFEED_{name.upper()}"] for name in SETTINGS if f"PREFEED_{name.upper()}" in environ}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError) as err:
+        raise ConfigError(f"cannot read {path}: {err}") from err
+    unknown = sorted(set(table) - set(SETTINGS))
+    if unknown:
+        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
+    return table
+
+
+def resolve(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    toml_path: Path | None = None,
+) -> Config:
+    """Return the settings in force: keywords, then ``PREFEED_*``, then ``prefeed.toml``, then defaults.
+
+    Args:
+        overrides: Settings by name; ``None`` values mean "not given".
+        environ: Defaults to the process's environment.
+        toml_path: Defaults to ``prefeed.toml`` in the working directory.
+
+    Raises:
+        ConfigError: An unknown name or an unusable value; the message says where it came from.
+    """
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    unknown = sorted(set(given) - set(SETTINGS))
+    if unknown:
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
+    environ = os.environ if environ is None else environ
+    toml_path = Path("prefeed.toml") if toml_path is None else toml_path
+    layers = (("", given), ("PREFEED_", _environment(environ)), (f"{toml_path}: ", _toml(toml_path)))
+    values: dict[str, Any] = {}
+    for origin, layer in layers:
+        for name, raw in layer.items():
+            if name in values:
+                continue
+            shown = f"{origin}{name.upper()}" if origin == "PREFEED_" else f"{origin}{name}"
+            try:
+                values[name] = SETTINGS[name].metadata["parse"](raw)
+            except ConfigError as err:
+                raise ConfigError(f"{shown}: {err}", setting=name, value=raw) from err
+    return Config(**values)

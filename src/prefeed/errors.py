@@ -1,0 +1,156 @@
+"""Every error that prefeed raises: one tree, picklable, each with a stable code.
+
+A message says what happened, how much, and what to change. Errors that stand for one of Python's own are
+also that built-in, so that ``except FileNotFoundError`` in a training script goes on working.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PrefeedError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        code: Stable identifier for programs, kebab-case.
+        retryable: True when the same call may succeed later without a change.
+        details: What a program may want to know: paths, sizes, limits.
+    """
+
+    code = "prefeed-error"
+    retryable = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(cls: type[PrefeedError], message: str, details: dict[str, Any]) -> PrefeedError:
+    return cls(message, **details)
+
+
+class ConfigError(PrefeedError, ValueError):
+    """A setting has a value that cannot be used."""
+
+    code = "bad-setting"
+
+
+# ---------------------------------------------------------------- origin
+
+
+class SourceError(PrefeedError):
+    """The origin said no, or nothing."""
+
+    code = "source-error"
+
+
+class UnknownSchemeError(SourceError, ValueError):
+    """The URL names a scheme that no source reads."""
+
+    code = "unknown-scheme"
+
+
+class ObjectNotFoundError(SourceError, FileNotFoundError):
+    """The origin has no such object, directory or bucket."""
+
+    code = "object-not-found"
+
+
+class AccessDeniedError(SourceError, PermissionError):
+    """The origin refused the credentials, or had none."""
+
+    code = "access-denied"
+
+
+class EmptyListingError(SourceError, FileNotFoundError):
+    """The origin lists, and there is nothing in it that matches."""
+
+    code = "empty-listing"
+
+
+class CannotListError(SourceError):
+    """The origin has no listing: an index file is needed."""
+
+    code = "cannot-list"
+
+
+class TransientSourceError(SourceError, OSError):
+    """A connection failed, timed out or broke off; the next try may succeed."""
+
+    code = "source-transient"
+    retryable = True
+
+
+class ThrottledError(TransientSourceError):
+    """The origin asked for fewer requests (429, 503 SlowDown)."""
+
+    code = "source-throttled"
+
+
+class TruncatedBodyError(TransientSourceError):
+    """The origin sent another number of bytes than it announced."""
+
+    code = "truncated-body"
+
+
+# ---------------------------------------------------------------- store
+
+
+class StoreError(PrefeedError):
+    """A tier could not do what was asked; the data at the origin is untouched."""
+
+    code = "store-error"
+
+
+class TierFullError(StoreError):
+    """The tier's file system or budget has no room; what was stored stays."""
+
+    code = "tier-full"
+
+
+class StoreFormatError(StoreError):
+    """The directory holds a store of another layout version, or none."""
+
+    code = "store-format"
+
+
+# ---------------------------------------------------------------- server
+
+
+class ServerError(PrefeedError):
+    """The node server could not be started, reached or understood."""
+
+    code = "server-error"
+
+
+class ServerUnavailableError(ServerError, ConnectionError):
+    """No server answers; readers go to the origin."""
+
+    code = "server-unavailable"
+    retryable = True
+
+
+class ServerAlreadyRunningError(ServerError):
+    """Another server owns this home."""
+
+    code = "server-already-running"
+
+
+class VersionMismatchError(ServerError):
+    """Client and server speak different wire versions."""
+
+    code = "version-mismatch"
+
+
+class UnsafeDirectoryError(ServerError, PermissionError):
+    """A directory that must be private to the user is not."""
+
+    code = "unsafe-directory"

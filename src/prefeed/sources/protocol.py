@@ -1,0 +1,47 @@
+"""What a source is: the adapter that lists and reads one origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prefeed.types import FetchedObject, ObjectInfo
+
+
+class Source(Protocol):
+    """Reads one origin, and never writes to it.
+
+    **Threads and processes.** ``fetch`` may be called from many threads at once. A source opened before a
+    fork is not used after it: native handles are opened lazily, per process.
+    """
+
+    url: str
+    """Canonical URL of the root, without credentials; part of every entry key."""
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every object below the root, in batches, in any order.
+
+        Raises:
+            ObjectNotFoundError: The root does not exist.
+            AccessDeniedError: The origin refuses to list.
+            CannotListError: The origin has no listing; the message says how to give it an index.
+            TransientSourceError: The origin did not answer.
+        """
+        ...
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return the whole object with one request, blocking until it is there; no retries.
+
+        Raises:
+            ObjectNotFoundError, AccessDeniedError: Permanent; the message holds the full path or URL.
+            ThrottledError, TruncatedBodyError, TransientSourceError: The next try may succeed.
+        """
+        ...
+
+    def locate(self, path: str) -> str:
+        """Return the full path or URL of an object, for messages."""
+        ...
+
+    def close(self) -> None:
+        """Release connections; the source is not used afterwards."""
+        ...
