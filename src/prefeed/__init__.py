@@ -1,1 +1,56 @@
-"""prefeed keeps accelerators fed."""
+"""prefeed keeps accelerators fed: one cache a node, filled in the sampler's own order.
+
+    import prefeed
+    loader = prefeed.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
+
+Everything is imported at first use, so that ``import prefeed`` is quick and does not pull torch in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prefeed import datasets, errors
+    from prefeed.api import read, statistics
+    from prefeed.config import Config, configure
+    from prefeed.torch.loader import DataLoader
+    from prefeed.types import Statistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "DataLoader",
+    "Statistics",
+    "configure",
+    "datasets",
+    "errors",
+    "read",
+    "statistics",
+]
+
+_HOMES = {
+    "Config": "prefeed.config",
+    "DataLoader": "prefeed.torch.loader",
+    "Statistics": "prefeed.types",
+    "configure": "prefeed.config",
+    "datasets": None,
+    "errors": None,
+    "read": "prefeed.api",
+    "statistics": "prefeed.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prefeed' has no attribute {name!r}")
+    home = _HOMES[name]
+    value = importlib.import_module(f"prefeed.{name}") if home is None else getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

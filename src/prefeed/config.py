@@ -189,3 +189,23 @@ def resolve(
             except ConfigError as err:
                 raise ConfigError(f"{shown}: {err}", setting=name, value=raw) from err
     return Config(**values)
+
+
+_process_overrides: dict[str, Any] = {}
+
+
+def configure(**settings: Any) -> Config:
+    """Every later ``current`` of this process has these settings; return what is in force now.
+
+    Raises:
+        ConfigError: An unknown name or an unusable value; nothing was changed.
+    """
+    merged = {**_process_overrides, **settings}
+    config = resolve(merged)
+    _process_overrides.update(settings)
+    return config
+
+
+def current() -> Config:
+    """Return the settings in force in this process."""
+    return resolve(_process_overrides)

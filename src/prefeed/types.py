@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 ObjectId = NewType("ObjectId", int)
@@ -46,3 +46,106 @@ class FetchedObject:
 
     data: Buffer
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Counts since the server started; a snapshot.
+
+    Attributes:
+        hits: Reads that found their object in a tier.
+        late: Reads that came while the object was being fetched ahead.
+        misses: Reads of an object that nobody had asked for ahead of time.
+        direct_reads: Reads that went past the server to the origin (too large, no server, no room).
+        origin_requests: Requests that the server made to origins, retries included.
+        origin_bytes: Bytes that came back.
+        resident_objects: Objects kept for the next epoch.
+        resident_bytes: Their size as stored, in bytes.
+        transient_objects: Objects that are freed once consumed.
+        transient_bytes: Their size as stored, in bytes.
+        budget_bytes: Most bytes the memory tier may hold.
+        errors: Failed fetches by error code.
+        best_hit_ratio: The most that any policy could reach with this budget; 1.0 when all fits; None without a plan.
+    """
+
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    direct_reads: int = 0
+    origin_requests: int = 0
+    origin_bytes: int = 0
+    resident_objects: int = 0
+    resident_bytes: int = 0
+    transient_objects: int = 0
+    transient_bytes: int = 0
+    budget_bytes: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    best_hit_ratio: float | None = None
+
+    @property
+    def reads(self) -> int:
+        """All reads, however served."""
+        return self.hits + self.late + self.misses + self.direct_reads
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of reads that needed no origin request of this epoch's own; None before the first read."""
+        return self.hits / self.reads if self.reads else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """What ``prefeed server status`` shows.
+
+    Attributes:
+        pid: Process id of the server.
+        version: Version of the prefeed package it runs.
+        home: Directory whose cache it serves.
+        store: Directory of the memory tier.
+        on_tmpfs: False when the memory tier fell back to a directory on disk.
+        uptime_seconds: Since start.
+        clients: Open connections.
+        plans: Registered plans.
+        in_flight: Requests under way to origins.
+        max_in_flight: Limit in force, as tuned from what was observed.
+    """
+
+    pid: int
+    version: str
+    home: str
+    store: str
+    on_tmpfs: bool
+    uptime_seconds: float
+    clients: int
+    plans: int
+    in_flight: int
+    max_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmResult:
+    """Outcome of filling the cache from a URL.
+
+    Attributes:
+        objects: Objects below the URL.
+        bytes: Their size in bytes.
+        resident: How many of them are in the cache now.
+        fetched: How many of these were fetched just now.
+        failed: How many could not be fetched.
+        seconds: How long it took.
+    """
+
+    objects: int
+    bytes: int
+    resident: int
+    fetched: int
+    failed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearResult:
+    """Outcome of emptying the cache: entries freed, and their size as stored in bytes."""
+
+    entries: int
+    bytes: int

@@ -1,0 +1,66 @@
+# Everything needs only python3.11 and make; `make help` lists the targets.
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+PYTEST ?= $(BIN)/python -m pytest
+
+FAST_TESTS := tests/unit tests/property tests/architecture tests/docs
+
+.PHONY: help demo bench check format test system clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## the built-in demonstration, from nothing
+	$(BIN)/prefeed demo
+
+bench: $(VENV)/.installed-demo  ## measure against reading the origin directly
+	$(BIN)/prefeed bench
+
+check: $(VENV)/.installed-dev  ## format, lint, types, imports, fast tests, docs snippets
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -q $(wildcard $(FAST_TESTS))
+
+format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the linter want it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(VENV)/.installed-dev system  ## every test
+	$(PYTEST)
+
+system:  ## the servers that the tests talk to, from apt, when they are missing
+	@sh tests/system-packages.sh
+
+clean:  ## remove the virtual environment and everything that was generated
+	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- installation, once per pyproject.toml
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+	@echo "installing prefeed and what the demo needs into $(VENV): a few minutes and 6 GB, once"
+	$(PIP) '.[torch,demo]'
+	@$(MAKE) --no-print-directory check-torch
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing prefeed and the tools for its development into $(VENV): a few minutes and 6 GB, once"
+	$(PIP) '.[torch,demo,dev]'
+	@$(MAKE) --no-print-directory check-torch
+	@touch $@ $(VENV)/.installed-demo
+
+# A torch build of one kind (say +cpu, from a find-links folder) beside a torchvision of another installs and then
+# fails at the first import; better to say so here.
+.PHONY: check-torch
+check-torch:
+	@$(BIN)/python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)' \
+	  || { echo "make: torch and torchvision do not fit together; pip took them from different places." \
+	       "Look at 'pip config list' (find-links, index-url), then: make clean" >&2; exit 1; }

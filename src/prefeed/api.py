@@ -1,0 +1,73 @@
+"""Reading one object, and looking at the counts: the functions of the top package."""
+
+from __future__ import annotations
+
+import os
+
+from prefeed.client.dataset import NodeDataset
+from prefeed.client.direct import read_origin
+from prefeed.client.node import NodeClient
+from prefeed.client.registry import Readers
+from prefeed.config import Config, current
+from prefeed.errors import ServerError, ServerUnavailableError
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.urls import canonical_url, open_source
+from prefeed.types import Statistics
+
+__all__ = ["read", "statistics"]
+
+_readers = Readers()
+
+
+def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
+    """Return the bytes of one object.
+
+    It comes from the node's cache when a dataset that holds it is open on the node, or was warmed; the first read of
+    such an object puts it there. Anything else is read from its origin.
+
+    Raises:
+        SourceError: The origin has no such object, or refuses it.
+        UnknownSchemeError: No source reads this URL.
+    """
+    settings = config or current()
+    canonical = canonical_url(url)
+    if settings.enabled:
+        try:
+            found = _locate(canonical, settings)
+        except ServerError:
+            found = None
+        if found is not None:
+            return _readers.read(*found)
+    root, _, name = canonical.rpartition("/")
+    source = open_source(root or "/", settings)
+    try:
+        data = read_origin(source, name, settings)
+    finally:
+        source.close()
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def statistics(*, config: Config | None = None) -> Statistics:
+    """Return the counts of the node's server since its start; all zero when none runs."""
+    try:
+        with NodeClient.connect(config or current(), autostart=False) as node:
+            return node.statistics()
+    except ServerUnavailableError:
+        return Statistics()
+
+
+def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:
+    with NodeClient.connect(config) as node:
+        located = node.locate(url)
+        if located.dataset < 0:
+            return None
+        dataset = NodeDataset(
+            number=located.dataset,
+            manifest=Manifest.open(located.manifest_dir),
+            store_dir=node.connection.store_dir,
+            instance=node.connection.instance,
+            config=config,
+        )
+        return dataset, located.object_id
+
+

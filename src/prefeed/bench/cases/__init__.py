@@ -1,0 +1,34 @@
+"""One module a benchmark, each with ``run(options) -> BenchResult``; imported only when it is run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from prefeed.bench.harness import BenchResult, Options
+
+CASES: Final = {
+    "hit": "Reading from the memory tier, against reading files from the page cache.",
+    "fetch": "Origin to memory tier, without added latency: objects a second and processor time an object.",
+    "cold": "An epoch of ResNet preprocessing from an empty cache at 20 ms latency.",
+    "cold_bytes": "An epoch of raw bytes from an empty cache at 3 ms latency.",
+    "refill": "The cost of filling the cache when the origin is a local directory.",
+    "partial": "Origin requests of an epoch when half the data set fits in the cache.",
+    "epoch_start": "Time to the first batch of later epochs when half the data set fits.",
+    "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
+}
+"""Name to what it measures; each is a module of this package."""
+
+
+def run_case(name: str, options: Options) -> BenchResult:
+    """Run one benchmark.
+
+    Raises:
+        ValueError: No benchmark has this name.
+        MissingRequirementError: This machine lacks something that it needs.
+        BenchFailedError: A variant failed, or two variants saw different data.
+    """
+    if name not in CASES:
+        raise ValueError(f"no benchmark is called {name!r}; known are {', '.join(CASES)}")
+    result: BenchResult = importlib.import_module(f"prefeed.bench.cases.{name}").run(options)
+    return result

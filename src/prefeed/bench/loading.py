@@ -1,0 +1,234 @@
+"""One variant of a loading benchmark in a process of its own: a data set, a loader, some epochs without a model.
+
+Run as ``python -m prefeed.bench.loading JOB``, where ``JOB`` is a ``LoadingJob`` as JSON; prints a
+``LoadingOutcome`` as JSON. A process of its own starts without the caches, connections and random state of the
+variant before it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+import xxhash
+
+from prefeed.bench.origin import RequestCounter
+from prefeed.bench.requirements import BenchFailedError
+
+if TYPE_CHECKING:
+    import torch.utils.data
+
+Sample = Literal["imagenet", "bytes"]
+Loader = Literal["torch", "prefeed"]
+
+_TIMEOUT_SECONDS: Final = 900.0
+_SHOWN_CHARACTERS: Final = 4000
+
+
+class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What one variant does.
+
+    Attributes:
+        loader: Whose ``DataLoader``.
+        data: Directory, or URL of a plain HTTP server with an index file.
+        sample: ``imagenet``: decode, resize 256, crop 224, normalise; ``bytes``: the object as it is.
+        epochs: Epochs to iterate.
+        batch_size: Samples a batch.
+        num_workers: Worker processes.
+        persistent_workers: Keep workers between epochs.
+        seed: Seed of torch's generator, which draws the orders.
+        first_objects: Use only so many objects, 0 = all (torch's loader only).
+        origin_url: Server whose requests are counted per epoch; empty = none.
+    """
+
+    loader: Loader
+    data: str
+    sample: Sample = "imagenet"
+    epochs: int = 1
+    batch_size: int = 64
+    num_workers: int = 2
+    persistent_workers: bool = False
+    seed: int = 0
+    first_objects: int = 0
+    origin_url: str = ""
+
+
+class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch: from ``iter(loader)`` to its end.
+
+    Attributes:
+        samples: Samples seen.
+        seconds: Whole epoch, start of the workers included.
+        first_batch_seconds: Until the first batch was there.
+        origin_requests: Requests that the server answered since the epoch before ended; -1 = not counted.
+    """
+
+    samples: int
+    seconds: float
+    first_batch_seconds: float
+    origin_requests: int
+
+
+class LoadingOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one variant measured.
+
+    Attributes:
+        open_seconds: Time to make data set and loader: a listing, for example.
+        epochs: The epochs in order.
+        digest: Hash of labels and of a raster of every batch's pixels, in order: equal digests, equal batches.
+        statistics: prefeed's own counts at the end; empty for torch's loader.
+    """
+
+    open_seconds: float
+    epochs: list[EpochOutcome]
+    digest: str
+    statistics: dict[str, Any]
+
+
+def run_loading(job: LoadingJob, *, env: Mapping[str, str] | None = None) -> LoadingOutcome:
+    """Run one variant in a new process and return what it measured.
+
+    Args:
+        job: What to do.
+        env: Set in the child's environment, over this process's own.
+
+    Raises:
+        BenchFailedError: The child failed; the end of what it wrote is in the message.
+    """
+    command = [sys.executable, "-m", "prefeed.bench.loading", msgspec.json.encode(job).decode()]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, env={**os.environ, **(env or {})}, timeout=_TIMEOUT_SECONDS, check=True
+        )
+    except subprocess.TimeoutExpired as err:
+        raise BenchFailedError(f"the {job.loader} variant did not end within {_TIMEOUT_SECONDS:g} s") from err
+    except subprocess.CalledProcessError as err:
+        said = err.stderr.decode(errors="replace")[-_SHOWN_CHARACTERS:]
+        raise BenchFailedError(f"the {job.loader} variant ended with status {err.returncode}:\n{said}") from err
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=LoadingOutcome)
+
+
+def measure(job: LoadingJob) -> LoadingOutcome:
+    """Do the job in this process."""
+    import torch  # bench modules are imported by the command line, which must start without torch
+
+    torch.manual_seed(job.seed)
+    started = time.perf_counter()
+    loader = _make_loader(job)
+    open_seconds = time.perf_counter() - started
+    digest = xxhash.xxh3_64()
+    counter = RequestCounter(job.origin_url) if job.origin_url else None
+    epochs = []
+    counted = 0
+    for _ in range(job.epochs):
+        samples, seconds, first = _iterate(loader, digest)
+        total = counter.count() if counter is not None else 0
+        requests = total - counted if counter is not None else -1
+        counted = total
+        outcome = EpochOutcome(samples=samples, seconds=seconds, first_batch_seconds=first, origin_requests=requests)
+        epochs.append(outcome)
+    return LoadingOutcome(
+        open_seconds=open_seconds, epochs=epochs, digest=digest.hexdigest(), statistics=_statistics(job)
+    )
+
+
+def _iterate(loader: Iterable[Any], digest: xxhash.xxh3_64) -> tuple[int, float, float]:
+    """Return samples, seconds, and seconds to the first batch of one epoch."""
+    samples = 0
+    first = 0.0
+    started = time.perf_counter()
+    for batch in loader:
+        if samples == 0:
+            first = time.perf_counter() - started
+        samples += _digest_batch(batch, digest)
+    return samples, time.perf_counter() - started, first
+
+
+def _digest_batch(batch: Any, digest: xxhash.xxh3_64) -> int:
+    """Add one batch to the digest and return its number of samples."""
+    if isinstance(batch, list) and isinstance(batch[0], bytes):
+        for data in batch:
+            digest.update(data[:64] + len(data).to_bytes(8, "little"))
+        return len(batch)
+    images, labels = batch
+    # images: (batch, channels, height, width); every 32nd pixel tells pictures apart and costs nothing
+    digest.update(images[:, :, ::32, ::32].contiguous().numpy().tobytes())
+    digest.update(labels.numpy().tobytes())
+    return len(labels)
+
+
+def imagenet_transform() -> Callable[[Any], torch.Tensor]:
+    """Return ResNet's usual preprocessing without randomness: resize 256, crop 224, to tensor, normalise."""
+    from torchvision import transforms  # as torch above
+
+    chain: Callable[[Any], torch.Tensor] = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    return chain
+
+
+def _make_loader(job: LoadingJob) -> torch.utils.data.DataLoader[Any]:
+    loader_class, dataset = _prefeed_parts(job) if job.loader == "prefeed" else _torch_parts(job)
+    loader: torch.utils.data.DataLoader[Any] = loader_class(
+        dataset,
+        batch_size=job.batch_size,
+        shuffle=True,
+        num_workers=job.num_workers,
+        persistent_workers=job.persistent_workers and job.num_workers > 0,
+    )
+    return loader
+
+
+def _torch_parts(job: LoadingJob) -> tuple[Any, Any]:
+    """Return torch's loader, and the data set that somebody without prefeed would write."""
+    import torch.utils.data  # as above
+    from torchvision.datasets import ImageFolder
+
+    from prefeed.bench.plain import FileObjects, HttpObjects, PicturesOf
+
+    remote = "://" in job.data
+    if job.sample == "imagenet" and not remote:
+        return torch.utils.data.DataLoader, ImageFolder(job.data, transform=imagenet_transform())
+    objects = HttpObjects(job.data, job.first_objects) if remote else FileObjects(job.data)
+    if job.sample == "bytes":
+        return torch.utils.data.DataLoader, objects
+    return torch.utils.data.DataLoader, PicturesOf(objects, imagenet_transform())
+
+
+def _prefeed_parts(job: LoadingJob) -> tuple[Any, Any]:
+    """Return prefeed's loader and its data set: the one word that changes."""
+    from prefeed.torch import DataLoader, datasets  # as above
+
+    if job.sample == "bytes":
+        return DataLoader, datasets.Objects(job.data, pattern="**/*.jpg")
+    return DataLoader, datasets.ImageFolder(job.data, transform=imagenet_transform())
+
+
+def _statistics(job: LoadingJob) -> dict[str, Any]:
+    if job.loader == "torch":
+        return {}
+    from prefeed.client.node import NodeClient  # torch's variant must not touch prefeed
+    from prefeed.config import resolve
+
+    found: dict[str, Any] = msgspec.to_builtins(NodeClient.connect(resolve()).statistics())
+    return found
+
+
+def main() -> None:
+    """Entry point of the process."""
+    job = msgspec.json.decode(sys.argv[1], type=LoadingJob)
+    sys.stdout.write(msgspec.json.encode(measure(job)).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What the commands need from the rest of prefeed; a test hands in a fake as click's ``obj``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import click
+
+from prefeed.config import Config
+from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
+
+WarmProgress = Callable[[WarmResult], None]
+
+
+class Client(Protocol):
+    """A connection to the node server."""
+
+    def status(self) -> ServerStatus: ...
+
+    def statistics(self) -> Statistics: ...
+
+    def warm(
+        self,
+        url: str,
+        *,
+        refresh: bool = False,
+        progress: WarmProgress | None = None,
+        listing: ListingProgress | None = None,
+    ) -> WarmResult: ...
+
+    def clear(self, url: str | None) -> ClearResult: ...
+
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class Backend(Protocol):
+    """Reaches and starts node servers."""
+
+    def connect(self, config: Config, *, autostart: bool | None = None) -> Client:
+        """Return a connection; see ``NodeClient.connect``."""
+        ...
+
+    def start(self, config: Config) -> int:
+        """Return the process id of a server started in the background, once it answers."""
+        ...
+
+    def run_foreground(self, config: Config) -> int:
+        """Be the server until it is stopped; return the exit code."""
+        ...
+
+
+class NodeBackend:
+    """The real one. Its imports are deferred: ``prefeed warm --help`` needs no server code."""
+
+    def connect(self, config: Config, *, autostart: bool | None = None) -> Client:
+        from prefeed.client.node import NodeClient
+
+        return NodeClient.connect(config, autostart=autostart)
+
+    def start(self, config: Config) -> int:
+        from prefeed.client.launch import start_server
+
+        return start_server(config)
+
+    def run_foreground(self, config: Config) -> int:
+        from prefeed.server.main import run_foreground
+
+        return run_foreground(config)
+
+
+def backend_of(ctx: click.Context) -> Backend:
+    """Return the backend handed in, or the real one."""
+    given: Backend | None = ctx.obj
+    return NodeBackend() if given is None else given

@@ -1,0 +1,63 @@
+"""``prefeed bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from prefeed.bench.cases import CASES, run_case
+from prefeed.bench.harness import BenchResult, Options
+from prefeed.cli import render
+from prefeed.cli.options import json_option
+
+_QUICK_PHOTOS = 200
+_WIDTH = max(len(name) for name in CASES)
+
+
+@click.command(name="bench", epilog="\b\n" + "\n".join(f"{name:<{_WIDTH}}  {what}" for name, what in CASES.items()))
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(CASES)))
+@click.option("--runs", type=click.IntRange(min=1), help="Runs of each variant.  [default: 3]")
+@click.option("--images", type=click.IntRange(min=_QUICK_PHOTOS), help="Pictures in the data set.  [default: 4000]")
+@click.option("--quick", is_flag=True, help="Small and once: shows that it works, its figures mean nothing.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Where the pictures are kept for the next time.  [default: ~/.cache/prefeed-bench]")  # fmt: skip
+@json_option
+def command(
+    names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, as_json: bool
+) -> None:
+    """Measure prefeed beside the same work without it: all benchmarks, or those named.
+
+    Each starts its own server of pictures (nginx) and its own empty cache, runs its variants in turn, prints medians,
+    and cleans up. With --json one object a benchmark and line, with every run and the facts of this machine.
+    """
+    default = Options(quick=quick)
+    options = Options(
+        runs=runs or (1 if quick else default.runs),
+        num_photos=images or (_QUICK_PHOTOS if quick else default.num_photos),
+        quick=quick,
+        data_dir=data,
+        say=_say,
+    )
+    for name in names or CASES:
+        _say(f"{name}: {CASES[name]}")
+        result = run_case(name, options)
+        if as_json:
+            render.print_json(result.to_json())
+        else:
+            render.print_rows(result.name, _rows(result))
+            render.print_lines(f"  {note}" for note in result.notes)
+
+
+def _say(text: str) -> None:
+    click.secho(text, err=True, dim=True)
+
+
+def _rows(result: BenchResult) -> list[render.Row]:
+    shown = result.to_json()
+    rows = []
+    for name in result.fields:
+        low_high = shown["spread"].get(name)
+        spread = f"   ({low_high[0]} to {low_high[1]})" if low_high and low_high[0] != low_high[1] else ""
+        rows.append((name, f"{shown[name]}{spread}"))
+    return rows

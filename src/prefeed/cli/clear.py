@@ -1,0 +1,31 @@
+"""``prefeed clear``."""
+
+from __future__ import annotations
+
+import click
+
+from prefeed.cli import render
+from prefeed.cli.backend import backend_of
+from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.url import absolute_url
+
+
+@click.command(name="clear")
+@click.argument("url", required=False)
+@click.option("--all", "everything", is_flag=True, help="Free the whole cache of this home.")
+@home_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
+    """Free what the cache holds of a URL, or all of it.
+
+    The data at the origin is never touched.
+    """
+    if (url is None) != everything:
+        raise click.UsageError("give either a URL or --all")
+    with backend_of(ctx).connect(config_of(home=home)) as client:
+        result = client.clear(None if url is None else absolute_url(url))
+    if as_json:
+        render.print_json(render.clear_object(result))
+    else:
+        render.print_lines(render.clear_lines(result))

@@ -1,0 +1,67 @@
+"""The ``prefeed`` command. Loads a command's module only when the command is run: ``--help`` stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from importlib.metadata import version as installed_version
+from typing import Any, Final, cast
+
+import click
+
+from prefeed.cli import failure
+
+COMMANDS: Final = {
+    "bench": ("prefeed.cli.bench", "Measure prefeed beside reading the origin directly."),
+    "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
+    "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
+    "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
+    "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
+    "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
+}
+"""Name: (module with a ``command``, one line for ``prefeed --help``)."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and first lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        return cast(click.Command, importlib.import_module(module).command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a PrefeedError becomes one line on stderr and an exit code."""
+        with failure.reported(ctx):
+            return super().invoke(ctx)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(installed_version("prefeed"), prog_name="prefeed", message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", count=True, help="Say what is done; twice: everything, with tracebacks.")
+@click.pass_context
+def cli(ctx: click.Context, verbose: int) -> None:
+    """One cache a node, filled in the sampler's own order.
+
+    Settings come from options, PREFEED_* in the environment and prefeed.toml, in that order.
+    """
+    ctx.meta["prefeed.verbose"] = verbose
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.basicConfig(level=level, format="prefeed: %(message)s")
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    cli(prog_name="prefeed")
+
+
+if __name__ == "__main__":
+    main()

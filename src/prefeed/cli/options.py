@@ -1,0 +1,42 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from prefeed.cli.failure import EXIT_NO_SERVER
+from prefeed.config import Config, resolve
+from prefeed.errors import PrefeedError, ServerUnavailableError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _remember_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    ctx.meta["prefeed.json"] = value
+    return value
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json``: one JSON object on stdout and nothing else, errors included."""
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print one JSON object."
+    )(command)
+
+
+def home_option(command: Command) -> Command:
+    """Add ``--home``."""
+    return click.option("--home", metavar="DIR", help="Directory of the node cache (PREFEED_HOME).")(command)
+
+
+def config_of(**overrides: Any) -> Config:
+    """Return the settings in force; options that were not given are None."""
+    return resolve(overrides)
+
+
+def missing_server_exits(ctx: click.Context, code: int = EXIT_NO_SERVER) -> None:
+    """Let this command end with its own exit code when no server is running."""
+    codes: dict[type[PrefeedError], int] = {ServerUnavailableError: code}
+    ctx.meta["prefeed.exit_codes"] = codes

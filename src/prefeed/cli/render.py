@@ -1,0 +1,175 @@
+"""Values to text and to JSON. Pure but for the three ``print_*`` functions, which only write what they are given."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from prefeed.types import ClearResult, ServerStatus, Statistics, WarmResult
+
+JsonObject = dict[str, object]
+Row = tuple[str, str]
+"""A label and its value."""
+
+_STEP: Final = 1024.0
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def format_bytes(number: float) -> str:
+    """Return ``512 B``, ``1.5 KiB``, ``8.0 GiB``."""
+    if number < _STEP:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= _STEP
+        if number < _STEP:
+            return f"{number:.1f} {unit}"
+    return f"{number / _STEP:.1f} TiB"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return ``1 object``, ``1,234 objects``; ``entry`` becomes ``entries``."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return ``0.4 s``, ``59 s``, ``2 min 5 s``, ``3 h 2 min``, ``4 d 1 h``: two units at most."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts: list[str] = []
+    for name, size in units:
+        if whole >= size or parts:
+            parts.append(f"{whole // size} {name}")
+            whole %= size
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def format_ratio(ratio: float | None) -> str:
+    """Return ``87.5 %``, or ``-`` when there is none yet."""
+    return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def _share(part: float, whole: float) -> str:
+    return format_ratio(part / whole if whole else None)
+
+
+# ---------------------------------------------------------------- one value each
+
+
+def status_object(status: ServerStatus) -> JsonObject:
+    return asdict(status)
+
+
+def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
+    """Return a title and the rows below it."""
+    kind = "tmpfs" if status.on_tmpfs else "on disk: no tmpfs had room"
+    allowed = f", {status.max_in_flight:,} allowed" if status.max_in_flight else ""
+    return f"server {status.pid}, prefeed {status.version}, up {format_duration(status.uptime_seconds)}", [
+        ("home", status.home),
+        ("memory tier", f"{status.store} ({kind})"),
+        ("clients", f"{status.clients:,}"),
+        ("plans", f"{status.plans:,}"),
+        ("origin requests", f"{status.in_flight:,} in flight{allowed}"),
+    ]
+
+
+def statistics_object(statistics: Statistics) -> JsonObject:
+    return {**asdict(statistics), "reads": statistics.reads, "hit_ratio": statistics.hit_ratio}
+
+
+def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
+    """Return a title and the rows below it; the bound stands beside the measured ratio."""
+    s = statistics
+    reads = s.reads
+    used = s.resident_bytes + s.transient_bytes
+    bound = "" if s.best_hit_ratio is None else f"   best possible {format_ratio(s.best_hit_ratio)}"
+    rows = [
+        ("hit ratio", f"{format_ratio(s.hit_ratio)}{bound}"),
+        ("hits", _with_share(s.hits, reads, "in the cache when asked for")),
+        ("late", _with_share(s.late, reads, "in flight when asked for")),
+        ("misses", _with_share(s.misses, reads, "not asked for ahead of time")),
+        ("direct reads", _with_share(s.direct_reads, reads, "went past the server to the origin")),
+        ("memory tier", f"{format_bytes(used)} of {format_bytes(s.budget_bytes)} ({_share(used, s.budget_bytes)})"),
+        ("  resident", f"{format_count(s.resident_objects, 'object')}, {format_bytes(s.resident_bytes)}"),
+        ("  transient", f"{format_count(s.transient_objects, 'object')}, {format_bytes(s.transient_bytes)}"),
+        ("origin", f"{format_count(s.origin_requests, 'request')}, {format_bytes(s.origin_bytes)}"),
+    ]
+    rows += [(f"error {code}", f"{count:,}") for code, count in sorted(s.errors.items())]
+    return format_count(reads, "read"), rows
+
+
+def _with_share(count: int, reads: int, meaning: str) -> str:
+    return f"{count:>12,}  {_share(count, reads):>7}  {meaning}"
+
+
+def warm_object(result: WarmResult) -> JsonObject:
+    return asdict(result)
+
+
+def warm_lines(result: WarmResult) -> list[str]:
+    total = f"{format_count(result.objects, 'object')}, {format_bytes(result.bytes)}"
+    took = format_duration(result.seconds)
+    rate = f" ({result.fetched / result.seconds:,.0f} objects/s)" if result.fetched and result.seconds else ""
+    if result.resident == result.objects:
+        first = f"{total}: all in the cache"
+    else:
+        first = f"{total}: {result.resident:,} in the cache ({_share(result.resident, result.objects)})"
+    lines = [f"{first}; {result.fetched:,} fetched now in {took}{rate}"]
+    left = result.objects - result.resident - result.failed
+    if left > 0:
+        lines.append(f"{format_count(left, 'object')} did not fit; a larger PREFEED_MEMORY holds more")
+    return lines
+
+
+def warm_failure(result: WarmResult) -> str:
+    return (
+        f"{result.failed:,} of {format_count(result.objects, 'object')} could not be fetched; `prefeed stats` shows why"
+    )
+
+
+def clear_object(result: ClearResult) -> JsonObject:
+    return asdict(result)
+
+
+def clear_lines(result: ClearResult) -> list[str]:
+    if not result.entries:
+        return ["nothing to free"]
+    noun = format_count(result.entries, "entry")
+    return [f"{noun} freed, {format_bytes(result.bytes)}"]
+
+
+# ---------------------------------------------------------------- output
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """Write one JSON object on one line to stdout."""
+    click.echo(json.dumps(value, default=str))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout."""
+    for line in lines:
+        click.echo(line)
+
+
+def print_rows(title: str, rows: Iterable[Row]) -> None:
+    """Write a title and aligned rows to stdout, one line each; colours only on a terminal."""
+    rows = list(rows)
+    width = max((len(label) for label, _ in rows), default=0)
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console.print(Text(title, style="bold"))
+    for label, value in rows:
+        console.print(Text.assemble((f"  {label:<{width}}", "dim"), f"  {value}"))

@@ -1,0 +1,76 @@
+"""``prefeed warm``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from prefeed.cli import render
+from prefeed.cli.backend import Client, backend_of
+from prefeed.cli.failure import EXIT_FAILED
+from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.url import absolute_url
+from prefeed.types import WarmResult
+
+
+@click.command(name="warm")
+@click.argument("url")
+@click.option("--refresh", is_flag=True, help="List the origin again, for data that has changed.")
+@home_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_json: bool) -> None:
+    """Fill the cache from a URL before training starts.
+
+    URL is a directory or s3://, gs://, az://, http(s)://. Fills until everything is in the cache or the memory tier is
+    full. Ends with 1 when an object could not be fetched.
+    """
+    config = config_of(home=home)
+    with backend_of(ctx).connect(config) as client:
+        show_progress = config.progress and not as_json and sys.stderr.isatty()
+        result = _warm(client, absolute_url(url), refresh=refresh, show_progress=show_progress)
+    if as_json:
+        render.print_json(render.warm_object(result))
+    else:
+        render.print_lines(render.warm_lines(result))
+    if result.failed:
+        click.echo(f"prefeed: {render.warm_failure(result)}", err=True)
+        ctx.exit(EXIT_FAILED)
+
+
+class _Bar:
+    """A progress bar on stderr: objects listed, then objects warmed."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._task = self.progress.add_task("listing", total=None, note="")
+
+    def listing(self, objects: int, num_bytes: int) -> None:
+        self.progress.update(self._task, completed=objects, note=render.format_bytes(num_bytes))
+
+    def warming(self, so_far: WarmResult) -> None:
+        self.progress.update(
+            self._task,
+            description="warming",
+            total=so_far.objects,
+            completed=so_far.resident + so_far.failed,
+            note=f"{so_far.fetched / so_far.seconds:,.0f}/s" if so_far.seconds else "",
+        )
+
+
+def _warm(client: Client, url: str, *, refresh: bool, show_progress: bool) -> WarmResult:
+    if not show_progress:
+        return client.warm(url, refresh=refresh)
+    bar = _Bar()
+    with bar.progress:
+        return client.warm(url, refresh=refresh, progress=bar.warming, listing=bar.listing)

@@ -1,0 +1,146 @@
+"""One connection to the node server: blocking, private to the process that opened it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TypeVar
+
+from prefeed import errors
+from prefeed.client.launch import launch_and_connect, try_connect
+from prefeed.config import Config
+from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.wire import messages as m
+from prefeed.wire.frames import FrameReader, encode
+
+_RECEIVE_BYTES = 256 * 1024
+_ANSWER_SECONDS = 300.0
+"""A server that says nothing for so long is taken for dead."""
+
+Reply = TypeVar("Reply", bound=m.Message)
+
+_ERRORS_BY_CODE = {
+    cls.code: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, PrefeedError)
+}  # fmt: skip
+
+
+def error_of(code: str, text: str) -> PrefeedError:
+    """Return the error that stands behind a code of the wire."""
+    return _ERRORS_BY_CODE.get(code, PrefeedError)(text)
+
+
+class Connection:
+    """A greeted connection.
+
+    **Threads and processes**: one thread at a time, by a lock; not used after a fork (``pid`` tells).
+    **Blocking**: until the server answers; its death ends every wait at once.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pid = os.getpid()
+        self.store_dir = ""
+        self.instance = ""
+        self._sock = sock
+        self._sock.settimeout(_ANSWER_SECONDS)
+        self._frames = FrameReader()
+        self._pending: list[m.AnyMessage] = []
+        self._lock = threading.Lock()
+        self._token = 0
+
+    @classmethod
+    def open(cls, config: Config, *, autostart: bool | None = None) -> Connection:
+        """Return a connection to the home's server, which is started first if need be and allowed.
+
+        Raises:
+            ServerUnavailableError: None runs and it may not, or could not, be started.
+            VersionMismatchError: It speaks another protocol.
+        """
+        sock = try_connect(config)
+        if sock is None:
+            if not (config.autostart if autostart is None else autostart):
+                raise ServerUnavailableError(
+                    f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
+                )
+            sock = launch_and_connect(config)[1]
+        connection = cls(sock)
+        try:
+            welcome = connection.request(m.Hello(m.PROTOCOL, version("prefeed"), os.getpid()), m.Welcome)
+        except BaseException:
+            connection.close()
+            raise
+        connection.store_dir = welcome.store_dir
+        connection.instance = welcome.instance
+        return connection
+
+    def next_token(self) -> int:
+        """Return a number for a question whose answer carries it."""
+        self._token += 1
+        return self._token
+
+    def send(self, message: m.Message) -> None:
+        """Send a message that has no answer.
+
+        Raises:
+            ServerUnavailableError: The server is gone.
+        """
+        with self._lock:
+            self._send(message)
+
+    def request(
+        self, message: m.Message, reply_type: type[Reply], *, meanwhile: Callable[[m.AnyMessage], bool] | None = None
+    ) -> Reply:
+        """Send the message and return its answer.
+
+        Args:
+            message: The question.
+            reply_type: Type of the answer.
+            meanwhile: Given every message before the answer; True means that it was the answer's forerunner.
+
+        Raises:
+            PrefeedError: The server refused; the error is the one it names.
+            ServerUnavailableError: The server is gone.
+        """
+        with self._lock:
+            self._send(message)
+            while True:
+                reply = self._receive()
+                if isinstance(reply, m.Refused):
+                    raise error_of(reply.code, reply.text)
+                if meanwhile is not None and meanwhile(reply):
+                    continue
+                if not isinstance(reply, reply_type):
+                    raise ServerError(f"the server answered {type(reply).__name__} to {type(message).__name__}")
+                return reply
+
+    def wait_closed(self) -> None:
+        """Block until the server is gone."""
+        with self._lock, contextlib.suppress(ServerUnavailableError):
+            while True:
+                self._receive()
+
+    def close(self) -> None:
+        """Close the socket; in a forked child only the child's copy."""
+        self._sock.close()
+
+    def _send(self, message: m.Message) -> None:
+        try:
+            self._sock.sendall(encode(message))
+        except OSError as err:
+            raise ServerUnavailableError(f"the node server is gone: {err}") from err
+
+    def _receive(self) -> m.AnyMessage:
+        while not self._pending:
+            try:
+                data = self._sock.recv(_RECEIVE_BYTES)
+            except OSError as err:
+                raise ServerUnavailableError(f"the node server does not answer: {err}") from err
+            if not data:
+                raise ServerUnavailableError("the node server closed the connection")
+            self._pending.extend(self._frames.feed(data))
+        return self._pending.pop(0)

@@ -1,0 +1,144 @@
+"""A loader's voice: tells the server what will be read, and how far it has come. Never an error, never a wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+import threading
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.client.connection import Connection
+from prefeed.client.dataset import NodeDataset, reopen_on
+from prefeed.client.node import NodeClient
+from prefeed.errors import PrefeedError, ServerError
+from prefeed.wire import messages as m
+
+_RECOVER_SECONDS = 2.0
+
+Ids = npt.NDArray[np.integer]
+
+
+class Consumer:
+    """One loader's plans on the node server.
+
+    When the server dies, a thread starts a new one and gives it what is left of the plan; meanwhile the loader's
+    readers go on from the tier and from the origin.
+
+    **Ownership**: the loader creates it and closes it. **Threads and processes**: the loader's process only; a forked
+    child's copy does nothing.
+    """
+
+    def __init__(self, node: NodeClient, dataset: NodeDataset) -> None:
+        self.number = secrets.randbits(62)
+        self.dataset = dataset
+        self._connection: Connection | None = node.connection
+        self._pid = os.getpid()
+        self._ids: Ids = np.empty(0, dtype=np.int64)
+        self._position = 0
+        self._start = 0
+        self._lock = threading.Lock()
+        self._recovering: threading.Thread | None = None
+        self._recover_at = 0.0
+        self._closed = False
+
+    def begin(self, ids: Ids) -> None:
+        """The loader begins an epoch in this order; ids may be empty and come later by ``extend``."""
+        with self._lock:
+            self._ids, self._position, self._start = ids, 0, 0
+        self._register(ids, upcoming=False)
+
+    def announce(self, ids: Ids) -> None:
+        """The next epoch will probably have this order."""
+        self._register(ids, upcoming=True)
+
+    def begin_announced(self, ids: Ids) -> None:
+        """The epoch that was announced begins."""
+        with self._lock:
+            self._ids, self._position, self._start = ids, 0, 0
+        self._send(m.AdoptUpcoming(self.number))
+
+    def extend(self, ids: Ids) -> None:
+        """The sampler drew these."""
+        self._send(m.ExtendPlan(self.number, ids.astype(np.int64).tobytes()))
+
+    def advance(self, position: int) -> None:
+        """The loop has every sample before this index."""
+        with self._lock:
+            self._position = position
+            index = position - self._start
+        self._send(m.Position(self.number, index))
+
+    def close(self) -> None:
+        """The loader is gone."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._closed = True
+        thread = self._recovering
+        if thread is not None and self._pid == os.getpid():
+            thread.join()
+        if connection is not None:
+            connection.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """False while no server knows of this consumer."""
+        return self._connection is not None
+
+    def _register(self, ids: Ids, *, upcoming: bool) -> None:
+        with contextlib.suppress(OSError):
+            self._send(_plan_message(self.number, self.dataset, ids, upcoming=upcoming))
+
+    def _send(self, message: m.Message) -> None:
+        if self._pid != os.getpid():
+            return
+        connection = self._connection
+        if connection is None:
+            self._recover_in_background()
+            return
+        try:
+            connection.send(message)
+        except ServerError:
+            with self._lock:
+                self._connection = None
+            connection.close()
+            self._recover_in_background()
+
+    def _recover_in_background(self) -> None:
+        with self._lock:
+            is_busy = self._recovering is not None and self._recovering.is_alive()
+            if self._closed or is_busy or time.monotonic() < self._recover_at:
+                return
+            self._recover_at = time.monotonic() + _RECOVER_SECONDS
+            self._recovering = threading.Thread(target=self._recover, name="prefeed-recover", daemon=True)
+        self._recovering.start()
+
+    def _recover(self) -> None:
+        try:
+            connection = Connection.open(self.dataset.config)
+            dataset = reopen_on(NodeClient(connection), self.dataset)
+            with self._lock:
+                start = self._position
+                rest = self._ids[start:]
+            connection.send(_plan_message(self.number, dataset, rest, upcoming=False))
+        except (PrefeedError, OSError):
+            return
+        with self._lock:
+            if not self._closed:
+                self.dataset, self._connection, self._start = dataset, connection, start
+                return
+        connection.close()
+
+
+def _plan_message(consumer: int, dataset: NodeDataset, ids: Ids, *, upcoming: bool) -> m.RegisterPlan:
+    """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
+    small = dataset.manifest.num_objects < 1 << 32
+    suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
+    descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
+    with os.fdopen(descriptor, "wb") as file:
+        np.ascontiguousarray(ids, dtype=dtype).tofile(file)
+    return m.RegisterPlan(consumer, dataset.number, name, upcoming)

@@ -1,0 +1,36 @@
+"""The origin, read in this process: what happens when the cache cannot help."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from prefeed.config import Config
+from prefeed.core.retry import RetryPolicy
+from prefeed.errors import SourceError
+from prefeed.sources.protocol import Source
+from prefeed.types import Buffer
+
+_DEADLINE_SECONDS = 60.0
+
+
+def read_origin(source: Source, path: str, config: Config) -> Buffer:
+    """Return the bytes of the object, tried again while the origin's errors may pass.
+
+    Raises:
+        SourceError: The origin's own error, with the full path in its message.
+    """
+    policy = RetryPolicy(deadline_seconds=min(config.retry_deadline, _DEADLINE_SECONDS))
+    started, attempts = time.monotonic(), 0
+    while True:
+        attempts += 1
+        try:
+            return source.fetch(path).data
+        except SourceError as err:
+            elapsed = time.monotonic() - started
+            jitter = random.Random().random()  # not the global generator: the user's seed stays theirs
+            delay = policy.next_delay(attempts=attempts, elapsed_seconds=elapsed, jitter=jitter)
+            if not err.retryable or delay is None:
+                raise
+            threading.Event().wait(delay)

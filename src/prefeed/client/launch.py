@@ -1,0 +1,99 @@
+"""Starts the node server: a detached process that outlives its first client."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from prefeed.config import Config
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.wire.endpoint import ensure_private_dir
+
+_ALREADY_RUNNING_STATUS = 4
+_POLL_SECONDS = 0.01
+
+
+def try_connect(config: Config) -> socket.socket | None:
+    """Return a connected socket, or None when no server listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(str(config.socket_path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def start_server(config: Config) -> int:
+    """Start a server and return its process id once it answers.
+
+    Raises:
+        ServerAlreadyRunningError: One is running already.
+        ServerUnavailableError: It ended, or did not answer in ``start_timeout``; the message holds its last words.
+    """
+    pid, sock = launch_and_connect(config, allow_running=False)
+    sock.close()
+    return pid
+
+
+def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, socket.socket]:
+    """Return (pid, connected socket) of a server that was started now or, if allowed, just before by another client."""
+    ensure_private_dir(config.runtime_dir)
+    log = config.runtime_dir / "server.log"
+    with log.open("ab") as output:
+        start = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefeed.server"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env=server_environment(config, os.environ),
+        )
+    deadline = time.monotonic() + config.start_timeout
+    while time.monotonic() < deadline:
+        status = process.poll()
+        sock = try_connect(config) if status in (None, _ALREADY_RUNNING_STATUS) else None
+        if sock is not None and (status is None or allow_running):
+            return process.pid, sock
+        if status == _ALREADY_RUNNING_STATUS and not allow_running:
+            if sock is not None:
+                sock.close()
+            raise ServerAlreadyRunningError(_last_words(log, start) or f"a server already serves {config.home}")
+        if status not in (None, _ALREADY_RUNNING_STATUS):
+            words = _last_words(log, start)
+            raise ServerUnavailableError(f"the node server ended with status {status}: {words or f'see {log}'}")
+        select.select([], [], [], _POLL_SECONDS)
+    raise ServerUnavailableError(
+        f"the node server did not answer on {config.socket_path} in {config.start_timeout:g} s; see {log}, "
+        "or raise PREFEED_START_TIMEOUT"
+    )
+
+
+def server_environment(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a server with exactly these settings, wherever they came from."""
+    environment = dict(environ)
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        name = f"PREFEED_{setting.name.upper()}"
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = str(int(value)) if isinstance(value, bool) else str(value)
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    return environment
+
+
+def _last_words(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read()[-4000:].decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("prefeed: ") if lines else ""

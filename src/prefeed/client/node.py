@@ -1,0 +1,135 @@
+"""What commands ask of the node server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from prefeed.client.connection import Connection
+from prefeed.config import Config
+from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
+from prefeed.wire import messages as m
+
+
+class NodeClient:
+    """A control connection.
+
+    **Ownership**: whoever connects closes; also a context manager.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def connect(cls, config: Config, *, autostart: bool | None = None) -> NodeClient:
+        """Return a connection to the home's server.
+
+        Args:
+            config: Settings.
+            autostart: Start a server when none runs; defaults to the setting.
+
+        Raises:
+            ServerUnavailableError: None runs and none was started.
+        """
+        return cls(Connection.open(config, autostart=autostart))
+
+    @property
+    def connection(self) -> Connection:
+        """The connection itself, for who sends plans on it."""
+        return self._connection
+
+    def status(self) -> ServerStatus:
+        """Return what the server is doing."""
+        return self._connection.request(m.GetStatus(), m.StatusReport).status
+
+    def statistics(self) -> Statistics:
+        """Return the server's counts since its start."""
+        return self._connection.request(m.GetStatistics(), m.StatisticsReport).statistics
+
+    def open_dataset(
+        self,
+        url: str,
+        *,
+        refresh: bool = False,
+        paths_file: str = "",
+        manifest_dir: str = "",
+        listing: ListingProgress | None = None,
+    ) -> m.DatasetOpened:
+        """Return the number and the manifest's directory of a URL, listed first if it never was.
+
+        Args:
+            url: Root of the objects.
+            refresh: List it anew.
+            paths_file: List of files instead of a URL, NUL-separated; the server removes it.
+            manifest_dir: Instead of a URL, a manifest that another server made.
+            listing: Told how far a listing has come.
+
+        Raises:
+            SourceError: The origin cannot be listed; the message says what to change.
+        """
+        question = m.OpenDataset(self._connection.next_token(), url, refresh, paths_file, manifest_dir)
+        return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
+
+    def warm(
+        self,
+        url: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[WarmResult], None] | None = None,
+        listing: ListingProgress | None = None,
+    ) -> WarmResult:
+        """Fill the memory tier with everything below the URL, until all is in it or it is full.
+
+        Raises:
+            SourceError: The origin cannot be listed.
+        """
+        tell_listing = _listing_to(listing)
+
+        def meanwhile(message: m.AnyMessage) -> bool:
+            if isinstance(message, m.WarmReport) and not message.done:
+                if progress is not None:
+                    progress(message.result)
+                return True
+            return tell_listing(message)
+
+        question = m.Warm(self._connection.next_token(), url, refresh)
+        result = self._connection.request(question, m.WarmReport, meanwhile=meanwhile).result
+        if progress is not None:
+            progress(result)
+        return result
+
+    def clear(self, url: str | None) -> ClearResult:
+        """Free what the tier holds of a URL, or everything; the origin is untouched."""
+        return self._connection.request(m.Clear(url), m.Cleared).result
+
+    def locate(self, url: str) -> m.Located:
+        """Return which open dataset holds the object of this URL."""
+        return self._connection.request(m.Locate(url), m.Located)
+
+    def stop(self) -> None:
+        """End the server and wait until it is gone; its memory is free again."""
+        self._connection.request(m.Stop(), m.Stopping)
+        self._connection.wait_closed()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> NodeClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _listing_to(listing: ListingProgress | None) -> Callable[[m.AnyMessage], bool]:
+    def meanwhile(message: m.AnyMessage) -> bool:
+        if not isinstance(message, m.Listing):
+            return False
+        if listing is not None:
+            listing(message.objects, message.bytes)
+        return True
+
+    return meanwhile

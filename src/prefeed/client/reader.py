@@ -1,0 +1,186 @@
+"""The hit path, and what happens off it.
+
+    read(id) ─→ tier ─hit→ bytes
+                  │ miss
+                  ↓
+               server ─stored→ tier ─→ bytes          late or missed: it fetches, others wait for the same request
+                  │ bytes ───────────→ bytes          no room to store it
+                  │ refused ─────────→ origin's error
+                  ↓ no server, no answer, no room, lost
+               origin ───────────────→ bytes, or the origin's error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from array import array
+from collections.abc import Sequence
+
+from prefeed.client.connection import Connection, error_of
+from prefeed.client.dataset import NodeDataset, reopen_on
+from prefeed.client.direct import read_origin
+from prefeed.client.node import NodeClient
+from prefeed.core.actions import Outcome
+from prefeed.errors import PrefeedError, ServerError
+from prefeed.sources.protocol import Source
+from prefeed.sources.urls import open_source
+from prefeed.store.tier import TierReader
+from prefeed.types import ENTRY_KEY_BYTES, Buffer
+from prefeed.wire import messages as m
+
+_REPORT_EVERY = 16
+"""Reads between two reports to the server: it frees what was consumed by these."""
+
+_RECONNECT_SECONDS = 5.0
+
+
+class ObjectReader:
+    """Reads objects of one dataset for one consumer.
+
+    **Threads and processes.** One thread at a time. May be made before a fork and pickled to a spawned worker:
+    store, socket and source are opened at first use in each process.
+    **Blocking.** A hit never waits. A miss waits for the server, and for the origin when there is none.
+    """
+
+    def __init__(self, dataset: NodeDataset, *, consumer: int = 0) -> None:
+        self.dataset = dataset
+        self.consumer = consumer
+        self._keys = dataset.manifest.keys
+        self._tier = TierReader(dataset.store_dir)
+        self._pid = os.getpid()
+        self._connection: Connection | None = None
+        self._source: Source | None = None
+        self._retry_at = 0.0
+        self._consumed = array("q")
+        self._hits = 0
+        self._direct_reads = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_make_reader, (self.dataset, self.consumer))
+
+    def read(self, object_id: int) -> Buffer:
+        """Return the object's bytes.
+
+        Raises:
+            SourceError: The origin has no such object, or refuses it; the message holds its full path.
+        """
+        data = self.try_read(object_id)
+        return self._read_direct(object_id) if data is None else data
+
+    def try_read(self, object_id: int) -> Buffer | None:
+        """Return the object's bytes, or None when only the origin can give them.
+
+        Raises:
+            SourceError: As the server learned it from the origin.
+        """
+        if self._pid != os.getpid():
+            self._start_anew()
+        start = object_id * ENTRY_KEY_BYTES
+        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]))
+        self._consumed.append(object_id)
+        if data is not None:
+            self._hits += 1
+        else:
+            data = self._ask(object_id)
+            if data is None:
+                self._direct_reads += 1
+        if len(self._consumed) >= _REPORT_EVERY:
+            self.report()
+        return data
+
+    def read_many(self, object_ids: Sequence[int]) -> list[Buffer]:
+        """Return the bytes of each object."""
+        return [self.read(object_id) for object_id in object_ids]
+
+    def report(self) -> None:
+        """Tell the server what was consumed since the last report."""
+        if not self._consumed:
+            return
+        message = m.Consumed(
+            self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
+        )
+        del self._consumed[:]
+        self._hits = self._direct_reads = 0
+        connection = self._connect()
+        if connection is not None:
+            try:
+                connection.send(message)
+            except ServerError:
+                self._disconnect()
+
+    def close(self) -> None:
+        """Report what is left and let go of the socket."""
+        if self._pid != os.getpid():
+            return
+        if self._connection is not None:
+            self.report()
+            self._disconnect()
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _ask(self, object_id: int) -> Buffer | None:
+        """Ask the server for an object that the tier does not hold."""
+        connection = self._connect()
+        if connection is None:
+            return None
+        try:
+            question = m.Demand(connection.next_token(), self.dataset.number, object_id)
+            answer = connection.request(question, m.Answered)
+            if answer.outcome == Outcome.STORED:
+                return self._look_again(connection, object_id)
+        except ServerError:
+            self._disconnect()
+            return None
+        except PrefeedError:
+            return None  # the server does not know the dataset: it is another one than opened it
+        if answer.outcome == Outcome.FAILED:
+            raise error_of(answer.code, answer.text)
+        return answer.data if answer.outcome == Outcome.INLINE else None
+
+    def _look_again(self, connection: Connection, object_id: int) -> bytes | None:
+        key = self.dataset.manifest.key(object_id)
+        data = self._tier.get(key)
+        if data is None and self._tier.reopen_if_replaced():
+            data = self._tier.get(key)
+        if data is None:
+            connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
+        return data
+
+    def _read_direct(self, object_id: int) -> Buffer:
+        if self._source is None:
+            self._source = open_source(self.dataset.manifest.url, self.dataset.config)
+        return read_origin(self._source, self.dataset.manifest.path(object_id), self.dataset.config)
+
+    def _connect(self) -> Connection | None:
+        if self._connection is None and time.monotonic() >= self._retry_at:
+            try:
+                connection = Connection.open(self.dataset.config, autostart=False)
+                self.dataset = reopen_on(NodeClient(connection), self.dataset)
+                self._connection = connection
+            except (PrefeedError, OSError):
+                self._retry_at = time.monotonic() + _RECONNECT_SECONDS
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+        self._connection = None
+        self._retry_at = time.monotonic() + _RECONNECT_SECONDS
+
+    def _start_anew(self) -> None:
+        """Leave the parent's socket and source alone: this is a forked child."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._source = None, None
+        self._pid = os.getpid()
+        self._retry_at = 0.0
+        del self._consumed[:]
+        self._hits = self._direct_reads = 0
+
+
+def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:
+    return ObjectReader(dataset, consumer=consumer)

@@ -1,0 +1,161 @@
+"""What one consumer will read, in order, and how far it has come.
+
+    ids       3 17 4 9 | 8 1 12 6 | 2 5 ...
+              consumed   scanned    not looked at yet
+                       ^position  ^cursor
+
+An entry between the two that was not resident when the cursor passed it is *outstanding*: it is being fetched or
+waits, transient, for its reader. It counts against the lookahead until it is consumed, or until the position
+passes it, which means that the sample was read some other way or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.integer]
+
+_SCAN_CHUNK = 4096
+
+
+class Plan:
+    """Object ids in reading order; ids may repeat, and more may be appended while the sampler goes on.
+
+    Args:
+        consumer: Whose plan it is.
+        dataset: Number of the manifest that the ids belong to.
+        ids: Shape (num_accesses,), any integer dtype; not copied.
+        warm: Fill the cache with these and expect no reader.
+
+    Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``.
+    """
+
+    __slots__ = (
+        "_costs", "_order", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "outstanding", "position",
+        "warm",
+    )  # fmt: skip
+
+    def __init__(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False) -> None:
+        self.consumer = consumer
+        self.dataset = dataset
+        self.ids = ids
+        self.warm = warm
+        self.cursor = 0
+        self.position = 0
+        self.ahead_bytes = 0
+        self.outstanding: dict[int, list[int]] = {}
+        self._costs: dict[int, int] = {}
+        self._order: deque[tuple[int, int]] = deque()
+        self._skip: dict[int, int] = {}
+        self._room: Ids = np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, ids: Ids) -> None:
+        """Append what the sampler drew next; amortised O(1) an id."""
+        old, new = len(self.ids), len(self.ids) + len(ids)
+        if new > len(self._room):
+            self._room = np.empty(max(1024, 2 * new), dtype=np.int64)
+            self._room[:old] = self.ids
+        self._room[old:new] = ids
+        self.ids = self._room[:new]
+
+    def scan(self, wanted: npt.NDArray[np.bool_], states: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
+        """Yield (index, object id) of entries from the cursor on whose state is wanted.
+
+        The cursor stands at the entry yielded: the caller moves past it with ``pass_entry`` or stops, and the
+        same entry comes again. ``states`` is looked at a chunk at a time, so the caller checks it once more.
+        """
+        while self.cursor < len(self.ids):
+            start = self.cursor
+            chunk = self.ids[start : start + _SCAN_CHUNK]
+            hits = np.flatnonzero(wanted[states[chunk]]).tolist()
+            for offset in hits:
+                self.cursor = start + offset
+                yield self.cursor, int(chunk[offset])
+                if self.cursor == start + offset:
+                    return
+            self.cursor = start + len(chunk)
+
+    def pass_entry(self) -> None:
+        """Move the cursor past the entry it stands at."""
+        self.cursor += 1
+
+    def take_skip(self, object_id: int) -> bool:
+        """Return True, once, when the entry was consumed before the cursor came to it."""
+        count = self._skip.get(object_id)
+        if count is None:
+            return False
+        if count == 1:
+            del self._skip[object_id]
+        else:
+            self._skip[object_id] = count - 1
+        return True
+
+    def add_outstanding(self, index: int, object_id: int, stored_bytes: int) -> None:
+        """Count the entry against the lookahead until it is consumed or passed."""
+        indices = self.outstanding.get(object_id)
+        if indices is None:
+            self.outstanding[object_id] = [index]
+            self._costs[object_id] = stored_bytes
+            self.ahead_bytes += stored_bytes
+        else:
+            indices.append(index)
+        self._order.append((index, object_id))
+
+    def try_consume(self, object_id: int) -> bool:
+        """Take one outstanding access of the object as done; False when there is none."""
+        indices = self.outstanding.get(object_id)
+        if indices is None:
+            return False
+        indices.pop(0)
+        if not indices:
+            self._forget(object_id)
+        return True
+
+    def skip_once(self, object_id: int) -> None:
+        """Let the cursor pass the object's next entry: it was read before the cursor came to it."""
+        if self.cursor < len(self.ids):
+            self._skip[object_id] = self._skip.get(object_id, 0) + 1
+
+    def advance(self, position: int) -> list[int]:
+        """Move the position; return one id for each outstanding access that it passed."""
+        self.position = max(self.position, min(position, len(self.ids)))
+        self.cursor = max(self.cursor, self.position)
+        passed = []
+        while self._order and self._order[0][0] < self.position:
+            index, object_id = self._order.popleft()
+            indices = self.outstanding.get(object_id)
+            if indices and index in indices:
+                indices.remove(index)
+                passed.append(object_id)
+                if not indices:
+                    self._forget(object_id)
+        return passed
+
+    def drop_outstanding(self) -> list[int]:
+        """End the plan: return one id for each access that will not come."""
+        dropped = [object_id for object_id, indices in self.outstanding.items() for _ in indices]
+        self.outstanding.clear()
+        self._costs.clear()
+        self._order.clear()
+        self._skip.clear()
+        self.ahead_bytes = 0
+        self.cursor = self.position = len(self.ids)
+        return dropped
+
+    def validate(self) -> None:
+        """Check the invariants."""
+        assert self.position <= self.cursor <= len(self.ids)
+        assert self.ahead_bytes == sum(self._costs.values())
+        assert self._costs.keys() == self.outstanding.keys()
+        assert all(self.outstanding.values())
+
+    def _forget(self, object_id: int) -> None:
+        del self.outstanding[object_id]
+        self.ahead_bytes -= self._costs.pop(object_id)

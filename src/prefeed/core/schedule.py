@@ -1,0 +1,482 @@
+"""The machine that turns events into actions: what to fetch, where to keep it, what to free, whom to answer.
+
+Events are the methods of ``Scheduler``; each changes the state and remembers what follows from it. ``take_actions``
+then returns everything to be done, fetches last, as many as may be in flight. State of one object:
+
+                 fetch                arrived + stored
+    ABSENT ────────────────→ FETCHING ────────────────→ RESIDENT
+       ↑  ↑                   │  │  └─────────────────→ TRANSIENT
+       │  └── failed, dropped ┘  └ refused → FAILED         │ last expected reader is done
+       └───────────── freed ←────────── FREEING ←───────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.core import table as states
+from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
+from prefeed.core.plan import Ids, Plan
+from prefeed.core.residency import Residency
+from prefeed.core.table import ObjectTable
+
+_NOT_RESIDENT = np.ones(256, dtype=bool)
+_NOT_RESIDENT[[states.RESIDENT, states.FAILED]] = False
+
+_FREE_GROUP = 64
+"""Entries of an abandoned dataset freed at a time."""
+
+_WARM_WANTED = np.zeros(256, dtype=bool)
+_WARM_WANTED[states.ABSENT] = True
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the scheduler counts itself."""
+
+    late: int = 0
+    misses: int = 0
+    passed_unread: int = 0
+
+
+@dataclass(slots=True)
+class _Consumer:
+    dataset: int
+    plan: Plan | None = None
+    upcoming: Plan | None = None
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Expected readers of each object that is on its way or transient, over all plans."""
+
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, key: tuple[int, int]) -> None:
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def drop(self, key: tuple[int, int]) -> bool:
+        """Take one away; True when none is left."""
+        count = self.counts.get(key, 0)
+        if count > 1:
+            self.counts[key] = count - 1
+            return False
+        self.counts.pop(key, None)
+        return True
+
+
+class Scheduler:
+    """Decides for one node; pure.
+
+    Args:
+        budget_bytes: Most bytes that values may take in the tier.
+        lookahead_bytes: Most bytes outstanding for one plan.
+
+    How many fetches of a dataset are under way ahead of demand is bounded by its ``ObjectTable.max_in_flight``;
+    demand fetches come on top, one a waiting reader.
+
+    **Invariants**: see ``validate``. **Threads**: one thread owns it.
+    """
+
+    def __init__(self, *, budget_bytes: int, lookahead_bytes: int) -> None:
+        self.residency = Residency(budget_bytes)
+        self.lookahead_bytes = lookahead_bytes
+        self.counts = Counts()
+        self.tables: dict[int, ObjectTable] = {}
+        self._consumers: dict[int, _Consumer] = {}
+        self._tickets: dict[tuple[int, int], Ticket] = {}
+        self._waiters: dict[tuple[int, int], list[int]] = {}
+        self._uses = _Uses()
+        self._urgent: list[Action] = []
+        self._freeing_bytes = 0
+        self._num_transients = 0
+
+    # ------------------------------------------------------------ events: datasets
+
+    def add_dataset(
+        self, dataset: int, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]
+    ) -> ObjectTable:
+        """A manifest was opened; its objects are absent until ``adopt`` says otherwise."""
+        self.tables[dataset] = ObjectTable(sizes, stored_bytes)
+        return self.tables[dataset]
+
+    def adopt(self, dataset: int, ids: Iterable[int], sizes_bytes: Iterable[int]) -> None:
+        """These objects are in the tier already, residents of an earlier life; they count against the budget."""
+        table = self.tables[dataset]
+        for object_id, size in zip(ids, sizes_bytes, strict=True):
+            if table.state[object_id] == states.ABSENT:
+                cost = table.observe_size(object_id, size)
+                table.state[object_id] = states.RESIDENT
+                table.resident_bytes += cost
+                self.residency.resident_bytes += cost
+
+    def transfer(self, source: int, source_ids: Iterable[int], target: int, target_ids: Iterable[int]) -> None:
+        """These residents of one dataset are objects of another: a manifest was refreshed, or opened after a restart."""
+        old, new = self.tables[source], self.tables[target]
+        for old_id, new_id in zip(source_ids, target_ids, strict=True):
+            if old.state[old_id] == states.RESIDENT and new.state[new_id] == states.ABSENT:
+                cost = old.stored_bytes(old_id)
+                new.observe_size(new_id, old.size_bytes(old_id))
+                old.state[old_id], new.state[new_id] = states.ABSENT, states.RESIDENT
+                old.resident_bytes -= cost
+                new.resident_bytes += cost
+
+    def clear(self, dataset: int) -> None:
+        """Free every resident of the dataset."""
+        for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
+            self._free(dataset, object_id)
+
+    # ------------------------------------------------------------ events: plans
+
+    def register_plan(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False) -> None:
+        """The consumer begins an epoch; what it had registered before is over."""
+        self.end_consumer(consumer)
+        self._consumers[consumer] = _Consumer(dataset, plan=Plan(consumer, dataset, ids, warm=warm))
+        self._begin_epoch(dataset)
+
+    def register_upcoming(self, consumer: int, dataset: int, ids: Ids) -> None:
+        """The consumer will probably read these next; a wrong guess costs fetches, never a sample."""
+        entry = self._consumers.setdefault(consumer, _Consumer(dataset))
+        self._end_plan(entry.upcoming)
+        entry.upcoming = Plan(consumer, dataset, ids)
+
+    def adopt_upcoming(self, consumer: int) -> bool:
+        """The guess was right: the upcoming plan is the present one now. False when there is none."""
+        entry = self._consumers.get(consumer)
+        if entry is None or entry.upcoming is None:
+            return False
+        self._end_plan(entry.plan)
+        entry.plan, entry.upcoming = entry.upcoming, None
+        self._begin_epoch(entry.plan.dataset)
+        return True
+
+    def extend_plan(self, consumer: int, ids: Ids) -> None:
+        """The sampler went on."""
+        entry = self._consumers.get(consumer)
+        if entry is not None and entry.plan is not None:
+            entry.plan.extend(ids)
+
+    def consumed(self, consumer: int, dataset: int, ids: Sequence[int]) -> None:
+        """The consumer's workers read these objects, whichever way."""
+        entry = self._consumers.get(consumer)
+        plans = [] if entry is None else [p for p in (entry.plan, entry.upcoming) if p and p.dataset == dataset]
+        state = self.tables[dataset].state
+        for object_id in ids:
+            if any(plan.try_consume(object_id) for plan in plans):
+                self._drop_use(dataset, object_id)
+            elif plans and state[object_id] != states.RESIDENT:
+                plans[0].skip_once(object_id)
+
+    def position(self, consumer: int, position: int) -> None:
+        """The consumer's loop has the samples before this index of its plan."""
+        entry = self._consumers.get(consumer)
+        if entry is not None and entry.plan is not None:
+            for object_id in entry.plan.advance(position):
+                self.counts.passed_unread += 1
+                self._drop_use(entry.plan.dataset, object_id)
+
+    def end_consumer(self, consumer: int) -> None:
+        """The consumer is gone, or begins anew."""
+        entry = self._consumers.pop(consumer, None)
+        if entry is not None:
+            self._end_plan(entry.plan)
+            self._end_plan(entry.upcoming)
+
+    # ------------------------------------------------------------ events: readers
+
+    def demand(self, token: int, dataset: int, object_id: int) -> None:
+        """A reader did not find the object in the tier and waits for an answer under this token."""
+        table = self.tables[dataset]
+        state = table.state[object_id]
+        if state in (states.RESIDENT, states.TRANSIENT):
+            self._urgent.append(Answer(token, dataset, object_id, Outcome.STORED))
+        elif state == states.FAILED:
+            code, message = table.failures[object_id]
+            self._urgent.append(Answer(token, dataset, object_id, Outcome.FAILED, code, message))
+        elif state == states.FREEING:
+            self.counts.misses += 1
+            self._urgent.append(Answer(token, dataset, object_id, Outcome.READ_ORIGIN))
+        else:
+            self._demand_fetch(token, dataset, object_id, is_late=state == states.FETCHING)
+
+    def lost(self, token: int, dataset: int, object_id: int) -> None:
+        """A reader was told STORED and found nothing: the entry is gone, and the reader reads the origin."""
+        table = self.tables[dataset]
+        if table.state[object_id] == states.RESIDENT:
+            self._free(dataset, object_id)
+        self._urgent.append(Answer(token, dataset, object_id, Outcome.READ_ORIGIN))
+
+    # ------------------------------------------------------------ events: fetches
+
+    def arrived(self, ticket: Ticket, size_bytes: int, *, changed: bool) -> Placement:
+        """The bytes are here; return where to put them. Anything but DIRECT must be followed by ``stored``.
+
+        Args:
+            ticket: The ticket of the fetch.
+            size_bytes: Their number, which may differ from the listing's.
+            changed: The origin holds another version than the manifest: served, never kept.
+        """
+        table = self.tables[ticket.dataset]
+        cost = table.observe_size(ticket.object_id, size_bytes)
+        wanted = self._wanted_placement(ticket, changed=changed)
+        if wanted != ticket.placement or cost != ticket.reserved_bytes:
+            self._unreserve(ticket)
+            ticket.placement = self._reserve(cost, wanted)
+            ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
+        if ticket.placement == Placement.DIRECT:
+            self._settle(ticket, states.ABSENT)
+            self._answer_waiters(ticket, Outcome.INLINE)
+        return ticket.placement
+
+    def stored(self, ticket: Ticket) -> None:
+        """The entry is committed: readers find it from now on."""
+        if ticket.placement == Placement.RESIDENT:
+            self._settle(ticket, states.RESIDENT)
+            self.tables[ticket.dataset].resident_bytes += ticket.reserved_bytes
+        else:
+            self._settle(ticket, states.TRANSIENT)
+            self._num_transients += 1
+        self._answer_waiters(ticket, Outcome.STORED)
+        key = (ticket.dataset, ticket.object_id)
+        if ticket.placement == Placement.TRANSIENT and key not in self._uses.counts:
+            self._free(*key)
+
+    def store_failed(self, ticket: Ticket, *, is_full: bool) -> None:
+        """The tier refused the entry; readers that wait get the bytes all the same."""
+        self._unreserve(ticket)
+        if is_full:
+            self.residency.shrink(self.residency.resident_bytes + self.residency.transient_bytes)
+        ticket.placement = Placement.DIRECT
+        self._settle(ticket, states.ABSENT)
+        self._answer_waiters(ticket, Outcome.INLINE)
+
+    def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
+        """The fetch is given up. A permanent error is remembered until the next epoch begins."""
+        self._unreserve(ticket)
+        if permanent:
+            self._settle(ticket, states.FAILED)
+            self.tables[ticket.dataset].failures[ticket.object_id] = (code, message)
+            self._answer_waiters(ticket, Outcome.FAILED, code, message)
+        else:
+            self._settle(ticket, states.ABSENT)
+            self._answer_waiters(ticket, Outcome.READ_ORIGIN)
+
+    def freed(self, free: Free) -> None:
+        """The entry is gone from the tier: its room may be used again."""
+        table = self.tables[free.dataset]
+        if free.was_resident:
+            self.residency.release_resident(free.stored_bytes)
+            table.resident_bytes -= free.stored_bytes
+        else:
+            self.residency.release_transient(free.stored_bytes)
+            self._num_transients -= 1
+        table.state[free.object_id] = states.ABSENT
+        self._freeing_bytes -= free.stored_bytes
+
+    # ------------------------------------------------------------ decisions
+
+    def take_actions(self) -> list[Action]:
+        """Return everything to be done now; each action exactly once."""
+        actions, self._urgent = self._urgent, []
+        for plan in sorted(self._plans(), key=lambda plan: plan.ahead_bytes):
+            table = self.tables[plan.dataset]
+            capacity = table.max_in_flight - table.in_flight
+            if capacity > 0:
+                actions.extend(self._scan_warm(plan, capacity) if plan.warm else self._scan(plan, capacity))
+        actions.extend(self._urgent)  # room to be made
+        self._urgent = []
+        return actions
+
+    @property
+    def num_in_flight(self) -> int:
+        """Fetches under way."""
+        return len(self._tickets)
+
+    @property
+    def num_plans(self) -> int:
+        """Consumers with a plan."""
+        return sum(1 for entry in self._consumers.values() if entry.plan is not None)
+
+    @property
+    def num_transients(self) -> int:
+        """Objects in the tier that are freed once consumed."""
+        return self._num_transients
+
+    def has_work(self, consumer: int) -> bool:
+        """Return True while the consumer's plan has entries that were not looked at."""
+        entry = self._consumers.get(consumer)
+        return entry is not None and entry.plan is not None and entry.plan.cursor < len(entry.plan)
+
+    def working_set_bytes(self) -> int:
+        """Return about what all datasets with a consumer would cost in the tier."""
+        return sum(self.tables[dataset].total_bytes for dataset in self.live_datasets())
+
+    def validate(self) -> None:
+        """Check every invariant; raises AssertionError."""
+        self.residency.validate()
+        uses: dict[tuple[int, int], int] = {}
+        for plan in self._plans():
+            plan.validate()
+            for object_id, indices in plan.outstanding.items():
+                key = (plan.dataset, object_id)
+                uses[key] = uses.get(key, 0) + len(indices)
+        assert uses == self._uses.counts, (uses, self._uses.counts)
+        for dataset, table in self.tables.items():
+            assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
+        for dataset, object_id in self._tickets:
+            assert self.tables[dataset].state[object_id] == states.FETCHING
+        assert self._waiters.keys() <= self._tickets.keys()
+        for dataset, table in self.tables.items():
+            assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())
+            for object_id in table.ids_in(states.TRANSIENT).tolist():
+                assert (dataset, object_id) in uses, "a transient that nobody expects was not freed"
+
+    # ------------------------------------------------------------ inside
+
+    def _plans(self) -> list[Plan]:
+        entries = self._consumers.values()
+        return [plan for entry in entries for plan in (entry.plan, entry.upcoming) if plan is not None]
+
+    def live_datasets(self) -> set[int]:
+        """Return the datasets that some consumer reads."""
+        return {entry.dataset for entry in self._consumers.values()}
+
+    def _begin_epoch(self, dataset: int) -> None:
+        table = self.tables[dataset]
+        table.forget_failures()
+        self.residency.plan_lending(self.working_set_bytes(), table.mean_stored_bytes)
+
+    def _make_room(self, wanted_bytes: int) -> bool:
+        """Free residents that no consumer can want, as their next use is never; True while room is being made."""
+        if self._freeing_bytes >= wanted_bytes:
+            return True
+        live = self.live_datasets()
+        for dataset, table in self.tables.items():
+            if dataset in live or table.resident_bytes == 0:
+                continue
+            for object_id in table.ids_in(states.RESIDENT)[:_FREE_GROUP].tolist():
+                self._free(dataset, object_id)
+        return self._freeing_bytes >= wanted_bytes
+
+    def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
+        table = self.tables[plan.dataset]
+        fetches: list[Fetch] = []
+        for index, object_id in plan.scan(_NOT_RESIDENT, table.states):
+            state = table.state[object_id]
+            if plan.take_skip(object_id):
+                plan.pass_entry()
+                continue
+            cost = table.stored_bytes(object_id)
+            if plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes:
+                break
+            if state == states.FREEING:
+                break  # it is absent in a moment, and then fetched again
+            if state == states.ABSENT:
+                if len(fetches) >= capacity:
+                    break
+                placement = self._reserve(cost, Placement.RESIDENT)
+                if placement != Placement.RESIDENT and self._make_room(cost):
+                    self._cancel(placement, cost)
+                    break  # there is room in a moment
+                if placement == Placement.DIRECT:
+                    if cost <= self.residency.lent_bytes:
+                        break  # a reader gives room back
+                    plan.pass_entry()  # no room will come: its reader asks for it
+                    continue
+                fetches.append(self._start(plan.dataset, object_id, placement, cost))
+            plan.add_outstanding(index, object_id, cost)
+            self._uses.add((plan.dataset, object_id))
+            plan.pass_entry()
+        return fetches
+
+    def _scan_warm(self, plan: Plan, capacity: int) -> list[Fetch]:
+        table = self.tables[plan.dataset]
+        fetches: list[Fetch] = []
+        for _, object_id in plan.scan(_WARM_WANTED, table.states):
+            if len(fetches) >= capacity:
+                break
+            cost = table.stored_bytes(object_id)
+            if not self.residency.try_reserve_resident(cost):
+                if not self._make_room(cost):
+                    plan.advance(len(plan))
+                break
+            fetches.append(self._start(plan.dataset, object_id, Placement.RESIDENT, cost))
+            plan.pass_entry()
+        return fetches
+
+    def _start(self, dataset: int, object_id: int, placement: Placement, reserved: int) -> Fetch:
+        ticket = Ticket(dataset, object_id, placement, reserved)
+        self._tickets[dataset, object_id] = ticket
+        table = self.tables[dataset]
+        table.state[object_id] = states.FETCHING
+        table.in_flight += 1
+        return Fetch(ticket)
+
+    def _demand_fetch(self, token: int, dataset: int, object_id: int, *, is_late: bool) -> None:
+        if is_late:
+            self.counts.late += 1
+        else:
+            self.counts.misses += 1
+            cost = self.tables[dataset].stored_bytes(object_id)
+            placement = Placement.RESIDENT if self.residency.try_reserve_resident(cost) else Placement.DIRECT
+            reserved = 0 if placement == Placement.DIRECT else cost
+            self._urgent.append(self._start(dataset, object_id, placement, reserved))
+        self._waiters.setdefault((dataset, object_id), []).append(token)
+
+    def _reserve(self, cost: int, wanted: Placement) -> Placement:
+        if wanted == Placement.RESIDENT and self.residency.try_reserve_resident(cost):
+            return Placement.RESIDENT
+        if wanted != Placement.DIRECT and self.residency.try_reserve_transient(cost):
+            return Placement.TRANSIENT
+        return Placement.DIRECT
+
+    def _cancel(self, placement: Placement, cost: int) -> None:
+        if placement == Placement.RESIDENT:
+            self.residency.release_resident(cost)
+        elif placement == Placement.TRANSIENT:
+            self.residency.release_transient(cost)
+
+    def _unreserve(self, ticket: Ticket) -> None:
+        self._cancel(ticket.placement, ticket.reserved_bytes)
+        ticket.reserved_bytes = 0
+
+    def _wanted_placement(self, ticket: Ticket, *, changed: bool) -> Placement:
+        """Return where the object should go now: expected readers may have come or gone since the request."""
+        is_expected = (ticket.dataset, ticket.object_id) in self._uses.counts
+        if ticket.placement == Placement.RESIDENT and not changed:
+            return Placement.RESIDENT
+        if is_expected:
+            return Placement.TRANSIENT
+        return Placement.DIRECT
+
+    def _settle(self, ticket: Ticket, state: int) -> None:
+        del self._tickets[ticket.dataset, ticket.object_id]
+        table = self.tables[ticket.dataset]
+        table.state[ticket.object_id] = state
+        table.in_flight -= 1
+
+    def _answer_waiters(self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = "") -> None:
+        for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):
+            self._urgent.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
+
+    def _drop_use(self, dataset: int, object_id: int) -> None:
+        if self._uses.drop((dataset, object_id)) and self.tables[dataset].state[object_id] == states.TRANSIENT:
+            self._free(dataset, object_id)
+
+    def _free(self, dataset: int, object_id: int) -> None:
+        table = self.tables[dataset]
+        cost = table.stored_bytes(object_id)
+        was_resident = table.state[object_id] == states.RESIDENT
+        table.state[object_id] = states.FREEING
+        self._freeing_bytes += cost
+        self._urgent.append(Free(dataset, object_id, cost, was_resident))
+
+    def _end_plan(self, plan: Plan | None) -> None:
+        if plan is None:
+            return
+        for object_id in plan.drop_outstanding():
+            self._drop_use(plan.dataset, object_id)

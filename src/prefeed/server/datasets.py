@@ -1,0 +1,73 @@
+"""Datasets of the node: manifests that were opened, their sources, and what the tier holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.protocol import Source
+from prefeed.types import ENTRY_KEY_BYTES
+
+_CHUNK = 1 << 20
+
+
+@dataclass(slots=True)
+class Dataset:
+    """One manifest in use.
+
+    Attributes:
+        number: Names it on this server.
+        limit: How many requests its origin takes.
+    """
+
+    number: int
+    manifest: Manifest
+    source: Source
+    limit: ConcurrencyLimit
+
+    def key(self, object_id: int) -> bytes:
+        """Return the entry key of the object."""
+        return self.manifest.key(object_id)
+
+
+class KeyIndex:
+    """Finds, among the objects of a manifest, those whose keys are in a small set; a chunk at a time.
+
+    Args:
+        keys: Entry keys, 16 bytes each, distinct.
+    """
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        joined = np.frombuffer(b"".join(keys), dtype=np.uint64).reshape(-1, 2)  # joined: (num_keys, 2)
+        self._order = np.argsort(joined[:, 0], kind="stable")
+        self._first = joined[self._order, 0]
+        self._second = joined[self._order, 1]
+
+    def match(self, keys: memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return (positions among the index's keys, positions among the given ones) of equal keys.
+
+        Args:
+            keys: Keys one after the other, ``16 * n`` bytes.
+        """
+        table = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)  # table: (n, 2)
+        ours: list[npt.NDArray[np.int64]] = []
+        theirs: list[npt.NDArray[np.int64]] = []
+        for start in range(0, len(table) if len(self._first) else 0, _CHUNK):
+            chunk = table[start : start + _CHUNK]
+            at = np.minimum(np.searchsorted(self._first, chunk[:, 0]), len(self._first) - 1)
+            equal = np.flatnonzero((self._first[at] == chunk[:, 0]) & (self._second[at] == chunk[:, 1]))
+            ours.append(self._order[at[equal]].astype(np.int64))
+            theirs.append(equal.astype(np.int64) + start)
+        empty = np.empty(0, dtype=np.int64)
+        return np.concatenate([empty, *ours]), np.concatenate([empty, *theirs])
+
+
+def keys_of(manifest: Manifest, ids: npt.NDArray[np.int64]) -> list[bytes]:
+    """Return the entry keys of these objects."""
+    table = np.frombuffer(manifest.keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
+    return [row.tobytes() for row in table[ids]]

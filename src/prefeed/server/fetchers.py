@@ -1,0 +1,112 @@
+"""Threads that read origins. They decide nothing: a ticket goes in, a result comes out."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from prefeed.clock import Clock
+from prefeed.core.actions import Ticket
+from prefeed.errors import PrefeedError, SourceError
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.protocol import Source
+from prefeed.types import FetchedObject
+
+_STACK_BYTES = 512 * 1024
+_WAKE_AFTER = 16
+"""Arrivals that wake the loop at once; fewer wait for its next turn, which saves most wake-ups."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One request to make."""
+
+    ticket: Ticket
+    source: Source
+    manifest: Manifest
+    started: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """How the request ended: ``fetched`` or ``error``, and how long it took."""
+
+    job: Job
+    fetched: FetchedObject | None
+    error: SourceError | None
+    seconds: float
+
+
+class Fetchers:
+    """A pool that grows with what is in flight, up to a maximum.
+
+    **Threads**: ``submit`` and ``take`` belong to the loop's thread. ``wake`` is called from the pool's.
+    **Ownership**: threads are daemons; ``close`` ends those that are idle and lets go of the rest.
+    """
+
+    def __init__(self, *, max_threads: int, clock: Clock, wake: Callable[[], None]) -> None:
+        self.is_urgent = False
+        self._max_threads = max_threads
+        self._clock = clock
+        self._wake = wake
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._results: deque[Result] = deque()
+        self._threads: list[threading.Thread] = []
+        self._num_submitted = 0
+        self._num_finished = 0
+
+    def submit(self, job: Job) -> None:
+        """Queue the request; a thread takes it as soon as one is free."""
+        self._num_submitted += 1
+        pending = self._num_submitted - self._num_finished
+        if pending > len(self._threads) < self._max_threads:
+            self._start_thread()
+        self._jobs.put(job)
+
+    def take(self, most: int) -> list[Result]:
+        """Return results that came in since, at most that many."""
+        results: list[Result] = []
+        while self._results and len(results) < most:
+            results.append(self._results.popleft())
+        self._num_finished += len(results)
+        return results
+
+    @property
+    def has_results(self) -> bool:
+        """True while ``take`` would return something."""
+        return bool(self._results)
+
+    def close(self) -> None:
+        """End the threads; requests under way are abandoned."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _start_thread(self) -> None:
+        previous = threading.stack_size(_STACK_BYTES)
+        try:
+            name = f"prefeed-fetch-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(previous)
+        self._threads.append(thread)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._results.append(self._fetch(job))
+            if self.is_urgent or len(self._results) >= _WAKE_AFTER:
+                self._wake()
+
+    def _fetch(self, job: Job) -> Result:
+        job.started = self._clock()
+        try:
+            fetched = job.source.fetch(job.manifest.path(job.ticket.object_id))
+        except SourceError as err:
+            return Result(job, None, err, self._clock() - job.started)
+        except Exception as err:  # a defect of a source must not end the thread that would report it
+            wrapped = err if isinstance(err, PrefeedError) else SourceError(f"{type(err).__name__}: {err}")
+            return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
+        return Result(job, fetched, None, self._clock() - job.started)

@@ -1,0 +1,197 @@
+"""One thread that owns the state: sockets, wake-ups from other threads, timers. No callbacks into user code."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from prefeed.clock import Clock
+from prefeed.errors import ServerError
+from prefeed.wire.endpoint import peer_user
+from prefeed.wire.frames import FrameReader, encode
+from prefeed.wire.messages import AnyMessage, Message
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = FrameReader()
+        self.outgoing = bytearray()
+        self.is_greeted = False
+        self.is_open = True
+
+
+class Loop:
+    """Waits for sockets, wake-ups and timers, and hands each to the owner.
+
+    Args:
+        path: Where to listen; a socket left by a dead server is replaced.
+        clock: Seconds.
+        on_message: A client said something.
+        on_closed: A client is gone.
+
+    **Threads**: everything belongs to the thread that calls ``run_once``, but ``wake`` and ``call_soon``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock,
+        on_message: Callable[[Connection, AnyMessage], None],
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.connections: set[Connection] = set()
+        self._path = path
+        self._clock = clock
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(path)
+        self._identity = _identity(path)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._event, selectors.EVENT_READ, None)
+
+    def run_once(self, most_seconds: float | None) -> None:
+        """Wait for the next event, at most that long, and hand on everything that is there."""
+        for key, events in self._selector.select(self._timeout(most_seconds)):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._event)
+            else:
+                self._serve(key.data, events)
+        while self._calls:
+            self._calls.popleft()()
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def wake(self) -> None:
+        """Let ``run_once`` return; any thread may call it."""
+        os.eventfd_write(self._event, 1)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run the function in the loop's thread; any thread may call it."""
+        self._calls.append(function)
+        self.wake()
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Run the function in that many seconds."""
+        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), function))
+
+    def send(self, connection: Connection, message: Message) -> None:
+        """Queue the message and send what the socket takes now."""
+        if not connection.is_open:
+            return
+        connection.outgoing += encode(message)
+        self._flush(connection)
+
+    def close_connection(self, connection: Connection) -> None:
+        """Forget the client, once."""
+        if connection.is_open:
+            connection.is_open = False
+            self.connections.discard(connection)
+            self._selector.unregister(connection.sock)
+            connection.sock.close()
+            self._on_closed(connection)
+
+    def owns_socket(self) -> bool:
+        """True while the socket file is the one this server made: it may have been removed, or replaced."""
+        return _identity(self._path) == self._identity
+
+    def close(self) -> None:
+        """Stop listening, close every client, remove the socket file if it is ours."""
+        if self.owns_socket():
+            self._path.unlink()
+        for connection in list(self.connections):
+            self.close_connection(connection)
+        self._selector.close()
+        self._listener.close()
+        os.close(self._event)
+
+    def _timeout(self, most_seconds: float | None) -> float | None:
+        if self._calls:
+            return 0
+        if not self._timers:
+            return most_seconds
+        due = max(0.0, self._timers[0][0] - self._clock())
+        return due if most_seconds is None else min(due, most_seconds)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        if peer_user(sock) != os.getuid():
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = Connection(sock)
+        self.connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush(connection)
+        if events & selectors.EVENT_READ and connection.is_open:
+            self._receive(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            data = connection.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close_connection(connection)
+            return
+        try:
+            for message in connection.reader.feed(data):
+                self._on_message(connection, message)
+        except ServerError:
+            self.close_connection(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            sent = connection.sock.send(connection.outgoing) if connection.outgoing else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close_connection(connection)
+            return
+        del connection.outgoing[:sent]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+        if self._selector.get_key(connection.sock).events != wanted:
+            self._selector.modify(connection.sock, wanted, connection)
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind(str(path))
+    listener.listen(512)
+    listener.setblocking(False)
+    return listener
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,141 @@
+"""The life of a server. Start-up is recovery: there is no other way to start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefeed.config import Config, resolve
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.server.handlers import Handlers
+from prefeed.server.loop import Loop
+from prefeed.server.node import Node
+from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, memory_limits
+from prefeed.store.tier import TierWriter
+from prefeed.wire.endpoint import ensure_private_dir
+
+_BUSY_TURN_SECONDS = 0.01
+"""Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
+
+_IDLE_TURN_SECONDS = 5.0
+_NICENESS = 5
+"""The trainer's processes go first where both want a core."""
+
+
+def run_foreground(config: Config) -> int:
+    """Run the node server until it is stopped or idle; return the exit status.
+
+    Raises:
+        ServerAlreadyRunningError: Another server owns this home.
+        UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
+    """
+    ensure_private_dir(config.runtime_dir)
+    with _only_server(config), _tier(config) as (tier, store_dir, on_tmpfs):
+        handlers = Handlers(config, clock=time.monotonic, store_dir=store_dir, on_tmpfs=on_tmpfs)
+        loop = Loop(
+            config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
+        )
+        node = Node(config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later)
+        handlers.loop, handlers.node = loop, node
+        try:
+            _serve(config, handlers, loop, node)
+        finally:
+            node.close()
+            tier.destroy()
+            loop.close()
+    return 0
+
+
+def main() -> int:
+    """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
+    try:
+        return run_foreground(resolve())
+    except PrefeedError as err:
+        print(f"prefeed: {err}", file=sys.stderr)
+        return 4 if isinstance(err, ServerAlreadyRunningError) else 1
+
+
+def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
+    with _signals_that_stop(handlers, loop):
+        idle_since = time.monotonic()
+        while not handlers.is_stopping:
+            busy = node.scheduler.num_in_flight > 0
+            loop.run_once(_BUSY_TURN_SECONDS if busy else _IDLE_TURN_SECONDS)
+            node.pump()
+            now = time.monotonic()
+            if loop.connections:
+                idle_since = now
+            elif config.idle_timeout and now - idle_since >= config.idle_timeout:
+                return
+            if not busy and not loop.owns_socket():
+                return  # the socket was removed, or another server listens there: nobody can reach this one
+
+
+@contextmanager
+def _only_server(config: Config) -> Iterator[None]:
+    """Hold the home's lock; the kernel lets go of it when the process dies, however it dies."""
+    path = config.runtime_dir / "server.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            raise ServerAlreadyRunningError(
+                f"a server (pid {owner}) already serves {config.home}; "
+                "run `prefeed server stop` first, or set another PREFEED_HOME",
+                pid=owner,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _tier(config: Config) -> Iterator[tuple[TierWriter, Path, bool]]:
+    """Open the memory tier where there is room for it, and say on stderr what differs from what was asked."""
+    name = f"prefeed-{os.getuid()}-{config.home_id}"
+    try:
+        config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as err:
+        raise ServerError(
+            f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
+        ) from err
+    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home)
+    store_dir = parent / name
+    limits = memory_limits(parent)
+    asked = default_budget_bytes(limits) if config.memory is None else config.memory
+    budget, reason = clamp_budget(asked, limits)
+    for text in (warning, reason):
+        if text:
+            print(f"prefeed: {text}", file=sys.stderr, flush=True)
+    tier = TierWriter.open(store_dir, budget_bytes=budget)
+    try:
+        yield tier, store_dir, on_tmpfs
+    finally:
+        tier.close()
+
+
+@contextmanager
+def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
+    def stop(_signum: int, _frame: object) -> None:
+        handlers.is_stopping = True
+        loop.wake()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        os.nice(_NICENESS)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+

@@ -1,0 +1,327 @@
+"""Carries out what ``core`` decides: fetches, stores, frees, answers. The loop's thread owns everything here.
+
+    event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers, tier, answers
+                                           ↑                        │
+                                           └──── arrived, stored, freed, failed
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.clock import Clock
+from prefeed.config import Config
+from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
+from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.core.policy import best_hit_ratio
+from prefeed.core.retry import RetryPolicy
+from prefeed.core.schedule import Scheduler
+from prefeed.core.table import RESIDENT, UNKNOWN_SIZE
+from prefeed.errors import SourceError, StoreError, ThrottledError, TierFullError
+from prefeed.server.datasets import Dataset, KeyIndex, keys_of
+from prefeed.server.fetchers import Fetchers, Job, Result
+from prefeed.sources.manifest import Manifest, version_hash
+from prefeed.sources.protocol import Source
+from prefeed.store.tier import TierWriter, stored_bytes
+from prefeed.types import Buffer, ClearResult, Statistics
+
+_GROUP = 64
+"""Most entries in one commit: some milliseconds of work."""
+
+_ORPHANS = 0
+"""Number of the dataset of entries that no open manifest names, left by an earlier server."""
+
+Answerer = Callable[[Outcome, str, str, Buffer], None]
+"""Tells a waiting reader: outcome, error code, error text, bytes."""
+
+
+class Node:
+    """State of the node: datasets, plans, residency; and the hands that change it.
+
+    **Threads**: one thread calls everything.
+    **Invariants**: ``validate``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tier: TierWriter,
+        *,
+        clock: Clock,
+        wake: Callable[[], None],
+        call_later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self.config = config
+        self.datasets: dict[int, Dataset] = {}
+        self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
+        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake)
+        self._tier = tier
+        self._clock = clock
+        self._call_later = call_later
+        self._retry = RetryPolicy(deadline_seconds=config.retry_deadline)
+        self._random = random.Random()
+        self._answerers: dict[int, Answerer] = {}
+        self._next_token = 1
+        self._inline: dict[tuple[int, int], Buffer] = {}
+        self._orphan_keys: list[bytes] = []
+        self._errors: Counter[str] = Counter()
+        self._origin_requests = 0
+        self._origin_bytes = 0
+        self._hits = 0
+        self._direct_reads = 0
+        self._adopt_orphans()
+
+    # ------------------------------------------------------------ datasets
+
+    def add_dataset(self, manifest: Manifest, source: Source) -> Dataset:
+        """The manifest is in use; what the tier holds of it is known, whoever fetched it."""
+        for dataset in self.datasets.values():
+            if dataset.manifest.directory == manifest.directory:  # named after its content
+                return dataset
+        number = 1 + max(self.datasets, default=_ORPHANS)
+        dataset = Dataset(number, manifest, source, ConcurrencyLimit(self.config.max_in_flight))
+        self.scheduler.add_dataset(number, manifest.sizes, stored_bytes)
+        older = [other for other in self.datasets.values() if other.source.url == source.url]
+        self.datasets[number] = dataset
+        for other in older:
+            self._inherit(number, other.number, keys_of(other.manifest, self._resident_ids(other.number)))
+        self._inherit(number, _ORPHANS, self._orphans_left())
+        return dataset
+
+    def clear(self, url: str | None) -> ClearResult:
+        """Free every resident of the datasets at or below the URL; of all of them, and what nobody names, if None."""
+        before = self.scheduler.residency.resident_bytes
+        entries = 0
+        chosen = [_ORPHANS] if url is None else []
+        chosen += [d.number for d in self.datasets.values() if url is None or is_below(d.source.url, url)]
+        for number in chosen:
+            entries += len(self._resident_ids(number))
+            self.scheduler.clear(number)
+        self.pump()
+        return ClearResult(entries=entries, bytes=before - self.scheduler.residency.resident_bytes)
+
+    # ------------------------------------------------------------ readers
+
+    def demand(self, dataset: int, object_id: int, answer: Answerer) -> None:
+        """A reader waits for the object."""
+        self.scheduler.demand(self._remember(answer), dataset, object_id)
+
+    def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
+        """A reader was told that the object is stored, and did not find it."""
+        self._errors["entry-lost"] += 1
+        self.scheduler.lost(self._remember(answer), dataset, object_id)
+
+    def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
+        """Readers are done with these objects."""
+        self._hits += hits
+        self._direct_reads += direct_reads
+        self.scheduler.consumed(consumer, dataset, ids.tolist())
+
+    # ------------------------------------------------------------ the ring
+
+    def pump(self) -> None:
+        """Carry out everything that follows from the events so far, and take in what arrived."""
+        while True:
+            actions = self.scheduler.take_actions()
+            results = self.fetchers.take(_GROUP)
+            if not actions and not results:
+                break
+            self._carry_out(actions)
+            self._take_in(results)
+        self._inline.clear()
+        self.fetchers.is_urgent = bool(self._answerers)
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of all counts."""
+        residency = self.scheduler.residency
+        tables = self.scheduler.tables
+        working_set = self.scheduler.working_set_bytes()
+        best = best_hit_ratio(cache_bytes=residency.budget_bytes, dataset_bytes=working_set)
+        return Statistics(
+            hits=self._hits,
+            late=self.scheduler.counts.late,
+            misses=self.scheduler.counts.misses,
+            direct_reads=self._direct_reads,
+            origin_requests=self._origin_requests,
+            origin_bytes=self._origin_bytes,
+            resident_objects=sum(map(self.num_residents, tables)),
+            resident_bytes=residency.resident_bytes,
+            transient_objects=self.scheduler.num_transients,
+            transient_bytes=residency.transient_bytes,
+            budget_bytes=residency.budget_bytes,
+            errors=dict(self._errors),
+            best_hit_ratio=best if working_set else None,
+        )
+
+    def validate(self) -> None:
+        """Check the invariants; raises AssertionError."""
+        self.scheduler.validate()
+
+    def num_residents(self, dataset: int) -> int:
+        """Return how many objects of the dataset are kept in the tier."""
+        return int(np.count_nonzero(self.scheduler.tables[dataset].states == RESIDENT))
+
+    def reclaim_dead_readers(self) -> None:
+        """Let pages go that a killed reader held."""
+        self._tier.reclaim_dead_readers()
+
+    def close(self) -> None:
+        """Let go of threads and sources; the tier belongs to the caller."""
+        self.fetchers.close()
+        for dataset in self.datasets.values():
+            dataset.source.close()
+
+    # ------------------------------------------------------------ carrying out
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        frees = []
+        for action in actions:
+            if isinstance(action, Fetch):
+                self._submit(action.ticket)
+            elif isinstance(action, Answer):
+                self._answer(action)
+            else:
+                frees.append(action)
+        for start in range(0, len(frees), _GROUP):
+            self._commit([], frees[start : start + _GROUP])
+
+    def _submit(self, ticket: Ticket) -> None:
+        dataset = self.datasets[ticket.dataset]
+        ticket.attempts += 1
+        if ticket.attempts == 1:
+            ticket.started = self._clock()
+        self._origin_requests += 1
+        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest))
+
+    def _take_in(self, results: list[Result]) -> None:
+        puts: list[tuple[Ticket, Buffer]] = []
+        for result in results:
+            if result.fetched is None:
+                self._fetch_failed(result)
+                continue
+            ticket, data = result.job.ticket, result.fetched.data
+            size = len(data) if not isinstance(data, memoryview) else data.nbytes
+            self._origin_bytes += size
+            self._observe(result)
+            changed = self._is_changed(result)
+            placement = self.scheduler.arrived(ticket, size, changed=changed)
+            if placement == Placement.DIRECT:
+                self._inline[ticket.dataset, ticket.object_id] = data
+            else:
+                puts.append((ticket, data))
+        if puts:
+            self._commit(puts, [])
+
+    def _commit(self, puts: list[tuple[Ticket, Buffer]], frees: list[Free]) -> None:
+        """Store and free in one commit, or, if the tier refuses, store nothing and say so."""
+        try:
+            self._tier.apply(
+                [
+                    (self.datasets[t.dataset].key(t.object_id), data, t.placement == Placement.TRANSIENT)
+                    for t, data in puts
+                ],
+                [self._key(free.dataset, free.object_id) for free in frees],
+            )
+        except StoreError as err:
+            self._errors[err.code] += 1
+            for ticket, data in puts:
+                self._inline[ticket.dataset, ticket.object_id] = data
+                self.scheduler.store_failed(ticket, is_full=isinstance(err, TierFullError))
+        else:
+            for ticket, _ in puts:
+                self.scheduler.stored(ticket)
+        for free in frees:
+            self.scheduler.freed(free)
+
+    def _answer(self, action: Answer) -> None:
+        answerer, dataset, object_id = self._answerers.pop(action.token), action.dataset, action.object_id
+        data = self._inline.get((dataset, object_id), b"") if action.outcome == Outcome.INLINE else b""
+        answerer(action.outcome, action.code, action.message, data)
+
+    def _fetch_failed(self, result: Result) -> None:
+        ticket, error = result.job.ticket, result.error
+        assert error is not None
+        self._errors[error.code] += 1
+        now = self._clock()
+        if isinstance(error, ThrottledError):
+            self._limit_of(ticket).on_throttle(now)
+            self._apply_limit(ticket.dataset)
+        delay = None
+        if error.retryable:
+            delay = self._retry.next_delay(
+                attempts=ticket.attempts, elapsed_seconds=now - ticket.started, jitter=self._random.random()
+            )
+        if delay is None:
+            self.scheduler.failed(ticket, code=error.code, message=str(error), permanent=not error.retryable)
+        else:
+            self._call_later(delay, lambda: self._submit(ticket))
+
+    def _observe(self, result: Result) -> None:
+        table = self.scheduler.tables[result.job.ticket.dataset]
+        limit = self._limit_of(result.job.ticket)
+        limit.on_success(result.seconds, num_in_flight=table.in_flight, now=self._clock())
+        self._apply_limit(result.job.ticket.dataset)
+
+    def _apply_limit(self, dataset: int) -> None:
+        self.scheduler.tables[dataset].max_in_flight = self.datasets[dataset].limit.limit
+
+    def _limit_of(self, ticket: Ticket) -> ConcurrencyLimit:
+        return self.datasets[ticket.dataset].limit
+
+    def _is_changed(self, result: Result) -> bool:
+        """True when the origin gave another version, or another size, than the manifest has."""
+        assert result.fetched is not None
+        manifest, object_id = result.job.manifest, result.job.ticket.object_id
+        listed_size = manifest.sizes[object_id]
+        if listed_size != UNKNOWN_SIZE and listed_size != memoryview(result.fetched.data).nbytes:
+            self._errors["object-changed"] += 1
+            return True
+        listed, seen = manifest.version_hash(object_id), result.fetched.version
+        if not listed or not seen or version_hash(seen) == listed:
+            return False
+        self._errors["object-changed"] += 1
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _remember(self, answer: Answerer) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._answerers[token] = answer
+        self.fetchers.is_urgent = True
+        return token
+
+    def _key(self, dataset: int, object_id: int) -> bytes:
+        return self._orphan_keys[object_id] if dataset == _ORPHANS else self.datasets[dataset].key(object_id)
+
+    def _resident_ids(self, dataset: int) -> npt.NDArray[np.int64]:
+        return self.scheduler.tables[dataset].ids_in(RESIDENT)
+
+    def _adopt_orphans(self) -> None:
+        """What an earlier server left in the tier is freed when room is needed, or belongs to the next manifest."""
+        entries = [(key, size) for key, size, _ in self._tier.entries()]
+        self._orphan_keys = [key for key, _ in entries]
+        sizes = np.array([size for _, size in entries], dtype=np.uint64)
+        self.scheduler.add_dataset(_ORPHANS, sizes, stored_bytes)
+        self.scheduler.adopt(_ORPHANS, range(len(entries)), (size for _, size in entries))
+
+    def _orphans_left(self) -> list[bytes]:
+        return [self._orphan_keys[i] for i in self._resident_ids(_ORPHANS).tolist()]
+
+    def _inherit(self, target: int, source: int, keys: list[bytes]) -> None:
+        """Residents of ``source`` whose keys the new dataset has become its own."""
+        if not keys:
+            return
+        ids = self._resident_ids(source)
+        at, found = KeyIndex(keys).match(self.datasets[target].manifest.keys)
+        self.scheduler.transfer(source, ids[at].tolist(), target, found.tolist())
+
+
+def is_below(url: str, root: str) -> bool:
+    """Return True when the URL is the root or lies below it."""
+    return url == root or url.startswith(root.rstrip("/") + "/")

@@ -1,0 +1,167 @@
+"""Requests from a forked child, where the native client cannot run: through a fresh process, over two pipes.
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack; the body of an object follows its frame
+bare. The child writes one ``Hello``, then for each request one ``Request``; the helper (``prefeed.sources.helper``)
+answers a fetch with one ``Reply`` and a listing with ``Batch`` frames, the last one empty, or a ``Reply`` on failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO, Final
+
+import msgspec
+
+from prefeed import errors
+from prefeed.config import Config
+from prefeed.errors import SourceError, TransientSourceError
+from prefeed.types import FetchedObject, ObjectInfo
+
+HELPER_MODULE: Final = "prefeed.sources.helper"
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What to read, and the settings that matter to it."""
+
+    url: str
+    authorization: str | None
+    request_timeout: float
+    index: str
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Fetch the object at ``path``, as bytes of its file system name; None: list all objects."""
+
+    path: bytes | None
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Outcome of a request; ``size_bytes`` bytes follow when ``code`` is empty."""
+
+    code: str = ""
+    message: str = ""
+    version: str = ""
+    size_bytes: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Part of a listing: path, size, version of each object; an empty one, or a failure, ends it."""
+
+    objects: list[tuple[bytes, int, str]]
+    failure: Reply | None = None
+
+
+_ERRORS: Final = {
+    value.code: value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SourceError)
+}
+
+
+def write_frame(pipe: IO[bytes], message: msgspec.Struct) -> None:
+    """Write one message; the caller flushes."""
+    payload = msgspec.msgpack.encode(message)
+    pipe.write(len(payload).to_bytes(4, "little"))
+    pipe.write(payload)
+
+
+def read_exactly(pipe: IO[bytes], size: int) -> bytes:
+    """Return ``size`` bytes.
+
+    Raises:
+        EOFError: The other side has gone.
+    """
+    data = pipe.read(size)
+    if len(data) != size:
+        raise EOFError(f"{len(data)} of {size} bytes came")
+    return data
+
+
+def read_frame(pipe: IO[bytes]) -> bytes:
+    """Return the payload of the next frame."""
+    return read_exactly(pipe, int.from_bytes(read_exactly(pipe, 4), "little"))
+
+
+class ForkedReader:
+    """A source's requests, carried out by a helper process.
+
+    **Ownership.** Starts the helper at first use and ends it in ``close``; a helper whose owner dies reads the
+    end of its pipe and leaves. **Threads and processes.** One request at a time; for the process that made it.
+    """
+
+    def __init__(self, url: str, config: Config, authorization: str | None) -> None:
+        """Describe what to read; nothing is started yet."""
+        self.owner_pid = os.getpid()
+        self._hello = Hello(url, authorization, config.request_timeout, config.index)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return the whole object; errors are those of the source itself."""
+        with self._lock:
+            try:
+                pipe = self._ask(Request(os.fsencode(path)))
+                reply = msgspec.msgpack.decode(read_frame(pipe), type=Reply)
+                data = read_exactly(pipe, reply.size_bytes)
+            except (OSError, EOFError, msgspec.DecodeError) as err:
+                raise self._gone() from err
+        if reply.code:
+            raise _error(reply)
+        return FetchedObject(data=data, version=reply.version)
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield the source's listing; the helper serves nothing else until it ends, and is ended when it is left."""
+        with self._lock:
+            complete = False
+            try:
+                pipe = self._ask(Request(None))
+                while (batch := msgspec.msgpack.decode(read_frame(pipe), type=Batch)).objects:
+                    yield [ObjectInfo(path=os.fsdecode(p), size_bytes=n, version=v) for p, n, v in batch.objects]
+                complete = True
+            except (OSError, EOFError, msgspec.DecodeError) as err:
+                raise self._gone() from err
+            finally:
+                if not complete:
+                    self._end()
+        if batch.failure is not None:
+            raise _error(batch.failure)
+
+    def close(self) -> None:
+        """End the helper and wait for it; a helper of another process is left to that one."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, request: Request) -> IO[bytes]:
+        """Send a request, to a new helper if there is none, and return the pipe that the answer comes from."""
+        fresh = self._process is None
+        process = self._process or subprocess.Popen(
+            [sys.executable, "-m", HELPER_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if fresh:
+            write_frame(process.stdin, self._hello)
+        write_frame(process.stdin, request)
+        process.stdin.flush()
+        return process.stdout
+
+    def _gone(self) -> TransientSourceError:
+        self._end()
+        return TransientSourceError(
+            f"{self._hello.url}: the process that reads it for a forked worker has ended; a new one is started",
+            url=self._hello.url,
+        )
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None or self.owner_pid != os.getpid():
+            return
+        process.kill()
+        process.communicate()
+
+
+def _error(reply: Reply) -> SourceError:
+    return _ERRORS.get(reply.code, SourceError)(reply.message)

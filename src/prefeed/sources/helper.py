@@ -1,0 +1,75 @@
+"""The process that reads an origin for forked workers; started by ``prefeed.sources.forked``, never by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from prefeed.config import Config
+from prefeed.errors import SourceError
+from prefeed.sources.forked import Batch, Hello, Reply, Request, read_frame, write_frame
+from prefeed.sources.objectstore import ObjectStoreSource
+from prefeed.sources.protocol import Source
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Answer requests until the other side closes its pipe."""
+    try:
+        hello = msgspec.msgpack.decode(read_frame(requests), type=Hello)
+        config = Config(request_timeout=hello.request_timeout, index=hello.index)
+        source = ObjectStoreSource(hello.url, config, authorization=hello.authorization)
+        while True:
+            request = msgspec.msgpack.decode(read_frame(requests), type=Request)
+            if request.path is None:
+                _list(source, replies)
+            else:
+                _fetch(source, os.fsdecode(request.path), replies)
+            replies.flush()
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _fetch(source: Source, path: str, replies: IO[bytes]) -> None:
+    try:
+        fetched = source.fetch(path)
+    except SourceError as err:
+        write_frame(replies, _failure(err))
+        return
+    write_frame(replies, Reply(version=fetched.version, size_bytes=len(fetched.data)))
+    replies.write(fetched.data)
+
+
+def _list(source: Source, replies: IO[bytes]) -> None:
+    failure: Reply | None = None
+    try:
+        for batch in _batches(source):
+            write_frame(replies, batch)
+    except SourceError as err:
+        failure = _failure(err)
+    write_frame(replies, Batch([], failure))
+
+
+def _batches(source: Source) -> Iterator[Batch]:
+    for infos in source.list_objects():
+        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version) for info in infos])
+
+
+def _failure(err: SourceError) -> Reply:
+    return Reply(code=err.code, message=err.message)
+
+
+def main() -> None:
+    """Serve on stdin and stdout; whatever else prints goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who closes the pipe.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Listings through obstore: what a store lists itself, and what stands in for it on plain HTTP servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import obstore
+
+from prefeed.errors import AccessDeniedError, CannotListError, SourceError
+from prefeed.sources.http_index import parse_index
+from prefeed.sources.store_errors import cause_of, translate
+from prefeed.types import ObjectInfo
+
+if TYPE_CHECKING:
+    from obstore import GetResult, ObjectMeta
+    from obstore.store import ObjectStore
+
+_LIST_BATCH: Final = 1000
+_INDEX_CHUNK_BYTES: Final = 4 * 1024**2
+
+
+def version_of(meta: ObjectMeta) -> str:
+    """Return the etag, else time and size, else ``""``: obstore gives 1970 where a server tells no time."""
+    etag = meta["e_tag"]
+    if etag:
+        return etag
+    seconds = int(meta["last_modified"].timestamp())
+    return f"{seconds}-{meta['size']}" if seconds else ""
+
+
+def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
+    """Yield what the store lists, in batches; obstore's own errors pass through.
+
+    A zero-byte object whose name is a directory of the next one (``train/`` before ``train/a.jpg``), as
+    consoles make them, is left out.
+    """
+    held: ObjectInfo | None = None  # A zero-byte object, kept back until the next path shows whether it is a directory.
+    for batch in obstore.list(store, prefix or None, chunk_size=_LIST_BATCH):
+        objects: list[ObjectInfo] = []
+        for meta in batch:
+            info = ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
+            if held is not None and not info.path.startswith(held.path + "/"):
+                objects.append(held)
+            held = info if info.size_bytes == 0 else None
+            if held is None:
+                objects.append(info)
+        if objects:
+            yield objects
+    if held is not None:
+        yield [held]
+
+
+def list_http(store: ObjectStore, url: str, index: str, *, timeout: float) -> Iterator[list[ObjectInfo]]:
+    """Yield what the index file lists, or else what the server answers to WebDAV's PROPFIND.
+
+    Args:
+        store: Client for the whole server, not for the root alone: paths of a WebDAV listing are the server's.
+        url: Canonical URL of the root.
+        index: Name of the index file in it.
+        timeout: Seconds one request may take, for messages.
+
+    Raises:
+        CannotListError: Neither is there; the message says how to make an index.
+    """
+    root = unquote(urlsplit(url).path).strip("/")
+    found = _open_index(store, f"{root}/{index}" if root else index)
+    if found is not None:
+        yield from parse_index(found.stream(min_chunk_size=_INDEX_CHUNK_BYTES), name=f"{url}/{index}")
+        return
+    try:
+        for batch in list_store(store, root):
+            yield [replace(info, path=info.path.removeprefix(root).lstrip("/")) for info in batch]
+    except Exception as err:  # noqa: BLE001 - the table of errors decides
+        translated = translate(err, url, timeout=timeout)
+        if not isinstance(translated, SourceError) or translated.retryable or isinstance(translated, AccessDeniedError):
+            raise translated from cause_of(err)
+        raise CannotListError(
+            f"{url} cannot be listed: it has no {index}, and the server has no WebDAV. Make an index in the served "
+            f"directory with  find . -type f -printf '%P\\t%s\\n' > {index}",
+            url=url,
+            index=index,
+        ) from cause_of(err)
+
+
+def _open_index(store: ObjectStore, index: str) -> GetResult | None:
+    try:
+        return obstore.get(store, index)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,199 @@
+"""Objects behind S3, Google Cloud Storage, Azure Blob Storage and plain HTTP, all through obstore."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlsplit
+
+import obstore
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+from prefeed.config import Config, parse_bool
+from prefeed.errors import TruncatedBodyError
+from prefeed.sources.forked import ForkedReader
+from prefeed.sources.listing import list_http, list_store, version_of
+from prefeed.sources.store_errors import cause_of, translate
+from prefeed.types import FetchedObject, ObjectInfo
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
+
+_LIST_TIMEOUT: Final = "1h"
+_LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK: Final = ",".join(_LOOPBACK_HOSTS)
+_PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_THREADS: Final = "/proc/self/task"
+_S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+# obstore runs on one tokio runtime a process, made at first use. Its threads do not survive a fork, and a call in
+# the child waits for them for ever (obstore 0.12, 2025-11). So: remember who used it first, and never call it elsewhere.
+_runtime_pid: int | None = None
+_RUNTIME_THREAD: Final = "tokio-rt-worker\n"
+
+
+def runtime_is_foreign() -> bool:
+    """Return True in a forked child of a process that has used obstore: calls would hang here."""
+    return _runtime_pid is not None and _runtime_pid != os.getpid()
+
+
+def _claim_runtime() -> None:
+    global _runtime_pid
+    if _runtime_pid is None:
+        _runtime_pid = os.getpid()
+
+
+def _claim_runtime_of_others() -> None:
+    """Before a fork: somebody else in this process may have used obstore; its threads show it."""
+    if _runtime_pid is None and any(_thread_name(thread) == _RUNTIME_THREAD for thread in os.listdir(_THREADS)):
+        _claim_runtime()
+
+
+def _thread_name(thread: str) -> str:
+    try:
+        with open(f"{_THREADS}/{thread}/comm") as file:
+            return file.read()
+    except OSError:  # It ended meanwhile.
+        return ""
+
+
+os.register_at_fork(before=_claim_runtime_of_others)
+
+
+class ObjectStoreSource:
+    """Reads the objects below one ``s3://``, ``gs://``, ``az://`` or ``http(s)://`` URL.
+
+    Credentials, region and endpoint come from the usual environment variables (docs/guide: object stores).
+
+    **Threads and processes.** ``fetch`` blocks its caller's thread and may be called from many at once. The
+    native client is opened at first use. In a forked child of a process that has used one, requests go
+    through a helper process, which costs a copy and serves one request at a time.
+    """
+
+    def __init__(self, url: str, config: Config, *, authorization: str | None = None) -> None:
+        """Read below ``url``, which is canonical; ``authorization`` is sent as the header of that name."""
+        self.url = url
+        self._config = config
+        self._authorization = authorization
+        self._is_http = url.startswith("http")
+        self._lock = threading.Lock()
+        self._store: ObjectStore | None = None
+        self._reader: ForkedReader | None = None
+
+    def locate(self, path: str) -> str:
+        """Return the full URL of an object."""
+        return f"{self.url}/{quote(path) if self._is_http else path}"
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return the whole object with one GET; see ``Source.fetch``."""
+        if runtime_is_foreign():
+            return self._forked().fetch(path)
+        try:
+            result = obstore.get(self._store or self._open_store(), path)
+            meta = result.meta
+            body = result.bytes()
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise self._translated(err, self.locate(path)) from cause_of(err)
+        if len(body) != meta["size"]:
+            raise TruncatedBodyError(
+                f"{self.locate(path)}: {len(body)} bytes came, {meta['size']} were announced", url=self.locate(path)
+            )
+        return FetchedObject(data=memoryview(body), version=version_of(meta))
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every object below the root; see ``Source.list_objects``.
+
+        Plain HTTP servers list through an index file or WebDAV: see ``http_index``.
+        """
+        if runtime_is_foreign():
+            yield from self._forked().list_objects()
+            return
+        try:
+            store = _open(self.url, self._config, self._authorization, listing=True)
+            if self._is_http:
+                yield from list_http(store, self.url, self._config.index, timeout=self._config.request_timeout)
+            else:
+                yield from list_store(store)
+        except GeneratorExit:
+            raise
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise self._translated(err, self.url) from cause_of(err)
+
+    def close(self) -> None:
+        """Release connections and the helper process, if one was started."""
+        with self._lock:
+            self._store = None
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _translated(self, err: BaseException, where: str) -> BaseException:
+        return translate(err, where, timeout=self._config.request_timeout)
+
+    def _open_store(self) -> ObjectStore:
+        with self._lock:
+            if self._store is None:
+                self._store = _open(self.url, self._config, self._authorization, listing=False)
+            return self._store
+
+    def _forked(self) -> ForkedReader:
+        with self._lock:
+            if self._reader is None or self._reader.owner_pid != os.getpid():
+                self._reader = ForkedReader(self.url, self._config, self._authorization)
+            return self._reader
+
+
+def _open(url: str, config: Config, authorization: str | None, *, listing: bool) -> ObjectStore:
+    """Return a client for the root, or for the whole server to list plain HTTP.
+
+    From here on the native runtime belongs to this process.
+    """
+    _claim_runtime()
+    parts = urlsplit(url)
+    prefix = _prefix(parts.path)
+    options = _client_options(_endpoint(url), config, authorization, listing=listing)
+    retries: RetryConfig = {"max_retries": 0}
+    if parts.scheme == "s3":
+        anonymous = parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0"))
+        settings: S3Config = {"skip_signature": True} if anonymous else {}
+        return S3Store(parts.netloc, prefix=prefix, config=settings, client_options=options, retry_config=retries)
+    if parts.scheme == "gs":
+        return GCSStore(parts.netloc, prefix=prefix, client_options=options, retry_config=retries)
+    if parts.scheme == "az":
+        return AzureStore(parts.netloc, prefix=prefix, client_options=options, retry_config=retries)
+    whole_server = f"{parts.scheme}://{parts.netloc}"
+    return HTTPStore(whole_server if listing else url, client_options=options, retry_config=retries)
+
+
+def _prefix(path: str) -> str | None:
+    """Return the part of the bucket to read below; None for the whole bucket."""
+    return path.strip("/") or None
+
+
+def _endpoint(url: str) -> str:
+    """Return the URL that is spoken to: the root itself, or the endpoint that stands in for Amazon's."""
+    if url.startswith("s3://"):
+        return next((os.environ[name] for name in _S3_ENDPOINTS if os.environ.get(name)), "https://amazonaws.com")
+    if url.startswith("az://"):
+        return os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT") or "https://windows.net"
+    return url
+
+
+def _client_options(endpoint: str, config: Config, authorization: str | None, *, listing: bool) -> ClientConfig:
+    options: ClientConfig = {
+        "timeout": _LIST_TIMEOUT if listing else f"{round(config.request_timeout * 1000)}ms",
+        "read_timeout": f"{round(config.request_timeout * 1000)}ms",
+        "connect_timeout": f"{round(min(config.request_timeout, 5.0) * 1000)}ms",
+    }
+    if endpoint.startswith("http://"):
+        options["allow_http"] = True
+    if authorization is not None:
+        options["default_headers"] = {"authorization": authorization}
+    proxy = next((os.environ[name] for name in _PROXY_VARIABLES if os.environ.get(name)), None)
+    if proxy and urlsplit(endpoint).hostname in _LOOPBACK_HOSTS:
+        # obstore sends even loopback to a proxy named in the environment, unless it is told otherwise.
+        options["proxy_url"] = proxy
+        options["proxy_excludes"] = _LOOPBACK
+    return options

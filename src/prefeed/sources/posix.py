@@ -1,0 +1,204 @@
+"""Files below a directory: local disks, NFS, FUSE mounts."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefeed.errors import AccessDeniedError, ObjectNotFoundError, SourceError, TransientSourceError, TruncatedBodyError
+from prefeed.types import FetchedObject, ObjectInfo
+
+LISTING_THREADS: Final = 32
+_STAT_BATCH: Final = 1000
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+
+# What one task of a listing gives: files found (still to be asked for size and time), directories found, objects done.
+_Chain = frozenset[tuple[int, int]]
+_Found = tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]
+
+
+def version_of(status: os.stat_result) -> str:
+    """Return the version of a file: nanoseconds of its last change, and size."""
+    return f"{status.st_mtime_ns}-{status.st_size}"
+
+
+def stat_paths(paths: Sequence[str], *, threads: int = LISTING_THREADS) -> tuple[NDArray[np.int64], list[str]]:
+    """Return sizes, shape (num_paths,), and versions of files given by absolute path, in the given order.
+
+    A path that does not exist or cannot be asked for has size -1 and version ``""``: reading it will say why.
+    """
+    starts = range(0, len(paths), _STAT_BATCH)
+    with ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
+        batches = list(pool.map(lambda start: _stat_batch(paths[start : start + _STAT_BATCH]), starts))
+    sizes = np.fromiter((size for sizes, _ in batches for size in sizes), np.int64, len(paths))
+    return sizes, [version for _, versions in batches for version in versions]
+
+
+class PosixSource:
+    """Reads the files below one directory; symbolic links are followed, hidden files are objects too.
+
+    Paths are relative to the directory. An absolute path is taken as it is, so that a manifest made from a
+    dataset's own list of files may reach outside its root.
+
+    **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
+    """
+
+    def __init__(self, root: str) -> None:
+        """Read below ``root``, an absolute path without a trailing slash."""
+        self.url = root
+        self._prefix = root.rstrip("/") + "/"
+
+    def locate(self, path: str) -> str:
+        """Return the absolute path of an object."""
+        return path if path.startswith("/") else self._prefix + path
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return the whole file as it was at one moment; see ``Source.fetch``.
+
+        Raises:
+            TruncatedBodyError: The file changed while it was read; the next try may succeed.
+        """
+        try:
+            descriptor = os.open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
+            try:
+                return self._read(descriptor, path)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as err:
+            _raise_translated(err, self.locate(path))
+
+    def _read(self, descriptor: int, path: str) -> FetchedObject:
+        before = os.fstat(descriptor)
+        size = before.st_size
+        data = os.read(descriptor, size)
+        if len(data) != size:
+            data = _read_rest(descriptor, data, size)
+        after = os.fstat(descriptor)
+        if len(data) != size or after.st_size != size or after.st_mtime_ns != before.st_mtime_ns:
+            raise TruncatedBodyError(
+                f"{self.locate(path)} changed while it was read: {size} bytes at the start, {len(data)} read, "
+                f"{after.st_size} at the end; do not write to training data during a run",
+                path=self.locate(path),
+            )
+        return FetchedObject(data=data, version=version_of(before))
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every file below the directory; see ``Source.list_objects``.
+
+        Directories are read and files asked for their size in 32 threads, for on network storage each
+        question waits for a server. What vanishes meanwhile, broken links, sockets and devices are left out;
+        a link that leads back to one of its own parents is not followed.
+        """
+        try:
+            root = os.stat(self.url)
+            if not stat.S_ISDIR(root.st_mode):
+                raise NotADirectoryError
+        except OSError as err:
+            _raise_translated(err, self.url, listing=True)
+        with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
+            pending: set[Future[_Found]] = {pool.submit(self._scan, "", frozenset({(root.st_dev, root.st_ino)}))}
+            try:
+                while pending:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        files, directories, objects = future.result()
+                        pending.update(pool.submit(self._scan, *directory) for directory in directories)
+                        pending.update(pool.submit(self._stat_files, part) for part in _parts(files))
+                        if objects:
+                            yield objects
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def close(self) -> None:
+        """Do nothing: no handle is held."""
+
+    def _scan(self, relative: str, chain: _Chain) -> _Found:
+        """Read one directory. ``chain``: device and inode of it and of all its parents."""
+        files: list[str] = []
+        directories: list[tuple[str, _Chain]] = []
+        try:
+            with os.scandir(self._prefix + relative) as entries:
+                for entry in entries:
+                    path = relative + entry.name
+                    if entry.is_dir():
+                        status = os.stat(entry.path)
+                        identity = (status.st_dev, status.st_ino)
+                        if identity not in chain:
+                            directories.append((path + "/", chain | {identity}))
+                    else:
+                        files.append(path)
+        except FileNotFoundError:
+            pass  # Removed while the listing was under way.
+        except OSError as err:
+            _raise_translated(err, self._prefix + relative, listing=True)
+        return files, directories, []
+
+    def _stat_files(self, paths: list[str]) -> _Found:
+        objects: list[ObjectInfo] = []
+        for path in paths:
+            try:
+                status = os.stat(self._prefix + path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as err:
+                _raise_translated(err, self._prefix + path, listing=True)
+            if stat.S_ISREG(status.st_mode):
+                objects.append(ObjectInfo(path=path, size_bytes=status.st_size, version=version_of(status)))
+        return [], [], objects
+
+
+def _read_rest(descriptor: int, first: bytes, size: int) -> bytes:
+    """Read on until ``size`` bytes are there or the file ends: one read gives at most 2 GiB."""
+    chunks = [first]
+    missing = size - len(first)
+    while missing > 0:
+        chunk = os.read(descriptor, missing)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)
+
+
+def _parts(files: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(files), _STAT_BATCH):
+        yield files[start : start + _STAT_BATCH]
+
+
+def _stat_batch(paths: Sequence[str]) -> tuple[list[int], list[str]]:
+    sizes: list[int] = []
+    versions: list[str] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            sizes.append(-1)
+            versions.append("")
+        else:
+            sizes.append(status.st_size)
+            versions.append(version_of(status))
+    return sizes, versions
+
+
+def _raise_translated(err: OSError | ValueError, path: str, *, listing: bool = False) -> NoReturn:
+    """Raise the error of the tree that stands for one of the operating system's."""
+    if isinstance(err, SourceError):
+        raise err
+    if isinstance(err, FileNotFoundError):
+        advice = "check the path, and that the storage is mounted on this node" if listing else "was it removed?"
+        raise ObjectNotFoundError(f"{path} does not exist; {advice}", path=path) from err
+    if isinstance(err, NotADirectoryError | IsADirectoryError):
+        wanted = "directory; pass the directory that holds the files" if listing else "file"
+        raise ObjectNotFoundError(f"{path} is not a {wanted}", path=path) from err
+    if isinstance(err, PermissionError):
+        raise AccessDeniedError(f"{path} may not be read by user {os.geteuid()}; change its mode", path=path) from err
+    if isinstance(err, ValueError):
+        raise ObjectNotFoundError(f"{path!r} cannot be the name of a file: {err}", path=path) from err
+    raise TransientSourceError(f"{path}: {err.strerror or err}", path=path, errno=err.errno) from err

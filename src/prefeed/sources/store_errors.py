@@ -1,0 +1,114 @@
+"""One table from what obstore raises to the errors of this package."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from obstore import exceptions as store_exceptions
+
+from prefeed.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    SourceError,
+    ThrottledError,
+    TransientSourceError,
+    TruncatedBodyError,
+)
+
+_CREDENTIALS_ADVICE: Final = (
+    "check the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), "
+    "or set AWS_SKIP_SIGNATURE=1 for a public bucket"
+)
+
+_BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] = (
+    (FileNotFoundError, ObjectNotFoundError, "does not exist"),
+    (store_exceptions.PermissionDeniedError, AccessDeniedError, f"access denied; {_CREDENTIALS_ADVICE}"),
+    (store_exceptions.UnauthenticatedError, AccessDeniedError, f"no valid credentials; {_CREDENTIALS_ADVICE}"),
+    (store_exceptions.InvalidPathError, ObjectNotFoundError, "cannot be the name of an object"),
+)
+
+# Looked for, in this order, in the text of the remaining errors: obstore has no attributes for them.
+_BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
+    ("169.254.169.254", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
+    ("metadata.google.internal", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
+    ("ExpiredToken", AccessDeniedError, "the credentials have expired"),
+    ("SlowDown", ThrottledError, "the origin asks for fewer requests"),
+    ("IncompleteBody", TruncatedBodyError, "the connection broke off before the whole object had come"),
+    ("InvalidCertificate", SourceError, "the server's certificate is not trusted; install its authority on this node"),
+    ("Received redirect without LOCATION", SourceError, "the bucket is in another region; set AWS_REGION"),
+    ("MissingContentLength", SourceError, "the server sends no Content-Length, so that a short answer would go unseen"),
+    ("Account must be specified", AccessDeniedError, "no storage account named; set AZURE_STORAGE_ACCOUNT_NAME"),
+    ("Could not parse path", ObjectNotFoundError, "cannot be the name of an object"),
+    ("kind: Timeout", TransientSourceError, "no answer within {timeout:g} s"),
+    ("TimedOut", TransientSourceError, "no answer within {timeout:g} s"),
+    ("kind: Connect", TransientSourceError, "no connection to the server"),
+    ("kind: Interrupted", TransientSourceError, "the connection broke off"),
+    ("kind: Request", TransientSourceError, "the request could not be sent"),
+)
+
+_BY_STATUS: Final[dict[int, tuple[type[SourceError], str]]] = {
+    401: (AccessDeniedError, f"no valid credentials; {_CREDENTIALS_ADVICE}"),
+    403: (AccessDeniedError, f"access denied; {_CREDENTIALS_ADVICE}"),
+    404: (ObjectNotFoundError, "does not exist"),
+    408: (TransientSourceError, "the server gave up waiting"),
+    410: (ObjectNotFoundError, "does not exist any more"),
+    429: (ThrottledError, "the origin asks for fewer requests"),
+    501: (SourceError, "the server does not know this request"),
+    503: (ThrottledError, "the origin asks for fewer requests"),
+}
+
+_STATUS = re.compile(r"status(?: code)?: (\d{3})\b")
+_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+_SECRET = re.compile(r"(?<=://)[^/@\s\"]*@|\?[^\s\",)]*")
+
+
+def translate(err: BaseException, where: str, *, timeout: float) -> BaseException:
+    """Return the error that stands for ``err``; the caller raises it ``from cause_of(err)``.
+
+    Errors of this package, and what no table may swallow (``KeyboardInterrupt``), come back as they are.
+
+    Args:
+        err: What obstore raised.
+        where: Full URL, without credentials.
+        timeout: Seconds that one request may take, for the message.
+    """
+    if isinstance(err, SourceError) or not _is_foreign(err):
+        return err
+    text = str(err)
+    error, reason, status = _classify(err, text)
+    answered = f" (HTTP {status})" if status else ""
+    code = _ERROR_CODE.search(text)
+    named = f" [{code[1]}]" if code else ""
+    return error(f"{where}: {reason.format(timeout=timeout)}{answered}{named}", url=where, status=status)
+
+
+def _is_foreign(err: BaseException) -> bool:
+    # A panic of the native library derives from BaseException; it must not end a thread that fetches.
+    return isinstance(err, Exception) or type(err).__module__ == "pyo3_runtime"
+
+
+def cause_of(err: BaseException) -> BaseException | None:
+    """Return ``err``, or a copy of it without user names, passwords and query strings where its text has any."""
+    if isinstance(err, SourceError) or not _is_foreign(err):
+        return err.__cause__
+    text = str(err)
+    clean = _SECRET.sub("", text)
+    return err if clean == text else store_exceptions.GenericError(clean)
+
+
+def _classify(err: BaseException, text: str) -> tuple[type[SourceError], str, int | None]:
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else None
+    for foreign, error, reason in _BY_TYPE:
+        if isinstance(err, foreign):
+            return error, reason, status
+    for part, error, reason in _BY_TEXT:
+        if part in text:
+            return error, reason, status
+    if status in _BY_STATUS:
+        return *_BY_STATUS[status], status
+    if status is not None and status >= 500:
+        return TransientSourceError, "the server failed", status
+    first_line = _SECRET.sub("", text.partition("\n")[0])[:300]
+    return SourceError, (first_line or type(err).__name__).replace("{", "{{").replace("}", "}}"), status

@@ -1,0 +1,102 @@
+"""From a URL or a path to a source."""
+
+from __future__ import annotations
+
+import os
+import re
+from base64 import b64encode
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+from prefeed.config import Config
+from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.sources.posix import PosixSource
+from prefeed.sources.protocol import Source
+
+OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
+KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
+
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_HTTP_SAFE: Final = "/%:@!$&'()*+,;=~-._"
+
+
+def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
+    """Return the one spelling of a root that keys and messages use.
+
+    A POSIX directory is its absolute path without ``file://`` and without a trailing slash; symbolic links
+    stay as they are. Other URLs lose credentials, query, fragment, default port and trailing slash.
+
+    Raises:
+        UnknownSchemeError: No source reads this scheme.
+        ConfigError: A URL without a bucket, container or host, or a ``file://`` URL of another host.
+    """
+    text = os.fspath(url_or_path)
+    match = _SCHEME.match(text)
+    if match is None:
+        return _absolute(os.path.expanduser(text))
+    scheme = match[1].lower()
+    if scheme == "file":
+        return _absolute(_file_path(text))
+    if scheme not in OBJECT_STORE_SCHEMES:
+        raise UnknownSchemeError(
+            f"no source reads {scheme}:// (in {without_credentials(text)}); "
+            f"known are a directory and {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}",
+            scheme=scheme,
+        )
+    return _network_url(scheme, text)
+
+
+def without_credentials(url: str) -> str:
+    """Return the URL without user, password, query and fragment, for messages."""
+    return re.sub(r"(://)[^/@?#]*@", r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def open_source(url: str | os.PathLike[str], config: Config) -> Source:
+    """Return the source that reads ``url``; nothing is requested and no native handle opened yet.
+
+    A user and password in an ``http(s)://`` URL are sent as basic authentication and appear nowhere else.
+
+    Raises:
+        UnknownSchemeError, ConfigError: See ``canonical_url``.
+    """
+    root = canonical_url(url)
+    if root.startswith("/"):
+        return PosixSource(root)
+    # Imported here so that readers of local files do not load the object-store library.
+    from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
+
+    return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)))
+
+
+def _absolute(path: str) -> str:
+    # abspath keeps a leading "//", which POSIX allows to mean something else; here it never does.
+    return "/" + os.path.abspath(path).lstrip("/")
+
+
+def _file_path(url: str) -> str:
+    rest = url[len("file://") :]
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise ConfigError(f"{url} does not name a directory of this machine; write file:///absolute/path")
+    return "/" + unquote(path, errors="surrogateescape")
+
+
+def _network_url(scheme: str, text: str) -> str:
+    parts = urlsplit(text)
+    if not parts.hostname:
+        raise ConfigError(f"{without_credentials(text)} names no bucket or host; write {scheme}://name/path")
+    if scheme not in _DEFAULT_PORTS:
+        bucket = parts.netloc.rpartition("@")[2]
+        return f"{scheme}://{bucket}{parts.path.rstrip('/')}"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = "" if parts.port in (None, _DEFAULT_PORTS[scheme]) else f":{parts.port}"
+    return f"{scheme}://{host}{port}{quote(parts.path.rstrip('/'), safe=_HTTP_SAFE)}"
+
+
+def _basic_authorization(url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in _DEFAULT_PORTS or parts.username is None:
+        return None
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return "Basic " + b64encode(pair.encode()).decode()

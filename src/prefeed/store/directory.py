@@ -1,0 +1,102 @@
+"""The directory of a store: made private, locked for one writer, emptied when what it holds cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from prefeed.errors import StoreError, TierFullError
+from prefeed.store.environment import attach_reader, is_written_here, release
+from prefeed.store.layout import LOCK_BYTES, PAGE_BYTES, data_path, lock_path, writer_lock_path
+
+
+def prepare(directory: Path) -> int:
+    """Make the directory private and lock it for this process; returns the locked file.
+
+    The lock goes with the process, however it ends, and is not inherited over a fork.
+
+    Raises:
+        StoreError: The directory cannot be used, or another process writes the store.
+    """
+    if is_written_here(directory):
+        # A second lock of the same file by the same process would succeed, and giving it back would drop the first.
+        raise StoreError(f"this process already writes the store in {directory}; close the first writer")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(directory)
+        file = os.open(writer_lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as err:
+        kind = TierFullError if err.errno == errno.ENOSPC else StoreError
+        raise kind(
+            f"cannot use {directory} for the memory tier: {err.strerror}; name a directory that this user may write "
+            "with PREFEED_MEMORY_DIR",
+            path=os.fspath(directory),
+        ) from err
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        os.close(file)
+        raise StoreError(
+            f"another process writes the store in {directory}; stop it, or use another PREFEED_HOME",
+            path=os.fspath(directory),
+        ) from err
+    return file
+
+
+def _require_private(directory: Path) -> None:
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise StoreError(
+            f"{directory} is not a directory of this user; remove it, or name another with PREFEED_MEMORY_DIR",
+            path=os.fspath(directory),
+        )
+    if found.st_mode & 0o077:
+        os.chmod(directory, 0o700)
+
+
+def empty_unless_usable(directory: Path, map_bytes: int) -> None:
+    """Remove the store's files when their layout is another one or their data do not fit the map."""
+    shared = attach_reader(directory)
+    if shared is not None:
+        fits = (shared.env.info()["last_pgno"] + 1) * PAGE_BYTES <= map_bytes
+        release(shared)
+        if fits:
+            return
+    remove_files(directory)
+
+
+def reserve_lock_file(directory: Path) -> None:
+    """Give lock.mdb all its pages before LMDB maps it, so that a full file system is an error here."""
+    file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(file, 0, LOCK_BYTES)
+    finally:
+        os.close(file)
+
+
+def allocated_bytes(directory: Path) -> int:
+    """Return what a store takes of its file system; 0 when there is none."""
+    total = 0
+    for path in (data_path(directory), lock_path(directory)):
+        with contextlib.suppress(OSError):
+            total += os.stat(path).st_blocks * 512
+    return total
+
+
+def remove_files(directory: Path) -> None:
+    """Unlink the store's data; open handles and views go on working."""
+    for path in (data_path(directory), lock_path(directory)):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def remove(directory: Path) -> None:
+    """Remove what is left of a store, and its directory if nothing else is in it."""
+    with contextlib.suppress(FileNotFoundError):
+        writer_lock_path(directory).unlink()
+    with contextlib.suppress(OSError):
+        directory.rmdir()

@@ -1,0 +1,112 @@
+"""How the store lies on its file system: names, page arithmetic, what a value costs. Pure.
+
+One directory holds one store::
+
+    data.mdb      LMDB: resident values, transient values, one layout record
+    lock.mdb      LMDB: reader slots
+    writer.lock   held by the one process that writes
+
+A value is kept raw under its 16-byte key, in one run of pages behind a 16-byte page header, so that a reader gets a
+view of it. Whether it is resident or transient is told by the table it lies in, and its size by LMDB: there is no
+record beside the value. When no run of free pages is long enough, a value is split: its key holds an empty value, and
+the pieces follow it under ``key + four-byte index``.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Final
+
+from prefeed.types import ENTRY_KEY_BYTES
+
+LAYOUT_VERSION: Final = b"1"
+LAYOUT_KEY: Final = b"layout"
+RESIDENT_TABLE: Final = b"resident"
+TRANSIENT_TABLE: Final = b"transient"
+
+PAGE_BYTES: Final = min(mmap.PAGESIZE, 32768)
+"""LMDB takes the system's page size, 32 KiB at most."""
+
+PAGE_HEADER_BYTES: Final = 16
+NODE_BYTES: Final = 10
+"""Header and pointer of one entry in a leaf page."""
+
+INLINE_MAX_BYTES: Final = ((PAGE_BYTES - PAGE_HEADER_BYTES) // 2 & ~1) - NODE_BYTES - ENTRY_KEY_BYTES
+"""Largest value that LMDB keeps in the leaf page beside its key; larger ones get pages of their own."""
+
+_LEAF_SLACK: Final = 2
+"""Leaf pages are at worst half full."""
+
+_NODE_STORED_BYTES: Final = _LEAF_SLACK * (NODE_BYTES + ENTRY_KEY_BYTES + 8)
+
+MAX_READERS: Final = 1024
+LOCK_BYTES: Final = -(-(192 + 64 * MAX_READERS) // PAGE_BYTES) * PAGE_BYTES
+"""Size of lock.mdb: a header and 64 bytes a reader slot; more readers than that read nothing."""
+
+RESERVE_BYTES: Final = 768 * 1024
+RESERVE_SHARE: Final = 1 / 128
+"""What capacity_bytes leaves to LMDB: tree pages rewritten by a commit, its free list, ends of split values."""
+
+MIN_BUDGET_BYTES: Final = 4 * 1024**2
+
+PIECE_PAGES: Final = (4, 1)
+"""Sizes of the pieces of a split value, tried in this order; pieces of one page fit wherever a page is free."""
+
+
+def data_path(directory: Path) -> Path:
+    """Return the path of LMDB's data file."""
+    return directory / "data.mdb"
+
+
+def lock_path(directory: Path) -> Path:
+    """Return the path of LMDB's table of readers."""
+    return directory / "lock.mdb"
+
+
+def writer_lock_path(directory: Path) -> Path:
+    """Return the path of the file that the writing process holds locked."""
+    return directory / "writer.lock"
+
+
+def stored_bytes(size_bytes: int) -> int:
+    """Return what a value of this size costs of ``capacity_bytes``: its pages, and its share of a tree page.
+
+    Raises:
+        ValueError: The size is negative.
+    """
+    if size_bytes < 0:
+        raise ValueError(f"a size cannot be negative: {size_bytes}")
+    if size_bytes <= INLINE_MAX_BYTES:
+        return min(PAGE_BYTES, _LEAF_SLACK * (NODE_BYTES + ENTRY_KEY_BYTES + size_bytes + size_bytes % 2))
+    return _round_up(size_bytes + PAGE_HEADER_BYTES) + _NODE_STORED_BYTES
+
+
+def map_bytes_for(budget_bytes: int) -> int:
+    """Return the most that data.mdb may take so that the whole store stays within the budget.
+
+    Raises:
+        ValueError: The budget is below ``MIN_BUDGET_BYTES``.
+    """
+    if budget_bytes < MIN_BUDGET_BYTES:
+        raise ValueError(f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, not {budget_bytes}")
+    return (budget_bytes - LOCK_BYTES) // PAGE_BYTES * PAGE_BYTES
+
+
+def capacity_of_map(map_bytes: int) -> int:
+    """Return how many bytes, counted by ``stored_bytes``, a map of this size takes."""
+    return max(0, map_bytes - RESERVE_BYTES - int(map_bytes * RESERVE_SHARE))
+
+
+def piece_key(key: bytes, index: int) -> bytes:
+    """Return the key under which a piece of a split value lies, right behind the value's own."""
+    return key + index.to_bytes(4, "big")
+
+
+def piece_bytes(num_pages: int) -> int:
+    """Return how many bytes of a value fill a run of this many pages."""
+    return num_pages * PAGE_BYTES - PAGE_HEADER_BYTES
+
+
+def _round_up(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

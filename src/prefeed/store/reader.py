@@ -1,0 +1,203 @@
+"""The reading end of a tier: values seen in place, by any number of processes, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import lmdb
+
+from prefeed.store.environment import (
+    SharedEnvironment,
+    attach_reader,
+    enter_batch,
+    identity_of,
+    keep_inherited,
+    leave_batch,
+    process_id,
+    release,
+    try_resize,
+)
+from prefeed.types import ENTRY_KEY_BYTES
+
+
+class ReadBatch:
+    """A snapshot of the tier, in which views are valid; made by ``TierReader.batch``.
+
+    On leaving it the views are released: using one later is a ValueError. An array made from a view outlives it and
+    must not be used either: its bytes may change.
+    """
+
+    __slots__ = ("_first", "_process_id", "_reader", "_second", "_shared", "_txn", "_views")
+
+    def __init__(self, reader: TierReader) -> None:
+        self._reader = reader
+        self._txn: Any = None
+        self._views: list[memoryview | None] = []
+
+    def __enter__(self) -> ReadBatch:
+        self._process_id = process_id()
+        shared = self._reader._attach()
+        if shared is not None:
+            self._txn = _begin(shared)
+            if self._txn is None:
+                self._reader._detach()
+            else:
+                self._shared = shared
+                self._first, self._second = shared.resident, shared.transient
+                if self._reader._transient_first:
+                    self._first, self._second = self._second, self._first
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        txn, self._txn = self._txn, None
+        if txn is None:
+            return
+        if self._process_id != process_id():
+            # Forked inside the batch: the transaction is the parent's, and ending it would free the parent's slot.
+            keep_inherited((txn, self._views))
+            return
+        for view in self._views:
+            if view is not None:
+                with contextlib.suppress(BufferError):
+                    view.release()
+        txn.abort()
+        leave_batch(self._shared)
+
+    def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        """Return a view of each value, None for those that the tier does not hold; valid inside this batch only."""
+        if self._txn is None:
+            return [None] * len(keys)
+        get, first = self._txn.get, self._first
+        try:
+            views: list[memoryview | None] = [get(key, None, first) for key in keys]
+            if not all(views):
+                self._complete(keys, views)
+        except lmdb.Error:
+            return [None] * len(keys)
+        self._views += views
+        return list(views)
+
+    def get_view(self, key: bytes) -> memoryview | None:
+        """Return a view of one value, None if the tier does not hold it; valid inside this batch only."""
+        return self.get_views((key,))[0]
+
+    def _complete(self, keys: Sequence[bytes], views: list[memoryview | None]) -> None:
+        """Look up in the other table what was not in the first, and join values that were split."""
+        get, second, in_second = self._txn.get, self._second, 0
+        for index, view in enumerate(views):
+            if view:
+                continue
+            table = self._first
+            if view is None:
+                view, table = get(keys[index], None, second), second
+                in_second += view is not None
+            if view is not None and not view:
+                view = self._join(keys[index], table)
+            views[index] = view
+        if in_second > len(keys) // 2:
+            self._first, self._second = second, self._first
+            self._reader._transient_first = self._first is self._shared.transient
+
+    def _join(self, key: bytes, table: Any) -> memoryview:
+        pieces = []
+        with self._txn.cursor(db=table) as cursor:
+            found = cursor.set_range(key) and cursor.next()
+            while found and bytes(cursor.key()[:ENTRY_KEY_BYTES]) == key:
+                pieces.append(cursor.value())
+                found = cursor.next()
+        return memoryview(b"".join(pieces))
+
+
+class TierReader:
+    """Reads a store that another process writes, or this one.
+
+    Nothing that the store may do is an error here: a store that is missing, of another layout, damaged, or out of
+    reader slots holds nothing.
+
+    **Threads and processes.** Any thread; a batch belongs to the thread that entered it. Opened at first use, anew in
+    each process, so that it may be made before a fork or pickled to a spawned worker.
+
+    **Blocking.** Never waits, neither for the writer nor for other readers.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory).absolute()
+        self._shared: SharedEnvironment | None = None
+        self._process_id = process_id()
+        self._transient_first = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TierReader, (self._directory,))
+
+    @property
+    def directory(self) -> Path:
+        """Where the store lies."""
+        return self._directory
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a copy of a value, None if the tier does not hold it."""
+        with self.batch() as batch:
+            view = batch.get_view(key)
+            return None if view is None else bytes(view)
+
+    def batch(self) -> ReadBatch:
+        """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever the writer does.
+
+        The writer cannot reuse pages freed while a batch is open: keep it short.
+        """
+        return ReadBatch(self)
+
+    def reopen_if_replaced(self) -> bool:
+        """Let go of a store whose files are no longer those at its path; True if they were not.
+
+        The next read opens what is there. Call it when keys are missed that ought to be there.
+        """
+        shared = self._current()
+        if shared is None or identity_of(self._directory) == shared.identity:
+            return False
+        self._detach()
+        return True
+
+    def close(self) -> None:
+        """Let go of the store; a later read opens it again."""
+        self._detach()
+
+    def _current(self) -> SharedEnvironment | None:
+        if self._process_id != process_id():
+            self._process_id = process_id()
+            self._shared = None  # the parent's; kept alive by the registry
+        return self._shared
+
+    def _attach(self) -> SharedEnvironment | None:
+        shared = self._current()
+        if shared is None:
+            shared = self._shared = attach_reader(self._directory)
+        return shared
+
+    def _detach(self) -> None:
+        shared, self._shared = self._current(), None
+        if shared is not None:
+            release(shared)
+
+
+def _begin(shared: SharedEnvironment) -> Any:
+    """Begin a transaction, inside ``enter_batch``; None when that cannot be: the origin has the value too."""
+    for _ in range(2):
+        enter_batch(shared)
+        try:
+            return shared.env.begin(buffers=True)
+        except lmdb.MapResizedError:
+            leave_batch(shared)
+            if not try_resize(shared, 0):  # a new writer has made the store larger
+                return None
+        except lmdb.Error:  # all reader slots taken, most of all
+            leave_batch(shared)
+            return None
+    return None

@@ -1,0 +1,383 @@
+"""The writing end of a tier: groups of values put and deleted, one commit a group, within a budget of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from prefeed.errors import StoreError, TierFullError
+from prefeed.store import directory as store_directory
+from prefeed.store.environment import (
+    SharedEnvironment,
+    attach_writer,
+    process_id,
+    read_transaction,
+    release_writer,
+    try_resize,
+    write_transaction,
+)
+from prefeed.store.layout import (
+    LAYOUT_KEY,
+    LAYOUT_VERSION,
+    MAX_READERS,
+    PAGE_BYTES,
+    PIECE_PAGES,
+    capacity_of_map,
+    data_path,
+    map_bytes_for,
+    piece_bytes,
+    stored_bytes,
+)
+from prefeed.store.reservation import Reservation
+from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
+from prefeed.types import ENTRY_KEY_BYTES, Buffer
+
+Put = tuple[bytes, Buffer, bool]
+"""Key, value, and whether it is transient."""
+
+_SLACK_BYTES: Final = 1024**2
+_TREE_PAGES_A_PUT: Final = 6
+_WHOLE: Final = 0
+_TIGHT_SHARE: Final = 0.9
+_STICKY_GROUPS: Final = 32
+"""For so many groups after one that did not fit at once, the way that worked is tried first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStatistics:
+    """State of a tier; a snapshot.
+
+    Attributes:
+        resident_entries: Values kept for the next epoch.
+        transient_entries: Values that are freed once consumed.
+        used_bytes: What they cost together, counted by ``stored_bytes``.
+        capacity_bytes: The most that ``used_bytes`` can be.
+        budget_bytes: The most that the store may take of its file system.
+        reserved_bytes: What the data file takes of it now.
+        reader_slots: Reader slots that were ever in use at once, dead ones included.
+    """
+
+    resident_entries: int
+    transient_entries: int
+    used_bytes: int
+    capacity_bytes: int
+    budget_bytes: int
+    reserved_bytes: int
+    reader_slots: int
+
+
+class TierWriter:
+    """The one writer of a store.
+
+    **Ownership.** The directory belongs to the store; ``destroy`` removes it. ``close`` leaves the values for the
+    next writer, which finds them after SIGKILL too: every commit is whole or absent.
+
+    **Threads and processes.** One thread at a time; a second process is refused. Not used after a fork.
+
+    **Invariants.** The files never take more than ``budget_bytes``. Nothing is written to a page that the file system
+    has not given, hence no SIGBUS.
+
+    **Blocking.** Memory speed; no call waits for a reader.
+    """
+
+    def __init__(self, directory: Path, budget_bytes: int, lock_file: int, shared: SharedEnvironment) -> None:
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+        self._lock_file = lock_file
+        self._shared = shared
+        self._stage = _WHOLE
+        self._sticky_groups = 0
+        self._used_bytes = 0
+        self._owed_deletes: list[bytes] = []
+        self._process_id = process_id()
+        info = shared.env.info()
+        self._reservation = Reservation(
+            data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
+        )
+        self._closed = False
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, budget_bytes: int) -> TierWriter:
+        """Return the writer of a store, made if there was none, with what the last writer left of resident values.
+
+        Transients are dropped. A store of another layout version, a damaged one, and one whose data do not fit the
+        budget are emptied: this is a cache. With a larger budget the store grows, with a smaller one it is kept when
+        its data lie within it; the owner then compares ``statistics().used_bytes`` with ``capacity_bytes``.
+
+        Args:
+            directory: Made if missing, mode 0700; holds nothing but the store.
+            budget_bytes: The most that the store may take of its file system, all files together.
+
+        Raises:
+            StoreError: The directory cannot be used, or another process writes it; the message says what to change.
+            TierFullError: The file system has no room even for an empty store.
+            ValueError: The budget is too small for any store.
+        """
+        path = Path(directory).absolute()
+        map_bytes = map_bytes_for(budget_bytes)
+        lock_file = store_directory.prepare(path)
+        try:
+            store_directory.empty_unless_usable(path, map_bytes)
+            with _translated(path):
+                shared = attach_writer(path, lambda: _open_env(path, map_bytes))
+        except BaseException:
+            os.close(lock_file)
+            raise
+        writer = cls(path, budget_bytes, lock_file, shared)
+        try:
+            writer._recover()
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    @property
+    def directory(self) -> Path:
+        """Where the store lies."""
+        return self._directory
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that values may cost together, counted by ``stored_bytes``; shrinks if the file system fills up."""
+        return capacity_of_map(self._reservation.map_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the values cost together, counted by ``stored_bytes``."""
+        return self._used_bytes
+
+    def put_many(self, items: Sequence[Put]) -> None:
+        """Store a group of values in one commit; a key that exists is replaced.
+
+        Raises:
+            TierFullError: There is no room; none of the group is stored, what was stored stays.
+            ValueError: A key is not 16 bytes long.
+        """
+        self.apply(items, ())
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete values in one commit; keys that do not exist are passed over.
+
+        Readers inside a batch keep their views; the room is free once they have left it.
+        """
+        self.apply((), keys)
+
+    def apply(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:
+        """Delete values and store others, in one commit if there is room for that, deletes first.
+
+        Pages of deleted values can be written again two commits later. When the tier is nearly full the deletes are
+        therefore committed by themselves, followed by empty commits, before the puts.
+
+        Raises:
+            TierFullError: There is no room; none of the group is stored, and the deletes are done, or will be with
+                the next call when open batches leave not even room for them.
+            ValueError: A key is not 16 bytes long, or a value is larger than LMDB takes; nothing is changed.
+        """
+        for key, _, _ in puts:
+            if len(key) != ENTRY_KEY_BYTES:
+                raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
+        with _translated(self._directory):
+            if puts:
+                if not self._try_reserve_for(puts):
+                    self._delete(deletes)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._apply_in_stages(puts, deletes)
+            else:
+                self._delete(deletes)
+
+    def entries(self) -> Iterator[tuple[bytes, int, bool]]:
+        """Yield key, size in bytes and whether it is transient, of every value; ordered by key within each kind.
+
+        The tier is not changed while this runs.
+        """
+        with read_transaction(self._shared) as txn:
+            for table, transient in ((self._shared.resident, False), (self._shared.transient, True)):
+                yield from ((key, size, transient) for key, size in value_sizes(txn, table))
+
+    def reserve_ahead(self, size_bytes: int) -> int:
+        """Make pages for so many more bytes before they are needed; returns how many bytes of the file have pages.
+
+        For idle moments: the first write to a new page costs three times one to a page that is there.
+        """
+        self._reservation.try_reserve(self._reservation.reserved_bytes + size_bytes)
+        return self._reservation.reserved_bytes
+
+    def reclaim_dead_readers(self) -> int:
+        """Free the slots of readers that were killed, and with them the pages they held; returns how many."""
+        with _translated(self._directory):
+            return self._shared.env.reader_check()
+
+    def statistics(self) -> TierStatistics:
+        """Return a snapshot. Split values make the numbers of entries slightly too high."""
+        with _translated(self._directory), read_transaction(self._shared) as txn:
+            resident, transient = txn.stat(self._shared.resident), txn.stat(self._shared.transient)
+        return TierStatistics(
+            resident_entries=resident["entries"],
+            transient_entries=transient["entries"],
+            used_bytes=self._used_bytes,
+            capacity_bytes=self.capacity_bytes,
+            budget_bytes=self._budget_bytes,
+            reserved_bytes=self._reservation.reserved_bytes,
+            reader_slots=self._shared.env.info()["num_readers"],
+        )
+
+    def close(self) -> None:
+        """Let go of the store; its values stay. A second call does nothing."""
+        if self._closed or self._process_id != process_id():
+            return
+        self._closed = True
+        self._reservation.close()
+        release_writer(self._shared)
+        os.close(self._lock_file)
+
+    def destroy(self) -> None:
+        """Remove the store and its directory. Readers inside a batch keep their views; later reads find nothing."""
+        store_directory.remove_files(self._directory)
+        self.close()
+        store_directory.remove(self._directory)
+
+    # ------------------------------------------------------------ one group
+
+    def _apply_in_stages(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:
+        needed = sum(stored_bytes(value_size(value)) for _, value, _ in puts)
+        first = self._stage if self._sticky_groups else _WHOLE
+        self._sticky_groups = max(0, self._sticky_groups - 1)
+        for stage in range(first, 2 + len(PIECE_PAGES)):
+            if stage != _WHOLE:
+                self._delete(deletes)
+                self._age_freed_pages()
+                deletes = ()
+            try:
+                self._commit(puts, deletes, 0 if stage < 2 else PIECE_PAGES[stage - 2])
+            except _OverCapacityError:
+                self._delete(deletes)
+                break
+            except lmdb.MapFullError:
+                continue
+            if stage > first:
+                self._stage, self._sticky_groups = stage, _STICKY_GROUPS
+            return
+        raise TierFullError(
+            f"the tier in {self._directory} has no room for {len(puts)} values of {needed} bytes together: "
+            f"{self._used_bytes} of {self.capacity_bytes} are used; free values first, wait for readers of freed "
+            "values to leave their batch, or raise PREFEED_MEMORY",
+            needed_bytes=needed, used_bytes=self._used_bytes, capacity_bytes=self.capacity_bytes,
+        )  # fmt: skip
+
+    def delete_value(self, keys: Sequence[bytes]) -> None:
+        """Delete in one commit; where there is no room to rewrite the tree for all, one by one, the rest later."""
+        keys = [*self._owed_deletes, *keys]
+        self._owed_deletes = []
+        if not keys:
+            return
+        try:
+            self._commit((), keys, 0)
+        except lmdb.MapFullError:
+            for index, key in enumerate(keys):
+                try:
+                    self._commit((), (key,), 0)
+                except lmdb.MapFullError:
+                    self._owed_deletes = keys[index:]
+                    return
+
+    def _age_freed_pages(self) -> None:
+        """Pages freed by commit n are free for commit n + 2: make two commits."""
+        with contextlib.suppress(lmdb.MapFullError):
+            for _ in range(2):
+                with write_transaction(self._shared) as txn:
+                    txn.put(LAYOUT_KEY, LAYOUT_VERSION)
+
+    def _commit(self, puts: Sequence[Put], deletes: Sequence[bytes], piece_pages: int) -> None:
+        used, capacity = self._used_bytes, self.capacity_bytes
+        tables = (self._shared.resident, self._shared.transient)
+        with write_transaction(self._shared) as txn:
+            for key in deletes:
+                used -= delete_value(txn, key, tables)
+            for key, value, transient in puts:
+                table, other = (tables[1], tables[0]) if transient else tables
+                if txn.get(key, None, other) is not None:
+                    used -= delete_value(txn, key, tables)
+                size = value_size(value)
+                used += stored_bytes(size)
+                if piece_pages and size > piece_bytes(piece_pages):
+                    used -= delete_value(txn, key, tables)
+                    put_pieces(txn, key, value, table, piece_bytes(piece_pages))
+                elif not txn.put(key, value, True, False, False, table):
+                    used -= delete_value(txn, key, tables)
+                    txn.put(key, value, True, False, False, table)
+                if used > capacity:
+                    raise _OverCapacityError("over capacity")
+            if puts and used > _TIGHT_SHARE * capacity:
+                require_spare_pages(txn)
+        self._used_bytes = used
+
+    def _try_reserve_for(self, puts: Sequence[Put]) -> bool:
+        """Back every page that this group may need; where the file system has no more, LMDB gets no more either."""
+        reservation = self._reservation
+        if reservation.reserved_bytes >= reservation.map_bytes:
+            return True
+        growth = (
+            sum(value_size(value) for _, value, _ in puts) + len(puts) * _TREE_PAGES_A_PUT * PAGE_BYTES + _SLACK_BYTES
+        )
+        if reservation.try_reserve(_end_of_data(self._shared.env) + growth):
+            return True
+        if not try_resize(self._shared, reservation.reserved_bytes):
+            return False
+        reservation.remapped(reservation.reserved_bytes)
+        return True
+
+    def _recover(self) -> None:
+        with _translated(self._directory):
+            if not self._reservation.try_reserve(_end_of_data(self._shared.env) + _SLACK_BYTES):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._shared.open_tables(create=True)
+            with write_transaction(self._shared) as txn:
+                txn.put(LAYOUT_KEY, LAYOUT_VERSION)
+                txn.drop(self._shared.transient, delete=False)
+            self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
+
+
+class _translated:  # noqa: N801  a context manager, spelled as a verb
+    """Turn what LMDB and the system say into errors of the store."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, err: BaseException | None, trace: Any) -> None:
+        if isinstance(err, lmdb.MapFullError) or (isinstance(err, OSError) and err.errno == errno.ENOSPC):
+            raise TierFullError(
+                f"no room in {self._directory}: {err}; free space on its file system (--shm-size in a container), lower "
+                "PREFEED_MEMORY, or name another directory with PREFEED_MEMORY_DIR"
+            ) from err
+        if isinstance(err, lmdb.BadValsizeError):
+            raise ValueError(f"LMDB takes no value of this size: {err}") from err
+        if isinstance(err, (lmdb.Error, OSError)) and not isinstance(err, StoreError):
+            raise StoreError(
+                f"the store in {self._directory} failed: {err}; remove the directory if it is damaged"
+            ) from err
+
+
+class _OverCapacityError(lmdb.MapFullError):
+    """The owner asked for more than capacity_bytes: no way of storing helps."""
+
+
+def _open_env(directory: Path, map_bytes: int) -> lmdb.Environment:
+    store_directory.reserve_lock_file(directory)
+    return lmdb.open(
+        os.fspath(directory), map_size=map_bytes, writemap=True, sync=False, metasync=False, readahead=False,
+        meminit=False, mode=0o600, max_dbs=4, max_readers=MAX_READERS,
+    )  # fmt: skip
+
+
+def _end_of_data(env: lmdb.Environment) -> int:
+    return (env.info()["last_pgno"] + 1) * PAGE_BYTES

@@ -1,0 +1,220 @@
+"""Every message of the protocol. Ids travel as raw little-endian int64, shape (n,).
+
+A client says ``Hello`` first and is answered ``Welcome`` or ``Refused``. Requests are answered in order, except
+``Demand``, ``OpenDataset`` and ``Warm``, whose answers carry the token of the question.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from prefeed.types import ClearResult, ServerStatus, Statistics, WarmResult
+
+PROTOCOL = 1
+"""Changes with every incompatible message; both sides must agree."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Root of all messages."""
+
+
+class Hello(Message, frozen=True):
+    """First word of a client."""
+
+    protocol: int
+    version: str
+    pid: int
+
+
+class Welcome(Message, frozen=True):
+    """The server speaks the client's protocol."""
+
+    version: str
+    pid: int
+    store_dir: str
+    instance: str
+
+
+class Refused(Message, frozen=True):
+    """The request failed; the server goes on."""
+
+    code: str
+    text: str
+    token: int = 0
+
+
+class OpenDataset(Message, frozen=True):
+    """Open, and build if need be, the manifest of a URL, or of the paths in a file, or the one in a directory.
+
+    The paths are separated by NUL; a client that finds another server than it had names the directory.
+    """
+
+    token: int
+    url: str
+    refresh: bool
+    paths_file: str = ""
+    manifest_dir: str = ""
+
+
+class Listing(Message, frozen=True):
+    """How far a listing has come."""
+
+    token: int
+    objects: int
+    bytes: int
+
+
+class DatasetOpened(Message, frozen=True):
+    """The manifest lies in this directory; the number names it on this server."""
+
+    token: int
+    dataset: int
+    manifest_dir: str
+
+
+class RegisterPlan(Message, frozen=True):
+    """A consumer's order: raw int64 ids in a file that the server removes."""
+
+    consumer: int
+    dataset: int
+    ids_file: str
+    upcoming: bool
+
+
+class AdoptUpcoming(Message, frozen=True):
+    """The plan registered as upcoming has begun."""
+
+    consumer: int
+
+
+class ExtendPlan(Message, frozen=True):
+    """The sampler drew more."""
+
+    consumer: int
+    ids: bytes
+
+
+class Consumed(Message, frozen=True):
+    """Objects that a reader is done with, and how it got them."""
+
+    consumer: int
+    dataset: int
+    ids: bytes
+    hits: int
+    direct_reads: int
+
+
+class Position(Message, frozen=True):
+    """The training loop has every sample before this index of the plan."""
+
+    consumer: int
+    index: int
+
+
+class EndConsumer(Message, frozen=True):
+    """The loader is gone."""
+
+    consumer: int
+
+
+class Demand(Message, frozen=True):
+    """A reader misses this object and waits."""
+
+    token: int
+    dataset: int
+    object_id: int
+
+
+class Lost(Message, frozen=True):
+    """A reader was told that the object is stored, and did not find it."""
+
+    token: int
+    dataset: int
+    object_id: int
+
+
+class Answered(Message, frozen=True):
+    """How a ``Demand`` ended: an ``Outcome``, with the bytes or the error."""
+
+    token: int
+    outcome: int
+    code: str = ""
+    text: str = ""
+    data: bytes = b""
+
+
+class Locate(Message, frozen=True):
+    """Ask which open dataset holds the object of this URL."""
+
+    url: str
+
+
+class Located(Message, frozen=True):
+    """The dataset and id of an object; dataset -1 when none holds it."""
+
+    dataset: int
+    object_id: int
+    manifest_dir: str
+
+
+class GetStatus(Message, frozen=True):
+    """Ask for ``StatusReport``."""
+
+
+class StatusReport(Message, frozen=True):
+    """Answer to ``GetStatus``."""
+
+    status: ServerStatus
+
+
+class GetStatistics(Message, frozen=True):
+    """Ask for ``StatisticsReport``."""
+
+
+class StatisticsReport(Message, frozen=True):
+    """Answer to ``GetStatistics``."""
+
+    statistics: Statistics
+
+
+class Warm(Message, frozen=True):
+    """Fill the memory tier with everything below a URL."""
+
+    token: int
+    url: str
+    refresh: bool
+
+
+class WarmReport(Message, frozen=True):
+    """How far ``Warm`` has come."""
+
+    token: int
+    result: WarmResult
+    done: bool
+
+
+class Clear(Message, frozen=True):
+    """Free the entries of a URL, or all of them."""
+
+    url: str | None
+
+
+class Cleared(Message, frozen=True):
+    """Answer to ``Clear``."""
+
+    result: ClearResult
+
+
+class Stop(Message, frozen=True):
+    """Ask the server to end."""
+
+
+class Stopping(Message, frozen=True):
+    """The server ends; the connection closes when it is gone."""
+
+
+AnyMessage = (
+    Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
+    | Consumed | Position | EndConsumer | Demand | Lost | Answered | Locate | Located | GetStatus | StatusReport
+    | GetStatistics | StatisticsReport | Warm | WarmReport | Clear | Cleared | Stop | Stopping
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""Every source, real and fake, against one contract."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from prefeed.config import Config
+from prefeed.sources.protocol import Source
+from prefeed.sources.urls import open_source
+from prefeed.testing.source_contract import SourceContract
+from prefeed.testing.sources import CountingSource, FaultySource, MemorySource, SlowSource
+
+_ticks = itertools.count(1)
+
+
+class DirectoryOrigin:
+    """Files below a directory, read through a URL."""
+
+    def __init__(self, directory: Path, url: str, *, index: bool = False) -> None:
+        self.directory = directory
+        self.url = url
+        self.index = index
+        self.sources: list[Source] = []
+
+    def put(self, path: str, data: bytes) -> None:
+        file = self.directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        second = 1_700_000_000 + next(_ticks)  # Last-Modified has whole seconds.
+        os.utime(file, (second, second))
+
+    def open(self) -> Source:
+        if self.index:
+            servers.write_index(self.directory)
+        self.sources.append(open_source(self.url, Config()))
+        return self.sources[-1]
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+
+class BucketOrigin:
+    """A bucket behind moto, read below a prefix."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self.client = client
+        self.bucket = bucket
+        self.prefix = prefix
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key=f"{prefix}-not-mine/x.bin", Body=b"outside")
+        self.sources: list[Source] = []
+
+    def put(self, path: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{path}", Body=data)
+
+    def open(self) -> Source:
+        self.sources.append(open_source(f"s3://{self.bucket}/{self.prefix}/", Config()))
+        return self.sources[-1]
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+
+class MemoryOrigin(MemorySource):
+    def __init__(self, wrap: Any = None) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def open(self) -> Source:
+        wrapped: Source = self.wrap(self) if self.wrap else self
+        return wrapped
+
+
+class TestPosix(SourceContract):
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> DirectoryOrigin:
+        return DirectoryOrigin(tmp_path, str(tmp_path))
+
+
+class TestHttpWithIndex(SourceContract):
+    lists_versions = False
+
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+        (tmp_path / "root dir").mkdir()
+        with servers.http_server(tmp_path) as server:
+            origin = DirectoryOrigin(tmp_path / "root dir", f"{server.url}/root dir/", index=True)
+            yield origin
+            origin.close()
+
+
+class TestHttpWithWebDav(SourceContract):
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+        (tmp_path / "root").mkdir()
+        with servers.http_server(tmp_path, webdav=True) as server:
+            origin = DirectoryOrigin(tmp_path / "root", f"{server.url}/root")
+            yield origin
+            origin.close()
+
+
+class TestNginx(SourceContract):
+    lists_versions = False
+
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+        root = tmp_path / "www"
+        root.mkdir()
+        with servers.nginx_server(root, tmp_path / "nginx") as url:
+            origin = DirectoryOrigin(root, url, index=True)
+            yield origin
+            origin.close()
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    with servers.moto_server() as url:
+        yield url
+
+
+class TestS3(SourceContract):
+    @pytest.fixture
+    def origin(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketOrigin]:
+        import boto3
+
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1")
+        origin = BucketOrigin(client, f"bucket-{next(_ticks)}", "data/set")
+        yield origin
+        origin.close()
+        client.close()
+
+
+class TestMemory(SourceContract):
+    @pytest.fixture(params=[None, CountingSource, FaultySource, lambda source: SlowSource(source, 0.0)])
+    def origin(self, request: pytest.FixtureRequest) -> MemoryOrigin:
+        return MemoryOrigin(request.param)

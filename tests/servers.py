@@ -1,0 +1,238 @@
+"""Servers for tests, on loopback: S3, plain HTTP with a choice of failures, WebDAV's listing, nginx."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing-secret",
+    "AWS_REGION": "us-east-1",
+}
+
+Answer = Callable[["Handler"], None]
+
+
+@contextlib.contextmanager
+def moto_server() -> Iterator[str]:
+    """Run moto's S3 in this process; yield its URL."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves the files of ``server.directory``, or what ``server.answers`` has for the path."""
+
+    protocol_version = "HTTP/1.1"
+    server: FileServer
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.server.requests.append((self.command, path, dict(self.headers)))
+        answer = self.server.answers.get(path)
+        if answer is not None:
+            answer(self)
+            return
+        file = self.server.directory / unquote(path, errors="surrogateescape").lstrip("/")
+        if not file.is_file():
+            self.reply(404, b"not found")
+            return
+        status = file.stat()
+        headers = {
+            "ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"',
+            "Last-Modified": formatdate(status.st_mtime, usegmt=True),
+        }
+        self.reply(200, file.read_bytes(), headers)
+
+    def do_PROPFIND(self) -> None:
+        if not self.server.webdav:
+            self.reply(405, b"")
+            return
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        root = self.server.directory / unquote(urlsplit(self.path).path).strip("/")
+        entries = [self._property(file) for file in [root, *sorted(root.rglob("*"))]]
+        body = f'<?xml version="1.0"?><D:multistatus xmlns:D="DAV:">{"".join(entries)}</D:multistatus>'
+        self.reply(207, body.encode(), {"Content-Type": "application/xml"})
+
+    def _property(self, file: Path) -> str:
+        status = file.stat()
+        href = "/" + quote(str(file.relative_to(self.server.directory)))
+        kind = "<D:resourcetype><D:collection/></D:resourcetype>" if file.is_dir() else "<D:resourcetype/>"
+        etag = escape(f'"{status.st_mtime_ns:x}-{status.st_size:x}"')
+        return (
+            f"<D:response><D:href>{href}</D:href><D:propstat><D:prop>{kind}"
+            f"<D:getcontentlength>{status.st_size}</D:getcontentlength><D:getetag>{etag}</D:getetag>"
+            f"<D:getlastmodified>{formatdate(status.st_mtime, usegmt=True)}</D:getlastmodified>"
+            f"</D:prop><D:status>HTTP/1.1 200 OK</D:status></D:propstat></D:response>"
+        )
+
+    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class FileServer(ThreadingHTTPServer):
+    """Threaded HTTP server of one directory.
+
+    Attributes:
+        answers: What to do instead of serving a file, by request path.
+        requests: Method, path and headers of each GET, in order.
+        webdav: Whether PROPFIND lists.
+        released: Set when the server stops: answers that stall wait for it.
+    """
+
+    daemon_threads = False
+    request_queue_size = 128
+
+    def __init__(self, directory: Path, *, webdav: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.directory = directory
+        self.webdav = webdav
+        self.answers: dict[str, Answer] = {}
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.released = threading.Event()
+        self._connections: set[socket.socket] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that went away."""
+
+    def stop(self) -> None:
+        """Stop serving, break every connection and wait for its thread."""
+        self.released.set()
+        self.shutdown()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+
+@contextlib.contextmanager
+def http_server(directory: Path, *, webdav: bool = False) -> Iterator[FileServer]:
+    """Serve a directory over HTTP in this process."""
+    server = FileServer(directory, webdav=webdav)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join()
+
+
+def write_index(directory: Path, name: str = "index.txt") -> None:
+    """Write the index that ``find . -type f -printf '%P\\t%s\\n'`` would."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != name)
+    lines = [f"{path.relative_to(directory)}\t{path.stat().st_size}\n" for path in files]
+    (directory / name).write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+
+
+def status(code: int, body: bytes = b"") -> Answer:
+    """Answer with a status."""
+    return lambda handler: handler.reply(code, body)
+
+
+def truncated(handler: Handler) -> None:
+    """Announce 1000 bytes, send 10 and hang up."""
+    _begin(handler)
+    handler.close_connection = True
+
+
+def stalled(handler: Handler) -> None:
+    """Announce 1000 bytes, send 10 and nothing more until the server stops."""
+    _begin(handler)
+    handler.server.released.wait()
+    handler.close_connection = True
+
+
+def silent(handler: Handler) -> None:
+    """Never answer."""
+    handler.server.released.wait()
+    handler.close_connection = True
+
+
+def _begin(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b"x" * 10)
+    handler.wfile.flush()
+
+
+@contextlib.contextmanager
+def nginx_server(directory: Path, work: Path) -> Iterator[str]:
+    """Serve a directory with nginx, whose files go below ``work``; yield its URL."""
+    program = shutil.which("nginx") or "/usr/sbin/nginx"
+    port = free_port()
+    work.mkdir(parents=True, exist_ok=True)
+    temporary = "".join(
+        f"{kind}_temp_path {work}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.geteuid() == 0 else ""
+    (work / "nginx.conf").write_text(
+        f"daemon off; {user} worker_processes 1; pid {work}/nginx.pid; error_log {work}/error.log;"
+        "events { worker_connections 2048; }"
+        f"http {{ access_log off; sendfile on; keepalive_requests 1000000; {temporary}"
+        f"server {{ listen 127.0.0.1:{port}; root {directory}; }} }}"
+    )
+    process = subprocess.Popen([program, "-e", str(work / "error.log"), "-c", str(work / "nginx.conf")])
+    try:
+        wait_for_port(port, alive=lambda: process.poll() is None)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, *, alive: Callable[[], bool], timeout_seconds: float = 20.0) -> None:
+    """Block until something listens on a port of loopback."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        if not alive() or time.monotonic() > deadline:
+            raise TimeoutError(f"nothing listens on port {port}")
+        time.sleep(0.01)

@@ -1,0 +1,236 @@
+"""Every command's output, exit code and JSON, with a fake node server."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fake_backend import STATISTICS, STATUS, WARM, FakeBackend
+from prefeed.cli import warm
+from prefeed.errors import AccessDeniedError
+
+COMMANDS = [
+    (["server", "start"], False),
+    (["server", "start", "--foreground"], False),
+    (["server", "status"], True),
+    (["server", "stop"], True),
+    (["stats"], True),
+    (["warm", "s3://bucket/train"], True),
+    (["clear", "--all"], True),
+]
+JSON_IDS = [" ".join(arguments) for arguments, _ in COMMANDS]
+
+
+@pytest.mark.parametrize(("arguments", "running"), COMMANDS, ids=JSON_IDS)
+def test_succeeds_with_text_on_stdout_and_nothing_on_stderr(run, arguments: list[str], running: bool) -> None:
+    result = run(FakeBackend(running=running), *arguments)
+
+    assert result.exit_code == 0
+    assert result.stdout or "--foreground" in arguments
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("arguments", "running"), COMMANDS, ids=JSON_IDS)
+def test_json_is_one_object_and_nothing_else(run, arguments: list[str], running: bool) -> None:
+    result = run(FakeBackend(running=running), *arguments, "--json")
+
+    assert result.exit_code == 0
+    assert isinstance(json.loads(result.stdout), dict)
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["server", "status"], ["server", "stop"], ["stats"]], ids=" ".join)
+def test_without_a_server_says_so_and_ends_with_3(run, arguments: list[str]) -> None:
+    backend = FakeBackend(running=False)
+
+    result = run(backend, *arguments)
+
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr == f"prefeed: no server is running for {os.environ['PREFEED_HOME']}\n"
+    assert not backend.running
+
+
+@pytest.mark.parametrize("arguments", [["server", "status"], ["server", "stop"], ["stats"]], ids=" ".join)
+def test_json_error_is_one_object_too(run, arguments: list[str]) -> None:
+    result = run(FakeBackend(running=False), *arguments, "--json")
+
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["error"]["code"] == "server-unavailable"
+    assert result.stderr.startswith("prefeed: ")
+
+
+@pytest.mark.parametrize("arguments", [["warm", "s3://b"], ["clear", "--all"]], ids=" ".join)
+def test_no_server_and_no_autostart_ends_with_1(run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("PREFEED_AUTOSTART", "0")
+
+    result = run(FakeBackend(running=False), *arguments)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("prefeed: no server is running")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["clear"], ["clear", "s3://b", "--all"], ["warm"], ["nonsense"], ["server", "nonsense"], ["stats", "--nonsense"]],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2(run, arguments: list[str]) -> None:
+    backend = FakeBackend()
+
+    result = run(backend, *arguments)
+
+    assert result.exit_code == 2
+    assert backend.calls == []
+    assert "Usage: " in result.stderr
+
+
+def test_bad_setting_is_one_line_that_names_it(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_MEMORY", "lots")
+
+    result = run(FakeBackend(), "stats")
+
+    assert result.exit_code == 1
+    assert result.stderr == "prefeed: PREFEED_MEMORY: 'lots' is not a size; write it like 8GiB, 500MB or 4096\n"
+
+
+def test_twice_verbose_lets_the_traceback_through(run) -> None:
+    backend = FakeBackend(error=AccessDeniedError("s3://b refused the credentials"))
+
+    with pytest.raises(AccessDeniedError):
+        run(backend, "-vv", "warm", "s3://b")
+
+
+# ---------------------------------------------------------------- server
+
+
+def test_start_prints_the_process_id(run) -> None:
+    result = run(FakeBackend(running=False), "server", "start", "--json")
+
+    assert json.loads(result.stdout) == {"pid": 4321, "home": os.environ["PREFEED_HOME"]}
+
+
+def test_start_when_one_runs_already_fails(run) -> None:
+    result = run(FakeBackend(running=True), "server", "start")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("prefeed: server 4321 is already running")
+
+
+@pytest.mark.parametrize("foreground", [[], ["--foreground"]], ids=["background", "foreground"])
+def test_start_options_are_settings(run, tmp_path: Path, foreground: list[str]) -> None:
+    backend = FakeBackend(running=False)
+
+    run(backend, "server", "start", "--memory", "2MiB", "--home", str(tmp_path), *foreground)
+
+    assert (backend.configs[0].memory, backend.configs[0].home) == (2 * 1024**2, tmp_path)
+
+
+def test_foreground_ends_with_the_servers_exit_code(run) -> None:
+    assert run(FakeBackend(foreground_exit_code=1), "server", "start", "--foreground").exit_code == 1
+
+
+def test_stop_waits_and_names_the_process(run) -> None:
+    backend = FakeBackend()
+
+    result = run(backend, "server", "stop")
+
+    assert result.stdout == "server 4321 stopped\n"
+    assert backend.calls == [("stop",), ("close",)]
+
+
+def test_status_json_has_every_field(run) -> None:
+    assert json.loads(run(FakeBackend(), "server", "status", "--json").stdout) == asdict(STATUS)
+
+
+def test_home_option_selects_the_server(run, tmp_path: Path) -> None:
+    backend = FakeBackend()
+    for arguments in (["server", "status"], ["server", "stop"], ["stats"], ["warm", "s3://b"], ["clear", "--all"]):
+        run(backend, *arguments, "--home", str(tmp_path))
+
+    assert {config.home for config in backend.configs} == {tmp_path}
+
+
+# ---------------------------------------------------------------- stats
+
+
+def test_stats_json_has_every_field_and_the_ratio(run) -> None:
+    printed = json.loads(run(FakeBackend(), "stats", "--json").stdout)
+
+    assert printed == {**asdict(STATISTICS), "reads": 1000, "hit_ratio": 0.9}
+
+
+# ---------------------------------------------------------------- warm and clear
+
+
+def test_warm_passes_url_and_refresh_on_without_a_bar_off_a_terminal(run) -> None:
+    backend = FakeBackend()
+
+    run(backend, "warm", "s3://bucket/train", "--refresh")
+
+    assert backend.calls[0] == ("warm", "s3://bucket/train", True, False)
+
+
+def test_warm_draws_a_bar_on_a_terminal(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(warm, "sys", SimpleNamespace(stderr=terminal))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+
+    result = run(FakeBackend(), "warm", "s3://b")
+
+    assert "warming" in terminal.getvalue()
+    assert result.stdout == "1,000 objects, 80.1 MiB: all in the cache; 800 fetched now in 4.0 s (200 objects/s)\n"
+
+
+def test_warm_makes_a_path_absolute(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = FakeBackend()
+
+    run(backend, "warm", "data")
+    run(backend, "clear", "data")
+
+    assert backend.calls[0][1] == str(tmp_path / "data")
+    assert ("clear", str(tmp_path / "data")) in backend.calls
+
+
+def test_warm_starts_a_server(run) -> None:
+    backend = FakeBackend(running=False)
+
+    assert run(backend, "warm", "s3://b").exit_code == 0
+    assert backend.running
+
+
+def test_warm_with_failed_objects_ends_with_1_and_still_prints_its_result(run) -> None:
+    backend = FakeBackend(warm_result=replace(WARM, resident=998, failed=2))
+
+    result = run(backend, "warm", "s3://b", "--json")
+
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["failed"] == 2
+    assert result.stderr.startswith("prefeed: 2 of 1,000 objects could not be fetched")
+
+
+def test_warm_error_is_the_origins_message(run) -> None:
+    backend = FakeBackend(error=AccessDeniedError("s3://b refused the credentials"))
+
+    result = run(backend, "warm", "s3://b")
+
+    assert result.exit_code == 1
+    assert result.stderr == "prefeed: s3://b refused the credentials\n"
+    assert backend.calls[-1] == ("close",)
+
+
+def test_clear_all_and_clear_one(run) -> None:
+    backend = FakeBackend()
+
+    assert run(backend, "clear", "--all").stdout == "1,234 entries freed, 5.0 MiB\n"
+    assert run(backend, "clear", "gs://b/x", "--json").stdout == '{"entries": 1234, "bytes": 5242880}\n'
+    assert [call for call in backend.calls if call[0] == "clear"] == [("clear", None), ("clear", "gs://b/x")]

@@ -1,0 +1,51 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefeed.errors import CannotListError
+from prefeed.sources.http_index import parse_index, parse_line
+from prefeed.types import ObjectInfo
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"a/b.jpg\t123", ("a/b.jpg", 123)),
+        (b"a/b.jpg\t123\r", ("a/b.jpg", 123)),
+        (b"a b.jpg   45", ("a b.jpg", 45)),
+        (b"a/b.jpg", ("a/b.jpg", -1)),
+        (b"a b c.jpg", ("a b c.jpg", -1)),
+        (b"a/b.jpg\t", ("a/b.jpg", -1)),
+        (b"tab\tin name 7\t9", ("tab\tin name 7", 9)),
+        (b"./a.jpg\t1", ("a.jpg", 1)),
+        (b"/a.jpg\t1", ("a.jpg", 1)),
+        (b"./#a.jpg", ("#a.jpg", -1)),
+        (b"100%25 real.jpg\t1", ("100%25 real.jpg", 1)),
+        ("größe.jpg\t1".encode(), ("größe.jpg", 1)),
+        (b"# comment", None),
+        (b"", None),
+        (b"   ", None),
+        (b"./index.txt\t5", None),
+    ],
+)
+def test_lines(line: bytes, expected: tuple[str, int] | None) -> None:
+    info = parse_line(line, 1, "http://host/index.txt")
+    assert (None if info is None else (info.path, info.size_bytes)) == expected
+
+
+def test_a_bad_size_is_named_with_its_line() -> None:
+    with pytest.raises(CannotListError, match=r"line 3 of http://h/index.txt: '12x'"):
+        list(parse_index([b"a\t1\n\nb\t12x\n"], name="http://h/index.txt"))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 10**12), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 500), max_size=8),
+    newline=st.booleans(),
+)
+def test_it_does_not_matter_where_the_pieces_are_cut(sizes: list[int], cuts: list[int], newline: bool) -> None:
+    text = "\n".join(f"dir/{i}ü.bin\t{size}" for i, size in enumerate(sizes)).encode() + (b"\n" if newline else b"")
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    infos = [info for batch in parse_index(pieces, name="i") for info in batch]
+    assert infos == [ObjectInfo(path=f"dir/{i}ü.bin", size_bytes=n, version="") for i, n in enumerate(sizes)]

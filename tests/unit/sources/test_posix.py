@@ -1,0 +1,124 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prefeed.errors import AccessDeniedError, ObjectNotFoundError, TruncatedBodyError
+from prefeed.sources.posix import PosixSource, stat_paths
+from prefeed.testing.source_contract import list_all
+
+
+def test_links_to_files_and_directories_are_followed(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "a.bin").write_bytes(b"abc")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link.bin").symlink_to(real / "a.bin")
+    (root / "dir").symlink_to(real)
+    (root / "broken.bin").symlink_to(tmp_path / "nowhere")
+    source = PosixSource(str(root))
+    assert {path: info.size_bytes for path, info in list_all(source).items()} == {"link.bin": 3, "dir/a.bin": 3}
+    assert source.fetch("dir/a.bin").data == b"abc"
+
+
+def test_a_link_to_a_parent_is_not_followed_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.bin").write_bytes(b"1")
+    (tmp_path / "sub" / "up").symlink_to(tmp_path)
+    assert list(list_all(PosixSource(str(tmp_path)))) == ["sub/a.bin"]
+
+
+def test_special_files_are_no_objects(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.bin").write_bytes(b"1")
+    assert list(list_all(PosixSource(str(tmp_path)))) == ["a.bin"]
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.bin")
+    (tmp_path / name).write_bytes(b"1")
+    source = PosixSource(str(tmp_path))
+    assert list(list_all(source)) == [name]
+    assert source.fetch(name).data == b"1"
+
+
+def test_missing_root_says_what_to_check(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match="mounted on this node"):
+        list_all(PosixSource(f"{tmp_path}/missing"))
+
+
+def test_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    with pytest.raises(ObjectNotFoundError, match="pass the directory"):
+        list_all(PosixSource(f"{tmp_path}/a.bin"))
+
+
+@pytest.mark.parametrize("name", ["nul\0byte", "a.bin/below", "x" * 300])
+def test_paths_that_cannot_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    with pytest.raises((ObjectNotFoundError, OSError)):
+        PosixSource(str(tmp_path)).fetch(name)
+
+
+def test_refusal_is_permanent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(AccessDeniedError, match=r"a\.bin"):
+        PosixSource(str(tmp_path)).fetch("a.bin")
+
+
+@pytest.mark.parametrize("change", [b"", b"longer than before", b"same"])
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: bytes) -> None:
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"four")
+    os.utime(file, ns=(1, 1))
+    read = os.read
+
+    def read_then_change(descriptor: int, size: int) -> bytes:
+        file.write_bytes(change)
+        return read(descriptor, size)
+
+    monkeypatch.setattr(os, "read", read_then_change)
+    with pytest.raises(TruncatedBodyError, match="changed while it was read") as caught:
+        PosixSource(str(tmp_path)).fetch("a.bin")
+    assert caught.value.retryable
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.bin").write_bytes(b"0123456789" * 10)
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 7)))
+    assert PosixSource(str(tmp_path)).fetch("a.bin").data == b"0123456789" * 10
+
+
+def test_absolute_paths_reach_outside_the_root(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    source = PosixSource("/somewhere/else")
+    assert source.fetch(f"{tmp_path}/a.bin").data == b"1"
+    assert source.locate(f"{tmp_path}/a.bin") == f"{tmp_path}/a.bin"
+
+
+def test_the_whole_file_system_as_a_root(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    assert PosixSource("/").fetch(str(tmp_path).lstrip("/") + "/a.bin").data == b"1"
+
+
+def test_stat_paths_keeps_order_and_marks_what_is_missing(tmp_path: Path) -> None:
+    paths = [f"{tmp_path}/{i}.bin" for i in range(2500)]
+    for i, path in enumerate(paths):
+        if i % 3:
+            Path(path).write_bytes(b"x" * (i % 7))
+    sizes, versions = stat_paths(paths, threads=4)
+    assert sizes.dtype == np.int64
+    assert sizes.tolist() == [i % 7 if i % 3 else -1 for i in range(2500)]
+    assert [bool(version) for version in versions] == [bool(i % 3) for i in range(2500)]
+    assert versions[1] == PosixSource(str(tmp_path)).fetch("1.bin").version
+
+
+def test_stat_paths_of_nothing() -> None:
+    sizes, versions = stat_paths([])
+    assert len(sizes) == len(versions) == 0

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefeed.config import GIB, KIB, MIB, SETTINGS, Config, parse_bool, parse_bytes, resolve
+from prefeed.errors import ConfigError
+
+NO_TOML = Path("/nonexistent/prefeed.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        (512, 512),
+        ("8GiB", 8 * GIB),
+        ("8 gib", 8 * GIB),
+        ("8g", 8 * GIB),
+        ("500MB", 500_000_000),
+        ("1.5k", 1536),
+        ("2KiB", 2 * KIB),
+        ("1TiB", 1024 * GIB),
+        ("0", 0),
+    ],
+)
+def test_parse_bytes(text: str | int, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "much", "8 GiBs", "-1", "1e9", "8 Gi B", True])
+def test_parse_bytes_refuses_and_shows_the_value(text: str) -> None:
+    with pytest.raises(ConfigError, match=repr(text)):
+        parse_bytes(text)
+
+
+def test_parse_bytes_refuses_a_negative_number() -> None:
+    with pytest.raises(ConfigError, match="negative: -1"):
+        parse_bytes(-1)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on ", True])
+def test_parse_bool_true(text: str | int) -> None:
+    assert parse_bool(text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "off", ""])
+def test_parse_bool_false(text: str | int) -> None:
+    assert parse_bool(text) is False
+
+
+def test_parse_bool_refuses_anything_else() -> None:
+    with pytest.raises(ConfigError, match="'maybe' is neither"):
+        parse_bool("maybe")
+
+
+def test_defaults_need_nothing() -> None:
+    config = resolve(environ={}, toml_path=NO_TOML)
+
+    assert config.enabled
+    assert config.memory is None
+    assert config.lookahead == 512 * MIB
+    assert config.home.name == "prefeed"
+
+
+def test_default_home_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch/cache")
+
+    assert resolve(environ={}, toml_path=NO_TOML).home == Path("/scratch/cache/prefeed")
+
+
+def test_keyword_beats_environment_beats_toml_beats_default(tmp_path: Path) -> None:
+    toml = tmp_path / "prefeed.toml"
+    toml.write_text('memory = "1MiB"\nlookahead = "1MiB"\nmax_in_flight = 1\n')
+    environ = {"PREFEED_MEMORY": "2MiB", "PREFEED_LOOKAHEAD": "2MiB"}
+
+    config = resolve({"memory": "3MiB"}, environ=environ, toml_path=toml)
+
+    assert (config.memory, config.lookahead, config.max_in_flight) == (3 * MIB, 2 * MIB, 1)
+    assert config.request_timeout == 30.0
+
+
+def test_toml_in_the_working_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefeed.toml").write_text("autostart = false\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert resolve(environ={}).autostart is False
+
+
+def test_none_among_keywords_means_not_given() -> None:
+    config = resolve({"memory": None}, environ={"PREFEED_MEMORY": "2MiB"}, toml_path=NO_TOML)
+
+    assert config.memory == 2 * MIB
+
+
+def test_auto_memory_is_the_default_again() -> None:
+    assert resolve({"memory": "auto"}, environ={"PREFEED_MEMORY": "2MiB"}, toml_path=NO_TOML).memory is None
+
+
+def test_unknown_keyword_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'memroy'; known are enabled, home, memory"):
+        resolve({"memroy": 1}, environ={}, toml_path=NO_TOML)
+
+
+def test_unknown_name_in_toml_names_the_file(tmp_path: Path) -> None:
+    toml = tmp_path / "prefeed.toml"
+    toml.write_text("memroy = 1\n")
+
+    with pytest.raises(ConfigError, match=rf"{toml}: unknown setting 'memroy'"):
+        resolve(environ={}, toml_path=toml)
+
+
+def test_broken_toml_names_the_file(tmp_path: Path) -> None:
+    toml = tmp_path / "prefeed.toml"
+    toml.write_text("memory = \n")
+
+    with pytest.raises(ConfigError, match=rf"cannot read {toml}: "):
+        resolve(environ={}, toml_path=toml)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MEMORY", "lots"), ("ENABLED", "maybe"), ("MAX_IN_FLIGHT", "0"), ("MAX_IN_FLIGHT", "x"),
+     ("REQUEST_TIMEOUT", "-1"), ("REQUEST_TIMEOUT", "soon")],
+)  # fmt: skip
+def test_unusable_value_says_where_it_came_from(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^PREFEED_{name}: .*'{value}'") as caught:
+        resolve(environ={f"PREFEED_{name}": value}, toml_path=NO_TOML)
+
+    assert caught.value.details == {"setting": name.lower(), "value": value}
+
+
+def test_paths_are_absolute_and_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+
+    config = resolve({"home": "cache", "memory_dir": "~/shm"}, environ={}, toml_path=NO_TOML)
+
+    assert (config.home, config.memory_dir) == (tmp_path / "cache", Path("/home/someone/shm"))
+
+
+def test_one_home_one_socket() -> None:
+    one, other = Config(home=Path("/a")), Config(home=Path("/b"))
+
+    assert one.socket_path == Config(home=Path("/a")).socket_path
+    assert one.socket_path != other.socket_path
+    assert len(one.home_id) == 8
+
+
+def test_socket_path_fits_into_sun_path() -> None:
+    assert len(str(resolve().socket_path)) < 107
+
+
+def test_every_setting_has_help() -> None:
+    assert all(setting.metadata["help"] for setting in SETTINGS.values())

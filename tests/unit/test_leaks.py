@@ -1,0 +1,126 @@
+"""The leak check must fail when something leaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from leaks import SANDBOX_PREFIX, SHM, held, leaked_since
+from sandbox import Sandbox, end_all, processes_of
+
+
+def leaked(before, tmp_path: Path) -> dict[str, list[str]]:
+    return leaked_since(before, mounts_below=tmp_path, timeout_seconds=0.01)
+
+
+def test_nothing_held_beyond_before_is_no_leak(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+
+    assert leaked(before, tmp_path) == {}
+
+
+def test_open_file_is_a_leak(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    with (tmp_path / "a").open("w"):
+        assert leaked(before, tmp_path) == {"descriptors": [str(tmp_path / "a")]}
+
+
+def test_thread_is_a_leak(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left", daemon=True)
+    thread.start()
+    try:
+        assert leaked(before, tmp_path) == {"threads": ["left (daemon)"]}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_child_is_a_leak_until_it_is_waited_for(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        assert str(child.pid) in leaked(before, tmp_path)["children"][0]
+    finally:
+        child.communicate(b"\n")
+    assert leaked(before, tmp_path) == {}
+
+
+def test_name_in_shared_memory_is_a_leak(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    name = f"leak-{os.getpid()}"
+    (SHM / name).touch()
+    try:
+        assert leaked(before, tmp_path) == {"shared_memory": [name]}
+    finally:
+        (SHM / name).unlink()
+
+
+def test_another_runs_sandbox_is_not_ours(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    foreign = SHM / f"{SANDBOX_PREFIX}1-x"
+    foreign.mkdir()
+    try:
+        assert leaked(before, tmp_path) == {}
+    finally:
+        foreign.rmdir()
+
+
+def test_every_test_has_a_home_of_its_own(sandbox: Sandbox) -> None:
+    assert os.environ["PREFEED_HOME"] == str(sandbox.home)
+    assert len(os.fsencode(sandbox.runtime_dir)) < 50
+
+
+def test_process_started_under_the_sandbox_is_found_and_ended(sandbox: Sandbox) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+    assert processes_of(sandbox) == [child.pid]
+    end_all([child.pid])
+
+    assert processes_of(sandbox) == []
+    child.communicate()
+
+
+@pytest.mark.leaks(reason="shows that the marker turns the check off; the descriptor is closed by a finalizer")
+def test_marker_turns_the_check_off(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    file = (tmp_path / "a").open("w")
+    request.addfinalizer(file.close)
+
+
+@pytest.mark.parametrize(
+    ("leak", "named"),
+    [
+        ("threading.Thread(target=threading.Event().wait, name='left', daemon=True).start()", "threads: left (daemon)"),
+        ("os.pipe()", "descriptors: pipe"),
+        ("subprocess.Popen(['true'])", "children: "),
+    ],
+    ids=["thread", "descriptor", "child"],
+)
+def test_test_that_leaks_fails(tmp_path: Path, leak: str, named: str) -> None:
+    here = Path(__file__).parents[1]
+    conftest = (here / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("LEAK_TIMEOUT_SECONDS = 5.0", "LEAK_TIMEOUT_SECONDS = 0.1"))
+    for name in ("leaks.py", "sandbox.py"):
+        shutil.copy(here / name, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks\npythonpath = .\n")
+    (tmp_path / "test_inner.py").write_text(
+        f"import os, subprocess, threading\n\ndef test_leaks():\n    global kept\n    kept = {leak}\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert f"the test left behind\n  {named}" in ran.stdout.replace("E   ", "")
