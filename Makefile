@@ -23,11 +23,11 @@ check: $(VENV)/.installed-dev  ## format, lint, types, imports, fast tests, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(PYTEST) -q $(wildcard $(FAST_TESTS))
 
 format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the linter want it
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 test: $(VENV)/.installed-dev system  ## every test

@@ -43,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     """Serves the files of ``server.directory``, or what ``server.answers`` has for the path."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # Else the body waits 40 ms for the acknowledgement of the headers.
     server: FileServer
 
     def do_GET(self) -> None:

@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import json
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-PUBLIC_MODULES = [
-    name
-    for name in ("prefeed", "prefeed.torch", "prefeed.testing", "prefeed.datasets", "prefeed.sampleset")
-    if importlib.util.find_spec(name) is not None
-]
+NAMES = ("prefeed", "prefeed.torch", "prefeed.testing", "prefeed.datasets", "prefeed.sampleset")
+SOURCES = {
+    name: source
+    for name in NAMES
+    if (spec := importlib.util.find_spec(name)) and spec.origin and (source := Path(spec.origin).read_text().strip())
+}
+"""Public modules that there are, and their text."""
 
 
-def public_names(module: types.ModuleType) -> set[str]:
-    """Return what a user sees: names without underscore that are neither modules nor from outside prefeed."""
-    found = set()
-    for name in dir(module):
-        value = getattr(module, name)
-        from_here = str(getattr(value, "__module__", "prefeed")).partition(".")[0] == "prefeed"
-        if not name.startswith("_") and not isinstance(value, types.ModuleType) and from_here:
-            found.add(name)
+def public_names(name: str) -> set[str]:
+    """Return what a user sees: what a package re-exports, and what a module of its own defines."""
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__"):
+        return {defined for defined in defined_names(SOURCES[name]) if not defined.startswith("_")}
+    return {n for n in dir(module) if not n.startswith("_") and is_from_prefeed(getattr(module, n))}
+
+
+def defined_names(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            found.update(target.id for target in targets if isinstance(target, ast.Name))
     return found
 
 
-@pytest.mark.parametrize("name", PUBLIC_MODULES)
-def test_all_is_what_is_public(name: str) -> None:
-    module = importlib.import_module(name)
-    declared = module.__all__
-
-    assert len(declared) == len(set(declared))
-    assert {n for n in declared if not isinstance(getattr(module, n), types.ModuleType)} - {"__version__"} == (
-        public_names(module)
+def is_from_prefeed(value: object) -> bool:
+    return not isinstance(value, types.ModuleType) and str(getattr(value, "__module__", "prefeed")).startswith(
+        "prefeed"
     )
 
 
-@pytest.mark.parametrize("name", PUBLIC_MODULES)
+@pytest.mark.parametrize("name", SOURCES)
+def test_all_is_what_is_public(name: str) -> None:
+    module = importlib.import_module(name)
+    submodules = {n for n in module.__all__ if isinstance(getattr(module, n), types.ModuleType)}
+
+    assert len(module.__all__) == len(set(module.__all__))
+    assert set(module.__all__) - submodules == public_names(name)
+
+
+@pytest.mark.parametrize("name", SOURCES)
 def test_public_names_are_documented(name: str) -> None:
     module = importlib.import_module(name)
 

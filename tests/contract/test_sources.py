@@ -12,6 +12,7 @@ import pytest
 
 import servers
 from prefeed.config import Config
+from prefeed.sources import objectstore
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
 from prefeed.testing.source_contract import SourceContract
@@ -139,6 +140,20 @@ class TestS3(SourceContract):
         yield origin
         origin.close()
         client.close()
+
+
+class TestThroughHelperProcess(SourceContract):
+    """As in a forked child of a process that has used the native client."""
+
+    lists_versions = False
+
+    @pytest.fixture
+    def origin(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectoryOrigin]:
+        monkeypatch.setattr(objectstore, "_runtime_pid", 1)
+        with servers.http_server(tmp_path) as server:
+            origin = DirectoryOrigin(tmp_path, server.url, index=True)
+            yield origin
+            origin.close()
 
 
 class TestMemory(SourceContract):

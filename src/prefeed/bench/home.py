@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefeed.client.launch import start_server
+from prefeed.bench.requirements import BenchFailedError
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
@@ -46,13 +50,23 @@ def temporary_home(memory_bytes: int | None = None) -> Iterator[Home]:
             env["PREFEED_MEMORY"] = str(memory_bytes)
         config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
         started = time.perf_counter()
-        pid = start_server(config)
+        pid = _start(env)
         start_seconds = time.perf_counter() - started
         try:
             yield Home(config=config, env=env, server_pid=pid, start_seconds=start_seconds)
         finally:
             _stop(config, pid)
             shutil.rmtree(config.runtime_dir, ignore_errors=True)
+
+
+def _start(env: dict[str, str]) -> int:
+    """Run ``prefeed server start``, as a user does, and return the server's process id; it is nobody's child."""
+    command = [sys.executable, "-m", "prefeed.cli.main", "server", "start", "--json"]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchFailedError(f"prefeed server start ended with status {done.returncode}: {done.stderr.strip()}")
+    pid: int = json.loads(done.stdout)["pid"]
+    return pid
 
 
 def _stop(config: Config, pid: int) -> None:

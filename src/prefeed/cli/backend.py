@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Protocol, Self
 
 import click
@@ -35,7 +36,9 @@ class Client(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *exc_info: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 class Backend(Protocol):

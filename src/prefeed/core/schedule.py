@@ -193,6 +193,7 @@ class Scheduler:
         table = self.tables[dataset]
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
+            self.counts.late += 1  # it came between the reader's look and its question
             self._urgent.append(Answer(token, dataset, object_id, Outcome.STORED))
         elif state == states.FAILED:
             code, message = table.failures[object_id]

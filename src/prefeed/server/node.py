@@ -86,9 +86,9 @@ class Node:
         number = 1 + max(self.datasets, default=_ORPHANS)
         dataset = Dataset(number, manifest, source, ConcurrencyLimit(self.config.max_in_flight))
         self.scheduler.add_dataset(number, manifest.sizes, stored_bytes)
-        older = [other for other in self.datasets.values() if other.source.url == source.url]
+        idle = [other for other in self.datasets.values() if other.number not in self.scheduler.live_datasets()]
         self.datasets[number] = dataset
-        for other in older:
+        for other in idle:
             self._inherit(number, other.number, keys_of(other.manifest, self._resident_ids(other.number)))
         self._inherit(number, _ORPHANS, self._orphans_left())
         return dataset

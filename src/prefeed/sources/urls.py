@@ -83,14 +83,18 @@ def _file_path(url: str) -> str:
 
 
 def _network_url(scheme: str, text: str) -> str:
-    parts = urlsplit(text)
-    if not parts.hostname:
+    try:
+        parts = urlsplit(text)
+        named, port_number = parts.hostname, parts.port if scheme in _DEFAULT_PORTS else None
+    except ValueError as err:
+        raise ConfigError(f"{without_credentials(text)} is not a URL: {err}") from err
+    if not named:
         raise ConfigError(f"{without_credentials(text)} names no bucket or host; write {scheme}://name/path")
     if scheme not in _DEFAULT_PORTS:
         bucket = parts.netloc.rpartition("@")[2]
         return f"{scheme}://{bucket}{parts.path.rstrip('/')}"
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = "" if parts.port in (None, _DEFAULT_PORTS[scheme]) else f":{parts.port}"
+    host = f"[{named}]" if ":" in named else named
+    port = "" if port_number in (None, _DEFAULT_PORTS[scheme]) else f":{port_number}"
     return f"{scheme}://{host}{port}{quote(parts.path.rstrip('/'), safe=_HTTP_SAFE)}"
 
 

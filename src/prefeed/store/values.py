@@ -26,10 +26,12 @@ def require_spare_pages(txn: Any) -> None:
 
 
 def value_size(value: Buffer) -> int:
+    """Return the size of a value in bytes."""
     return value.nbytes if isinstance(value, memoryview) else len(value)
 
 
 def put_pieces(txn: Any, key: bytes, value: Buffer, table: Any, step: int) -> None:
+    """Store a value that does not exist yet as an empty one and, behind it, its bytes in pieces of ``step``."""
     flat = memoryview(value).cast("B")
     txn.put(key, b"", db=table)
     for index in range(-(-len(flat) // step)):

@@ -46,6 +46,9 @@ _SLACK_BYTES: Final = 1024**2
 _TREE_PAGES_A_PUT: Final = 6
 _WHOLE: Final = 0
 _TIGHT_SHARE: Final = 0.9
+_MOST_DELETES: Final = 1024
+"""In one commit: LMDB writes the numbers of all pages that a commit frees into one run of pages."""
+
 _STICKY_GROUPS: Final = 32
 """For so many groups after one that did not fit at once, the way that worked is tried first."""
 
@@ -163,7 +166,7 @@ class TierWriter:
         self.apply(items, ())
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Delete values in one commit; keys that do not exist are passed over.
+        """Delete values, 1,024 a commit; keys that do not exist are passed over.
 
         Readers inside a batch keep their views; the room is free once they have left it.
         """
@@ -183,6 +186,8 @@ class TierWriter:
         for key, _, _ in puts:
             if len(key) != ENTRY_KEY_BYTES:
                 raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
+        deletes = [*self._owed_deletes, *deletes]
+        self._owed_deletes = []
         with _translated(self._directory):
             if puts:
                 if not self._try_reserve_for(puts):
@@ -271,21 +276,22 @@ class TierWriter:
             needed_bytes=needed, used_bytes=self._used_bytes, capacity_bytes=self.capacity_bytes,
         )  # fmt: skip
 
-    def delete_value(self, keys: Sequence[bytes]) -> None:
-        """Delete in one commit; where there is no room to rewrite the tree for all, one by one, the rest later."""
-        keys = [*self._owed_deletes, *keys]
-        self._owed_deletes = []
-        if not keys:
-            return
-        try:
-            self._commit((), keys, 0)
-        except lmdb.MapFullError:
-            for index, key in enumerate(keys):
-                try:
-                    self._commit((), (key,), 0)
-                except lmdb.MapFullError:
-                    self._owed_deletes = keys[index:]
-                    return
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        """Delete in few commits; where there is no room to rewrite the tree for many, one by one, the rest later."""
+        for start in range(0, len(keys), _MOST_DELETES):
+            group = keys[start : start + _MOST_DELETES]
+            try:
+                self._commit((), group, 0)
+            except lmdb.MapFullError:
+                self._delete_one_by_one(group)
+
+    def _delete_one_by_one(self, keys: Sequence[bytes]) -> None:
+        for index, key in enumerate(keys):
+            try:
+                self._commit((), (key,), 0)
+            except lmdb.MapFullError:
+                self._owed_deletes += keys[index:]
+                return
 
     def _age_freed_pages(self) -> None:
         """Pages freed by commit n are free for commit n + 2: make two commits."""
@@ -340,8 +346,8 @@ class TierWriter:
             self._shared.open_tables(create=True)
             with write_transaction(self._shared) as txn:
                 txn.put(LAYOUT_KEY, LAYOUT_VERSION)
-                txn.drop(self._shared.transient, delete=False)
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
+            self._delete([key for key, _, transient in self.entries() if transient])
 
 
 class _translated:  # noqa: N801  a context manager, spelled as a verb

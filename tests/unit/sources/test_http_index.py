@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +48,6 @@ def test_a_bad_size_is_named_with_its_line() -> None:
 def test_it_does_not_matter_where_the_pieces_are_cut(sizes: list[int], cuts: list[int], newline: bool) -> None:
     text = "\n".join(f"dir/{i}ü.bin\t{size}" for i, size in enumerate(sizes)).encode() + (b"\n" if newline else b"")
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(places)]
     infos = [info for batch in parse_index(pieces, name="i") for info in batch]
     assert infos == [ObjectInfo(path=f"dir/{i}ü.bin", size_bytes=n, version="") for i, n in enumerate(sizes)]

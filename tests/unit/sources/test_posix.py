@@ -66,9 +66,10 @@ def test_refusal_is_permanent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(AccessDeniedError, match=r"a\.bin"):
-        PosixSource(str(tmp_path)).fetch("a.bin")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(AccessDeniedError, match=r"a\.bin"):
+            PosixSource(str(tmp_path)).fetch("a.bin")
 
 
 @pytest.mark.parametrize("change", [b"", b"longer than before", b"same"])
@@ -82,17 +83,19 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
         file.write_bytes(change)
         return read(descriptor, size)
 
-    monkeypatch.setattr(os, "read", read_then_change)
-    with pytest.raises(TruncatedBodyError, match="changed while it was read") as caught:
-        PosixSource(str(tmp_path)).fetch("a.bin")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", read_then_change)
+        with pytest.raises(TruncatedBodyError, match="changed while it was read") as caught:
+            PosixSource(str(tmp_path)).fetch("a.bin")
     assert caught.value.retryable
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.bin").write_bytes(b"0123456789" * 10)
     read = os.read
-    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 7)))
-    assert PosixSource(str(tmp_path)).fetch("a.bin").data == b"0123456789" * 10
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 7)))
+        assert PosixSource(str(tmp_path)).fetch("a.bin").data == b"0123456789" * 10
 
 
 def test_absolute_paths_reach_outside_the_root(tmp_path: Path) -> None:

@@ -123,10 +123,15 @@ def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
             epochs = {"plain": _train(options, origin, "plain", {}, watcher)}
             with temporary_home(2 * photos.total_bytes) as home:
                 epochs["prefeed"] = _train(options, origin, "prefeed", home.env, watcher)
-    return _compared(options, photos, epochs)
+    return compared(options, photos, epochs)
 
 
-def _compared(options: DemoOptions, photos: PhotoFolder, epochs: dict[str, list[EpochReport]]) -> DemoResult:
+def compared(options: DemoOptions, photos: PhotoFolder, epochs: Mapping[str, Sequence[EpochReport]]) -> DemoResult:
+    """Return the result of both trainings.
+
+    Raises:
+        BenchFailedError: They did not see the same batches, or did not reach the same losses.
+    """
     plain, prefeed = epochs["plain"], epochs["prefeed"]
     result = DemoResult(
         options=options,

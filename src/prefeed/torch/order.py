@@ -1,0 +1,103 @@
+"""What a sampler will draw, found out without disturbing any random generator.
+
+torch's own samplers draw from torch's generators alone, which can be saved and restored: the sampler is run once in
+the shadow, to the end, and then once more for real, when and as far as torch asks. A sampler of another class may
+keep state of its own or draw from anywhere, so it is left alone unless the user says that it may be read ahead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+Order = npt.NDArray[np.int64]
+
+KNOWN_SAMPLERS = frozenset(
+    {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler}
+)
+"""Classes whose iteration draws from torch's generators only, and changes nothing else."""
+
+_PLAIN = (list, tuple, range)
+
+
+def is_readable_ahead(index_sampler: Any) -> bool:
+    """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
+    if type(index_sampler) is BatchSampler:
+        return is_readable_ahead(index_sampler.sampler)
+    return type(index_sampler) in KNOWN_SAMPLERS or isinstance(index_sampler, _PLAIN)
+
+
+def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
+    """Return every sample index that the sampler would yield now, in order, shape (n,); all generators as before.
+
+    Args:
+        index_sampler: A sampler or batch sampler for which ``is_readable_ahead`` holds.
+        draw_seed_from: What torch draws an epoch's base seed from just before it asks the sampler: a generator,
+            True for the default one, None when it does not.
+    """
+    with _generators_restored(index_sampler, draw_seed_from):
+        if draw_seed_from is not None:
+            generator = draw_seed_from if isinstance(draw_seed_from, torch.Generator) else None
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
+        return _draw(index_sampler)
+
+
+def drawn_order(batches: list[Any]) -> Order:
+    """Return the sample indices of batches that were drawn for real, shape (n,)."""
+    flat = [index for batch in batches for index in (batch if isinstance(batch, list | tuple) else (batch,))]
+    return np.array(flat, dtype=np.int64)
+
+
+def advance_epoch(index_sampler: Any) -> Any:
+    """Return a copy of a distributed sampler as ``set_epoch`` of the next epoch will leave it; None for others."""
+    inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    if type(inner) is not DistributedSampler:
+        return None
+    following = copy.copy(inner)
+    following.epoch = inner.epoch + 1
+    if inner is index_sampler:
+        return following
+    return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
+
+
+def _draw(index_sampler: Any) -> Order:
+    if type(index_sampler) is BatchSampler:
+        order = _draw(index_sampler.sampler)
+        used = len(order) - len(order) % index_sampler.batch_size if index_sampler.drop_last else len(order)
+        return order[:used]
+    if isinstance(index_sampler, list | tuple) and index_sampler and isinstance(index_sampler[0], list | tuple):
+        return drawn_order(list(index_sampler))
+    return np.fromiter(index_sampler, dtype=np.int64, count=len(index_sampler))
+
+
+@contextmanager
+def _generators_restored(index_sampler: Any, seed_source: torch.Generator | bool | None) -> Iterator[None]:
+    generators = {id(g): g for g in (_generator_of(index_sampler), seed_source) if isinstance(g, torch.Generator)}
+    default_state = torch.get_rng_state()
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(default_state)
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _generator_of(index_sampler: Any) -> torch.Generator | None:
+    inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
+    generator = getattr(inner, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None

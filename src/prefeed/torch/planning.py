@@ -1,0 +1,139 @@
+"""Batches on their way from the sampler to torch, told to the node server on the way.
+
+torch asks the sampler for a batch whenever one was consumed, so what it draws also tells how far the loop has come:
+when it draws batch k, batch k - (prefetch_factor * num_workers) has been handed over.
+
+Workers take batches in turns and read them side by side, so objects are needed in the order
+
+    batch 0, sample 0 · batch 1, sample 0 · batch 0, sample 1 · batch 1, sample 1 · …        (2 workers)
+
+and that is the order of the plan: see ``interleave``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from prefeed.client.access import AccessMap
+from prefeed.client.consumer import Consumer
+from prefeed.torch.order import Order, advance_epoch, drawn_order, is_readable_ahead, shadow_order
+
+
+def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
+    """Return the order in which workers ask for samples, when each makes every ``num_workers``-th batch.
+
+    Args:
+        order: Sample indices in batch order, shape (n,); the last batch may be short.
+        batch_size: Samples a batch.
+        num_workers: Workers that take batches in turns; below 2 nothing changes.
+
+    Returns:
+        The same indices, shape (n,), in groups of ``num_workers`` batches; what is left of the last group last.
+    """
+    if num_workers < 2 or batch_size < 2:
+        return order
+    group = batch_size * num_workers
+    whole = len(order) - len(order) % group
+    # (groups, workers, batch_size) → (groups, batch_size, workers)
+    turned = order[:whole].reshape(-1, num_workers, batch_size).transpose(0, 2, 1).reshape(-1)
+    rest = [order[start : start + batch_size] for start in range(whole, len(order), batch_size)]
+    longest = max(map(len, rest), default=0)
+    last = [batch[i] for i in range(longest) for batch in rest if i < len(batch)]
+    return np.concatenate((turned, np.array(last, dtype=order.dtype)))
+
+
+class PlannedSampler:
+    """Yields what the user's (batch) sampler yields, when torch asks, and keeps the node server informed.
+
+    Args:
+        inner: The user's sampler or batch sampler.
+        access: Access map of the dataset.
+        consumer: Where plans go.
+        trust: Read the sampler ahead although its class is not known to allow it.
+        num_workers, batches_ahead: Of the loader; batches torch has asked for and not yet handed over.
+        seed_source: What torch draws an epoch's base seed from; see ``shadow_order``.
+
+    **Invariants**: the batches, their order and every random generator are as without it.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        access: AccessMap,
+        consumer: Consumer,
+        *,
+        trust: bool,
+        num_workers: int,
+        batches_ahead: int,
+        seed_source: torch.Generator | bool | None,
+    ) -> None:
+        self.inner = inner
+        self._access = access
+        self._consumer = consumer
+        self._trust = trust
+        self._num_workers = num_workers
+        self._batches_ahead = batches_ahead
+        self._seed_source = seed_source
+        self._announced: Order | None = None
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: nothing happens before torch asks for the first batch, when torch's own samplers draw too.
+        if is_readable_ahead(self.inner):
+            self._begin(shadow_order(self.inner))
+            yield from self._follow(iter(self.inner))
+        elif self._trust:
+            batches = list(self.inner)
+            self._begin(drawn_order(batches))
+            yield from self._follow(iter(batches))
+        else:
+            self._begin(np.empty(0, dtype=np.int64))
+            yield from self._tell(iter(self.inner))
+
+    def epoch_ended(self) -> None:
+        """The loop has the last batch: if the next order can be foreseen, announce it."""
+        if is_readable_ahead(self.inner):
+            following = advance_epoch(self.inner)
+            source = self.inner if following is None else following
+            self._announce(shadow_order(source, draw_seed_from=self._seed_source))
+
+    def _begin(self, order: Order) -> None:
+        announced, self._announced = self._announced, None
+        plan = self._plan(order)
+        if announced is not None and np.array_equal(announced, order):
+            self._consumer.begin_announced(plan)
+        else:
+            self._consumer.begin(plan)
+
+    def _announce(self, order: Order) -> None:
+        self._announced = order
+        self._consumer.announce(self._plan(order))
+
+    def _plan(self, order: Order) -> Any:
+        batch_size = getattr(self.inner, "batch_size", None)
+        if isinstance(batch_size, int):
+            order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
+        return self._access.object_ids(order)
+
+    def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches of a plan that is registered, and say how far the loop is."""
+        ends: list[int] = [0]
+        for batch in batches:
+            ends.append(ends[-1] + (len(batch) if isinstance(batch, list | tuple) else 1))
+            done = len(ends) - 1 - self._batches_ahead
+            if done > 0:
+                # Workers read a group of batches side by side: a position inside a group is the group's start.
+                self._consumer.advance(ends[done - done % max(1, self._num_workers)])
+            yield batch
+
+    def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches as torch asks for them, and tell the server of each."""
+        for batch in batches:
+            self._consumer.extend(self._access.object_ids(drawn_order([batch])))
+            yield batch

@@ -1,0 +1,312 @@
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, composite
+
+from prefeed.errors import EmptyListingError, StoreFormatError
+from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
+from prefeed.sources.manifest_writer import build_manifest, build_manifest_from_paths, write_manifest
+from prefeed.sources.path_list import open_path_list
+from prefeed.sources.posix import PosixSource, stat_paths
+from prefeed.testing.sources import FaultySource, MemorySource
+from prefeed.types import ObjectInfo
+
+FILES = ("header.json", "keys", "offsets", "paths", "sizes", "versions")
+
+
+class ListedSource(MemorySource):
+    """Lists what it is told, in one or more batches."""
+
+    def __init__(self, *batches: list[ObjectInfo]) -> None:
+        super().__init__(url="s3://bucket/set")
+        self.batches = batches
+
+    def list_objects(self):  # type: ignore[no-untyped-def]
+        return iter(self.batches)
+
+
+def info(path: str, size: int = 1, version: str = "v") -> ObjectInfo:
+    return ObjectInfo(path=path, size_bytes=size, version=version)
+
+
+def small(directory: Path) -> Manifest:
+    return build_manifest(
+        MemorySource({"b/c.bin": b"333", "a.bin": b"1", "b.bin": b"", "b/a/d.bin": b"55555"}), directory
+    )
+
+
+def test_what_was_listed_can_be_asked_for(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "m")
+    assert [manifest.path(i) for i in range(len(manifest))] == ["a.bin", "b.bin", "b/a/d.bin", "b/c.bin"]
+    assert manifest.sizes.tolist() == [1, 0, 5, 3]
+    assert (manifest.num_objects, manifest.total_bytes, manifest.is_sorted) == (4, 9, True)
+    assert manifest.url == "memory://test"
+    assert manifest.key(0) == entry_key("memory://test", "a.bin", "v2") == bytes(manifest.keys[0:16])
+    assert manifest.version_hash(0) == version_hash("v2")
+    assert manifest.index_of("b/a/d.bin") == 2
+    assert manifest.index_of("b") is None
+    assert manifest.index_of("zzz") is None
+    manifest.validate()
+
+
+def test_ranges_below_a_directory(tmp_path: Path) -> None:
+    paths = ["train", "train-not/x", "train/a", "train/b/c", "train0", "val/a"]
+    manifest = build_manifest(ListedSource([info(path) for path in paths]), tmp_path / "m")
+
+    def below(prefix: str) -> list[str]:
+        return [manifest.path(i) for i in manifest.paths_below(prefix)]
+
+    assert below("train") == below("train/") == ["train/a", "train/b/c"]
+    assert below("train/b") == ["train/b/c"]
+    assert below("nothing") == []
+    assert below("") == sorted(paths)
+
+
+def test_unknown_sizes_and_versions(tmp_path: Path) -> None:
+    manifest = build_manifest(ListedSource([info("a", -1, ""), info("b", 5, ""), info("c", 7, "x")]), tmp_path / "m")
+    assert manifest.sizes.tolist() == [UNKNOWN_SIZE, 5, 7]
+    assert [manifest.size(i) for i in range(3)] == [None, 5, 7]
+    assert manifest.total_bytes == 12
+    assert manifest.version_hashes.tolist() == [0, 0, version_hash("x")]
+    assert manifest.key(1) != entry_key(manifest.url, "b", "", 6)
+    manifest.validate()
+
+
+def test_a_path_listed_twice_counts_once_and_the_last_one_wins(tmp_path: Path) -> None:
+    manifest = build_manifest(ListedSource([info("b", 1), info("a", 2)], [info("b", 3, "new")]), tmp_path / "m")
+    assert [manifest.path(i) for i in range(2)] == ["a", "b"]
+    assert manifest.sizes.tolist() == [2, 3]
+    assert manifest.key(1) == entry_key(manifest.url, "b", "new")
+    manifest.validate()
+
+
+def test_progress_counts_objects_and_bytes(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = ListedSource([info("a", 5), info("b", -1)], [info("c", 7)])
+    build_manifest(source, tmp_path / "m", progress=lambda objects, size: seen.append((objects, size)))
+    assert seen == [(2, 5), (3, 12)]
+
+
+def test_empty_listing_says_what_was_listed(tmp_path: Path) -> None:
+    with pytest.raises(EmptyListingError, match="memory://test"):
+        build_manifest(MemorySource(), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_one_file_has_one_key_whichever_root_it_is_listed_below() -> None:
+    assert entry_key("/data", "train/a.bin", "v") == entry_key("/data/train", "a.bin", "v")
+    assert entry_key("/", "data/train/a.bin", "v") == entry_key("/other", "/data/train/a.bin", "v")
+    assert entry_key("/data", "a.bin", "v") != entry_key("/data", "a.bin", "w")
+    assert len(entry_key("/data", "a.bin", "")) == 16
+
+
+def test_pickle_and_reopen(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "m")
+    for other in (
+        pickle.loads(pickle.dumps(manifest)),
+        Manifest.open(tmp_path / "m"),
+        Manifest.open(manifest.directory),
+    ):
+        assert other.uid == manifest.uid
+        assert bytes(other.keys) == bytes(manifest.keys)
+
+
+def test_ids_out_of_range(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "m")
+    for index in (-1, 4):
+        with pytest.raises(IndexError):
+            manifest.path(index)
+
+
+# ---------------------------------------------------------------- lists of files
+
+
+def test_a_given_list_keeps_its_order(tmp_path: Path) -> None:
+    paths = []
+    for name in ("z.bin", "a.bin", "m.bin"):
+        (tmp_path / name).write_bytes(name.encode())
+        paths.append(f"{tmp_path}/{name}")
+    paths += ["/outside/x.bin", paths[1]]
+    manifest = build_manifest_from_paths(str(tmp_path), paths, stat_paths(paths), tmp_path / "m")
+    assert [manifest.path(i) for i in range(5)] == ["z.bin", "a.bin", "m.bin", "/outside/x.bin", "a.bin"]
+    assert not manifest.is_sorted
+    assert manifest.sizes.tolist() == [5, 5, 5, UNKNOWN_SIZE, 5]
+    assert [manifest.index_of(path) for path in ("z.bin", "a.bin", "/outside/x.bin", "no")] == [0, 1, 3, None]
+    with pytest.raises(ValueError, match="keeps the order"):
+        manifest.paths_below("")
+    manifest.validate()
+    listed = build_manifest(PosixSource(str(tmp_path)), tmp_path.parent / f"{tmp_path.name}-m2")
+    assert listed.key(listed.index_of("z.bin") or 0) == manifest.key(0)
+
+
+def test_a_list_in_order_is_a_sorted_manifest(tmp_path: Path) -> None:
+    manifest = build_manifest_from_paths("/d", ["/d/a", "/d/b"], ([1, 2], ["x", "y"]), tmp_path / "m")
+    assert manifest.is_sorted
+
+
+def test_open_path_list_notices_changes_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    paths = [f"{tmp_path}/set/{name}.bin" for name in "cab"]
+    for path in paths:
+        Path(path).write_bytes(b"1")
+    first = open_path_list(tmp_path / "home", paths)
+    again = open_path_list(tmp_path / "home", paths)
+    assert again.directory == first.directory
+    Path(paths[0]).write_bytes(b"12")
+    changed = open_path_list(tmp_path / "home", paths)
+    assert changed.uid != first.uid
+    assert [changed.key(i) == first.key(i) for i in range(3)] == [False, True, True]
+
+
+def test_an_empty_list_of_files(tmp_path: Path) -> None:
+    with pytest.raises(EmptyListingError):
+        build_manifest_from_paths("/d", [], ([], []), tmp_path / "m")
+    with pytest.raises(ValueError, match="shorter"):
+        build_manifest_from_paths("/d", ["a", "b"], ([1], ["x"]), tmp_path / "m")
+
+
+# ---------------------------------------------------------------- any listing at all
+
+
+@composite
+def listings(draw: DrawFn) -> dict[str, tuple[int, str]]:
+    part = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=6)
+    path = st.lists(part, min_size=1, max_size=4).map("/".join)
+    odd = st.binary(min_size=1, max_size=8).map(lambda b: b.replace(b"/", b"_").decode("utf-8", "surrogateescape"))
+    size = st.integers(-1, 2**40)
+    return draw(
+        st.dictionaries(path | odd, st.tuples(size, st.text(max_size=5)), min_size=1, max_size=40).filter(
+            lambda listing: all(is_storable(path) for path in listing)
+        )
+    )
+
+
+def is_storable(path: str) -> bool:
+    """A lone surrogate that no file name gives cannot be written."""
+    try:
+        return path.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") == path
+    except UnicodeEncodeError:
+        return False
+
+
+@settings(deadline=None, max_examples=60)
+@given(listing=listings(), num_batches=st.integers(1, 4))
+def test_any_listing_survives_the_disk(
+    tmp_path_factory: pytest.TempPathFactory, listing: dict[str, tuple[int, str]], num_batches: int
+) -> None:
+    infos = [info(path, size, version) for path, (size, version) in listing.items()]
+    batches = [infos[i::num_batches] for i in range(num_batches)]
+    directory = tmp_path_factory.mktemp("m")
+    manifest = build_manifest(ListedSource(*[batch for batch in batches if batch]), directory)
+    manifest.validate()
+    encoded = [path.encode("utf-8", "surrogateescape") for path in listing]
+    assert [manifest.path_bytes(i) for i in range(len(manifest))] == sorted(encoded)
+    for path, (size, version) in listing.items():
+        index = manifest.index_of(path)
+        assert index is not None
+        assert manifest.path(index) == path
+        assert manifest.size(index) == (None if size < 0 else size)
+        assert manifest.key(index) == entry_key("s3://bucket/set", path, version, size)
+        assert manifest.version_hash(index) == version_hash(version)
+    by_path = build_manifest_from_paths(
+        "s3://bucket/set",
+        list(listing),
+        ([s for s, _ in listing.values()], [v for _, v in listing.values()]),
+        directory,
+    )
+    by_path.validate()
+    assert [by_path.path(i) for i in range(len(by_path))] == list(listing)
+    assert all(by_path.index_of(path) == i for i, path in enumerate(listing))
+    shutil.rmtree(directory)
+
+
+# ---------------------------------------------------------------- replacing and damage
+
+
+def test_the_old_manifest_stays_in_force_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    source = MemorySource({"a": b"1"})
+    old = build_manifest(source, tmp_path / "m")
+
+    class Dying(FaultySource):
+        def list_objects(self):  # type: ignore[no-untyped-def]
+            yield from self.source.list_objects()
+            raise KeyboardInterrupt
+
+    source.put("b", b"2")
+    with pytest.raises(KeyboardInterrupt):
+        build_manifest(Dying(source), tmp_path / "m")
+    assert Manifest.open(tmp_path / "m").uid == old.uid
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted(["current", old.uid])
+
+
+def test_a_replaced_manifest_can_still_be_read_and_opened(tmp_path: Path) -> None:
+    source = MemorySource({"a": b"1"})
+    old = build_manifest(source, tmp_path / "m")
+    source.put("b", b"2")
+    new = build_manifest(source, tmp_path / "m")
+    assert new.uid != old.uid
+    assert old.path(0) == "a"
+    assert Manifest.open(old.directory).num_objects == 1
+    assert Manifest.open(tmp_path / "m").uid == new.uid
+    assert new.key(0) == old.key(0)
+
+
+def test_equal_listings_share_one_generation(tmp_path: Path) -> None:
+    assert small(tmp_path / "m").directory == small(tmp_path / "m").directory
+    assert len(list((tmp_path / "m").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", [*FILES, "current"])
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "zeros"])
+def test_damage_is_noticed_when_it_is_opened(tmp_path: Path, name: str, damage: str) -> None:
+    manifest = small(tmp_path / "m")
+    file = tmp_path / "m" / name if name == "current" else manifest.directory / name
+    data = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes({"short": data[:-1], "long": data + b"!", "zeros": bytes(len(data))}[damage])
+    if damage == "zeros" and name in ("sizes", "versions", "paths"):
+        with pytest.raises(StoreFormatError) if name != "versions" else pytest.raises(AssertionError):
+            Manifest.open(tmp_path / "m").validate()
+            raise AssertionError  # Unknown versions are what zeros mean.
+        return
+    with pytest.raises(StoreFormatError):
+        Manifest.open(tmp_path / "m")
+
+
+def test_a_damaged_generation_is_written_again(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "m")
+    (manifest.directory / "keys").write_bytes(b"")
+    small(tmp_path / "m").validate()
+
+
+def test_another_layout_is_refused(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "m")
+    header = manifest.directory / "header.json"
+    header.write_text(header.read_text().replace('"format":1', '"format":2'))
+    with pytest.raises(StoreFormatError, match="layout 2; this version reads 1"):
+        Manifest.open(tmp_path / "m")
+
+
+def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    def write(*, num_sizes: int = 1, key_bytes: int = 16, blob: bytes = b"ab") -> None:
+        write_manifest(
+            tmp_path / "m",
+            "/d",
+            path_blob=blob,
+            offsets=np.array([0, 2], np.uint64),
+            sizes=np.zeros(num_sizes, np.uint64),
+            version_hashes=np.zeros(1, np.uint64),
+            keys=np.ones(key_bytes, np.uint8),
+        )
+
+    write()
+    for wrong in ({"num_sizes": 2}, {"num_sizes": 0}, {"key_bytes": 15}, {"blob": b"abc"}):
+        with pytest.raises(ValueError, match=r"manifest|keys"):
+            write(**wrong)  # type: ignore[arg-type]
