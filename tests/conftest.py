@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from leaks import held, leaked_since
 from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
 LEAK_TIMEOUT_SECONDS = 5.0
+FAILED = pytest.StashKey[bool]()
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -44,6 +45,16 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     sandbox.remove()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that a test has failed: its traceback holds what it had open, and it is red already."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
 def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads, children, shared memory or mounts behind."""
@@ -57,6 +68,8 @@ def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator
     yield
     end_all(servers_of(sandbox))  # a server outlives its clients by design
     _stop_forkserver()  # one a process, made on first use
+    if request.node.stash.get(FAILED, False):
+        return
     leaked = leaked_since(before, mounts_below=sandbox.root, timeout_seconds=LEAK_TIMEOUT_SECONDS)
     if leaked:
         lines = [f"  {kind}: {name}" for kind, names in leaked.items() for name in names]

@@ -142,7 +142,7 @@ class ImageFolder:
     @property
     def targets(self) -> list[int]:
         """Class index of each sample."""
-        return self._targets.tolist()
+        return [int(target) for target in self._targets]
 
     @property
     def samples(self) -> list[tuple[str, int]]:

@@ -26,9 +26,9 @@ class Ends:
 
 class TestMemoryTier(TierContract):
     @pytest.fixture
-    def tiers(self) -> Iterator[Ends]:
+    def tiers(self) -> Ends:
         tier = MemoryTier(BUDGET_BYTES)
-        yield Ends(tier, tier)
+        return Ends(tier, tier)
 
 
 class TestLmdbTierOnTmpfs(TierContract):

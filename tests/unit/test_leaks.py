@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -71,6 +72,33 @@ def test_another_runs_sandbox_is_not_ours(tmp_path: Path) -> None:
         assert leaked(before, tmp_path) == {}
     finally:
         foreign.rmdir()
+
+
+@pytest.mark.leaks(reason="the other process may end a moment after the test")
+def test_semaphore_of_another_process_is_not_ours(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    code = (
+        "import multiprocessing as m, sys; s = m.get_context('spawn').Semaphore(); print('made', flush=True); input()"
+    )
+    # setsid --fork: the process that makes it is no descendant
+    command = ["setsid", "--fork", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == b"made\n"
+        found = leaked(before, tmp_path)
+        other.stdin.write(b"\n")
+
+    assert "shared_memory" not in found
+
+
+def test_own_semaphore_is_a_leak_until_it_is_gone(tmp_path: Path) -> None:
+    before = held(mounts_below=tmp_path)
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    found = leaked(before, tmp_path)
+    del semaphore
+
+    assert len(found["shared_memory"]) == 1
 
 
 def test_every_test_has_a_home_of_its_own(sandbox: Sandbox) -> None:

@@ -207,11 +207,12 @@ def _torch_parts(job: LoadingJob) -> tuple[Any, Any]:
 
 def _prefeed_parts(job: LoadingJob) -> tuple[Any, Any]:
     """Return prefeed's loader and its data set: the one word that changes."""
-    from prefeed.torch import DataLoader, datasets  # as above
+    from prefeed.datasets import ImageFolder, Objects  # as above
+    from prefeed.torch.loader import DataLoader
 
     if job.sample == "bytes":
-        return DataLoader, datasets.Objects(job.data, pattern="**/*.jpg")
-    return DataLoader, datasets.ImageFolder(job.data, transform=imagenet_transform())
+        return DataLoader, Objects(job.data, pattern="**/*.jpg")
+    return DataLoader, ImageFolder(job.data, transform=imagenet_transform())
 
 
 def _statistics(job: LoadingJob) -> dict[str, Any]:

@@ -315,10 +315,28 @@ class Handlers:
         before = self.node.num_residents(dataset.number)
         self._warm_ups.append(_WarmUp(connection, token, consumer, dataset, self._clock(), before))
         self.node.scheduler.register_plan(consumer, dataset.number, ids, warm=True)
-        self.loop.call_later(0.0, self._report_warm_ups)
+        if len(self._warm_ups) == 1:
+            self.loop.call_later(_REPORT_SECONDS, self._report_regularly)
 
-    def _report_warm_ups(self) -> None:
+    def after_pump(self) -> None:
+        """Everything that followed from the last events is done: a warm-up may be over."""
+        if any(self._is_done(warm_up) for warm_up in self._warm_ups):
+            self._report_warm_ups(only_done=True)
+
+    def _is_done(self, warm_up: _WarmUp) -> bool:
+        in_flight = self.node.scheduler.tables[warm_up.dataset.number].in_flight
+        return in_flight == 0 and not self.node.scheduler.has_work(warm_up.consumer)
+
+    def _report_regularly(self) -> None:
+        self._report_warm_ups(only_done=False)
+        if self._warm_ups:
+            self.loop.call_later(_REPORT_SECONDS, self._report_regularly)
+
+    def _report_warm_ups(self, *, only_done: bool) -> None:
         for warm_up in list(self._warm_ups):
+            done = self._is_done(warm_up)
+            if only_done and not done:
+                continue
             dataset = warm_up.dataset
             table = self.node.scheduler.tables[dataset.number]
             resident = self.node.num_residents(dataset.number)
@@ -330,13 +348,10 @@ class Handlers:
                 failed=len(table.failures),
                 seconds=self._clock() - warm_up.started,
             )
-            done = not self.node.scheduler.has_work(warm_up.consumer) and table.in_flight == 0
             self.loop.send(warm_up.connection, m.WarmReport(warm_up.token, result, done))
             if done and warm_up in self._warm_ups:
                 self._warm_ups.remove(warm_up)
                 self.node.scheduler.end_consumer(warm_up.consumer)
-        if self._warm_ups:
-            self.loop.call_later(_REPORT_SECONDS, self._report_warm_ups)
 
     def _clear(self, connection: Connection, request: m.Clear) -> None:
         url = None if request.url is None else canonical_url(request.url)

@@ -68,6 +68,7 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
             busy = node.scheduler.num_in_flight > 0
             loop.run_once(_BUSY_TURN_SECONDS if busy else _IDLE_TURN_SECONDS)
             node.pump()
+            handlers.after_pump()
             now = time.monotonic()
             if loop.connections:
                 idle_since = now

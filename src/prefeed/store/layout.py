@@ -35,8 +35,8 @@ NODE_BYTES: Final = 10
 INLINE_MAX_BYTES: Final = ((PAGE_BYTES - PAGE_HEADER_BYTES) // 2 & ~1) - NODE_BYTES - ENTRY_KEY_BYTES
 """Largest value that LMDB keeps in the leaf page beside its key; larger ones get pages of their own."""
 
-_LEAF_SLACK: Final = 2
-"""Leaf pages are at worst half full."""
+_LEAF_SLACK: Final = 3
+"""Values that come and go in any order leave leaf pages a third full; LMDB merges them below a quarter."""
 
 _NODE_STORED_BYTES: Final = _LEAF_SLACK * (NODE_BYTES + ENTRY_KEY_BYTES + 8)
 

@@ -344,8 +344,10 @@ class TierWriter:
             if not self._reservation.try_reserve(_end_of_data(self._shared.env) + _SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)
-            with write_transaction(self._shared) as txn:
-                txn.put(LAYOUT_KEY, LAYOUT_VERSION)
+            if self._shared.layout() != LAYOUT_VERSION:
+                with write_transaction(self._shared) as txn:
+                    txn.put(LAYOUT_KEY, LAYOUT_VERSION)
+            self._shared.env.reader_check()
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
             self._delete([key for key, _, transient in self.entries() if transient])
 

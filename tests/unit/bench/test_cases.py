@@ -57,7 +57,7 @@ def test_variant_in_a_process_of_its_own_sees_every_picture(tmp_path: Path) -> N
 
 
 def test_variant_that_fails_says_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(BenchFailedError, match="ended with status 1(.|\n)*FileNotFoundError"):
+    with pytest.raises(BenchFailedError, match=r"ended with status 1(.|\n)*FileNotFoundError"):
         run_loading(LoadingJob(loader="torch", data=str(tmp_path / "nothing")))
 
 

@@ -72,6 +72,7 @@ def test_summary_says_how_much_faster(result: DemoResult) -> None:
     assert "3.0 times as fast: 20 s instead of 60 s" in make_summary(result)
 
 
+@pytest.mark.leaks(reason="matplotlib keeps the fonts it has used open")
 def test_chart_is_a_picture(result: DemoResult, tmp_path: Path) -> None:
     write_chart(result, tmp_path / "chart.png")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
 
@@ -14,11 +15,11 @@ def test_variants_run_in_turn() -> None:
     order: list[str] = []
     said: list[str] = []
 
-    results = alternate(
-        {"a": lambda: order.append("a") or len(order), "b": lambda: order.append("b") or len(order)},
-        runs=3,
-        say=said.append,
-    )
+    def variant(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    results = alternate({"a": partial(variant, "a"), "b": partial(variant, "b")}, runs=3, say=said.append)
 
     assert order == ["a", "b", "a", "b", "a", "b"]
     assert results == {"a": [1, 3, 5], "b": [2, 4, 6]}

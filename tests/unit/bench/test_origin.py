@@ -155,15 +155,15 @@ def wait_for_end(pidfd: int) -> None:
 def test_missing_nginx_is_said_with_the_package(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda *_args, **_kwargs: None)
 
-    with pytest.raises(MissingRequirementError, match="apt-get install nginx-light libnginx-mod-http-echo"):
-        with nginx_origin(root):
-            pass
+    said = "apt-get install nginx-light libnginx-mod-http-echo"
+    with pytest.raises(MissingRequirementError, match=said), nginx_origin(root):
+        pass
 
 
 def test_missing_echo_module_is_said_with_the_package(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.setattr(module, "_ECHO_MODULE", "ngx_http_no_such_module.so")
 
-    with pytest.raises(MissingRequirementError, match="no echo module .*apt-get install"), nginx_origin(root):
+    with pytest.raises(MissingRequirementError, match=r"no echo module .*apt-get install"), nginx_origin(root):
         pass
 
 

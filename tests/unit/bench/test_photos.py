@@ -83,7 +83,7 @@ def test_photograph_that_is_not_shipped_is_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(PHOTOGRAPHS, "astronaut", "no-such-photograph.png")
     module._photograph_paths.cache_clear()
 
-    with pytest.raises(MissingRequirementError, match="does not ship .*no-such-photograph.png"):
+    with pytest.raises(MissingRequirementError, match=r"does not ship .*no-such-photograph.png"):
         make_photos(PhotoRecipe(num_photos=10), cache_dir=tmp_path, num_processes=1)
 
 

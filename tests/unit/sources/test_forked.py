@@ -17,7 +17,7 @@ from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources.forked import ForkedReader
 
 PREAMBLE = """
-import os, signal, sys
+import os, signal, sys, traceback
 from prefeed.config import Config
 from prefeed.sources import objectstore
 from prefeed.sources.urls import open_source
@@ -31,6 +31,8 @@ def in_child(work):
             work()
             sys.stdout.flush()
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0, "the child failed or hung"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import numpy as np
 
@@ -24,12 +25,14 @@ def run(options: Options) -> BenchResult:
     """Measure one object inside a batch of 64 in random order, once every object is in the memory tier."""
     photos = options.photos()
     url = str(photos.root)
-    with temporary_home(2 * photos.total_bytes) as home, NodeClient.connect(home.config) as client:
+    with ExitStack() as stack:
+        home = stack.enter_context(temporary_home(2 * photos.total_bytes))
+        client = stack.enter_context(NodeClient.connect(home.config))
         manifest = Manifest.open(client.open_dataset(url).manifest_dir)
         warmed = client.warm(url)
         if warmed.resident != warmed.objects:
             raise BenchFailedError(f"only {warmed.resident} of {warmed.objects} objects fit into the memory tier")
-        reader = TierReader(client.status().store)
+        reader = stack.enter_context(closing(TierReader(client.status().store)))
         pictures = [i for i in range(len(manifest)) if manifest.path(i).endswith(".jpg")]
         order = np.random.default_rng(0).permutation(pictures).tolist()
         batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]

@@ -190,9 +190,10 @@ def _make_loader(job: TrainingJob) -> torch.utils.data.DataLoader[Any]:
 
 
 def _prefeed_parts(job: TrainingJob, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
-    from prefeed.torch import DataLoader, datasets  # as above
+    from prefeed.datasets import ImageFolder  # as above
+    from prefeed.torch.loader import DataLoader
 
-    return DataLoader, datasets.ImageFolder(job.url, transform=transform)
+    return DataLoader, ImageFolder(job.url, transform=transform)
 
 
 def _torch_parts(job: TrainingJob, transform: Callable[[Any], Any]) -> tuple[Any, Any]:

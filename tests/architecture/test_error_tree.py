@@ -1,0 +1,34 @@
+"""One tree of errors: whatever module defines one, it crosses a process boundary and has a code of its own."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+
+import prefeed
+from prefeed.errors import PrefeedError
+
+
+def every_error() -> set[type[PrefeedError]]:
+    for module in pkgutil.walk_packages(prefeed.__path__, "prefeed."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return set(below(PrefeedError))
+
+
+def below(cls: type[PrefeedError]) -> list[type[PrefeedError]]:
+    return [cls, *(deeper for child in cls.__subclasses__() for deeper in below(child))]
+
+
+def test_codes_are_unique() -> None:
+    codes = sorted(cls.code for cls in every_error())
+
+    assert codes == sorted(set(codes))
+
+
+def test_every_error_pickles() -> None:
+    for cls in every_error():
+        err = pickle.loads(pickle.dumps(cls("gone", path="a")))
+
+        assert (type(err), str(err), err.details) == (cls, "gone", {"path": "a"})
