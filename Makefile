@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 PYTEST ?= $(BIN)/python -m pytest
 
-FAST_TESTS := tests/unit tests/property tests/architecture tests/docs
+FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
 .PHONY: help demo bench check format test system clean
 

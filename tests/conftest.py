@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from leaks import held, leaked_since
-from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
+from sandbox import Sandbox, collect_ended_servers, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
 LEAK_TIMEOUT_SECONDS = 5.0
 FAILED = pytest.StashKey[bool]()
@@ -67,6 +67,7 @@ def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator
     before = held(mounts_below=sandbox.root)
     yield
     end_all(servers_of(sandbox))  # a server outlives its clients by design
+    collect_ended_servers()
     _stop_forkserver()  # one a process, made on first use
     if request.node.stash.get(FAILED, False):
         return

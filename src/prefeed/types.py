@@ -108,6 +108,7 @@ class ServerStatus:
         plans: Registered plans.
         in_flight: Requests under way to origins.
         max_in_flight: Limit in force, as tuned from what was observed.
+        notices: What differs from what was asked for: a smaller memory tier, or one on disk.
     """
 
     pid: int
@@ -120,6 +121,7 @@ class ServerStatus:
     plans: int
     in_flight: int
     max_in_flight: int
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,9 @@ def public_names(name: str) -> set[str]:
     module = importlib.import_module(name)
     if not hasattr(module, "__path__"):
         return {defined for defined in defined_names(SOURCES[name]) if not defined.startswith("_")}
-    return {n for n in dir(module) if not n.startswith("_") and is_from_prefeed(getattr(module, n))}
+    return {
+        n for n in dir(module) if not n.startswith("_") and n != "TYPE_CHECKING" and is_from_prefeed(getattr(module, n))
+    }
 
 
 def defined_names(source: str) -> set[str]:

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -169,10 +170,18 @@ def _write_all(images: Path, recipe: PhotoRecipe, num_processes: int) -> Iterato
         yield from (_write_chunk(images, recipe, chunk) for chunk in chunks)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+    pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_ignore_interrupts)
+    try:
         futures = [pool.submit(_write_chunk, images, recipe, chunk) for chunk in chunks]
         for future in futures:
             yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which ends its writers by itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _write_chunk(images: Path, recipe: PhotoRecipe, numbers: range) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ import click
 
 from prefeed.bench.cases import CASES, run_case
 from prefeed.bench.harness import BenchResult, Options
+from prefeed.bench.signals import terminated_like_interrupted
 from prefeed.cli import render
 from prefeed.cli.options import json_option
 
@@ -41,7 +42,8 @@ def command(
     )
     for name in names or CASES:
         _say(f"{name}: {CASES[name]}")
-        result = run_case(name, options)
+        with terminated_like_interrupted():
+            result = run_case(name, options)
         if as_json:
             render.print_json(result.to_json())
         else:

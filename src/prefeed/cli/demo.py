@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 import click
@@ -18,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from prefeed.bench.demo.report import make_summary, make_table, write_chart
 from prefeed.bench.demo.runner import DemoOptions, DemoResult, run_demo
 from prefeed.bench.demo.training import Step
+from prefeed.bench.signals import terminated_like_interrupted
 from prefeed.cli import render
 from prefeed.cli.options import json_option
 
@@ -38,7 +34,7 @@ def command(images: int, output: Path, as_json: bool) -> None:
     reach the same losses. Takes two to four minutes on two cores, needs no network, and cleans up after itself.
     """
     console = Console(stderr=as_json)
-    with _terminated_like_interrupted(), _Bars(console) as bars:
+    with terminated_like_interrupted(), _Bars(console) as bars:
         result = run_demo(DemoOptions(num_photos=images), bars)
     chart = _write(result, output)
     if as_json:
@@ -55,20 +51,6 @@ def _write(result: DemoResult, output: Path) -> Path:
     write_chart(result, chart)
     (output / "prefeed-demo.json").write_text(json.dumps(result.to_json(), indent=1) + "\n")
     return chart
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM clean up as Ctrl-C does."""
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 class _Bars:

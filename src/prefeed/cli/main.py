@@ -12,7 +12,7 @@ import click
 from prefeed.cli import failure
 
 COMMANDS: Final = {
-    "bench": ("prefeed.cli.bench", "Measure prefeed beside reading the origin directly."),
+    "bench": ("prefeed.cli.bench", "Measure prefeed beside the same work without it."),
     "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
     "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -18,6 +19,8 @@ from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
 
 _RECEIVE_BYTES = 256 * 1024
+_log = logging.getLogger("prefeed")
+
 _ANSWER_SECONDS = 300.0
 """A server that says nothing for so long is taken for dead."""
 
@@ -62,6 +65,7 @@ class Connection:
             VersionMismatchError: It speaks another protocol.
         """
         sock = try_connect(config)
+        launched = sock is None
         if sock is None:
             if not (config.autostart if autostart is None else autostart):
                 raise ServerUnavailableError(
@@ -76,6 +80,8 @@ class Connection:
             raise
         connection.store_dir = welcome.store_dir
         connection.instance = welcome.instance
+        for notice in welcome.notices if launched else ():
+            _log.warning("prefeed: %s", notice)
         return connection
 
     def next_token(self) -> int:

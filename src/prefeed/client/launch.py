@@ -19,6 +19,9 @@ from prefeed.wire.endpoint import ensure_private_dir
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
 
+_started: list[subprocess.Popen[bytes]] = []
+"""Servers that this process started and that have not been seen to end: collected at the next start."""
+
 
 def try_connect(config: Config) -> socket.socket | None:
     """Return a connected socket, or None when no server listens."""
@@ -58,6 +61,7 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
             cwd="/",
             env=server_environment(config, os.environ),
         )
+    _started[:] = [earlier for earlier in _started if earlier.poll() is None] + [process]
     deadline = time.monotonic() + config.start_timeout
     while time.monotonic() < deadline:
         status = process.poll()

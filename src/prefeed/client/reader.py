@@ -111,15 +111,15 @@ class ObjectReader:
                 self._disconnect()
 
     def close(self) -> None:
-        """Report what is left and let go of the socket."""
+        """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
         if self._pid != os.getpid():
             return
-        if self._connection is not None:
-            self.report()
-            self._disconnect()
+        self.report()
+        self._disconnect()
         if self._source is not None:
             self._source.close()
             self._source = None
+        self._tier.close()
 
     def _ask(self, object_id: int) -> Buffer | None:
         """Ask the server for an object that the tier does not hold."""
@@ -127,7 +127,7 @@ class ObjectReader:
         if connection is None:
             return None
         try:
-            question = m.Demand(connection.next_token(), self.dataset.number, object_id)
+            question = m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id)
             answer = connection.request(question, m.Answered)
             if answer.outcome == Outcome.STORED:
                 return self._look_again(connection, object_id)

@@ -35,7 +35,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_costs", "_order", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "outstanding", "position",
+        "_costs", "_order", "_reports", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "outstanding", "position",
         "warm",
     )  # fmt: skip
 
@@ -51,6 +51,7 @@ class Plan:
         self._costs: dict[int, int] = {}
         self._order: deque[tuple[int, int]] = deque()
         self._skip: dict[int, int] = {}
+        self._reports: set[int] = set()
         self._room: Ids = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -96,6 +97,17 @@ class Plan:
         else:
             self._skip[object_id] = count - 1
         return True
+
+    def expect_report(self, object_id: int) -> None:
+        """The access was passed over when its reader asked; the report that it was read changes nothing more."""
+        self._reports.add(object_id)
+
+    def take_expected_report(self, object_id: int) -> bool:
+        """Return True, once, for an access that was passed over already."""
+        if object_id in self._reports:
+            self._reports.remove(object_id)
+            return True
+        return False
 
     def add_outstanding(self, index: int, object_id: int, stored_bytes: int) -> None:
         """Count the entry against the lookahead until it is consumed or passed."""
@@ -145,6 +157,7 @@ class Plan:
         self._costs.clear()
         self._order.clear()
         self._skip.clear()
+        self._reports.clear()
         self.ahead_bytes = 0
         self.cursor = self.position = len(self.ids)
         return dropped

@@ -168,7 +168,7 @@ class Scheduler:
         for object_id in ids:
             if any(plan.try_consume(object_id) for plan in plans):
                 self._drop_use(dataset, object_id)
-            elif plans and state[object_id] != states.RESIDENT:
+            elif plans and state[object_id] != states.RESIDENT and not plans[0].take_expected_report(object_id):
                 plans[0].skip_once(object_id)
 
     def position(self, consumer: int, position: int) -> None:
@@ -188,7 +188,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ events: readers
 
-    def demand(self, token: int, dataset: int, object_id: int) -> None:
+    def demand(self, token: int, consumer: int, dataset: int, object_id: int) -> None:
         """A reader did not find the object in the tier and waits for an answer under this token."""
         table = self.tables[dataset]
         state = table.state[object_id]
@@ -203,6 +203,8 @@ class Scheduler:
             self._urgent.append(Answer(token, dataset, object_id, Outcome.READ_ORIGIN))
         else:
             self._demand_fetch(token, dataset, object_id, is_late=state == states.FETCHING)
+            if self._tickets[dataset, object_id].placement == Placement.DIRECT:
+                self._pass_over(consumer, dataset, object_id)
 
     def lost(self, token: int, dataset: int, object_id: int) -> None:
         """A reader was told STORED and found nothing: the entry is gone, and the reader reads the origin."""
@@ -459,6 +461,14 @@ class Scheduler:
         table = self.tables[ticket.dataset]
         table.state[ticket.object_id] = state
         table.in_flight -= 1
+
+    def _pass_over(self, consumer: int, dataset: int, object_id: int) -> None:
+        """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
+        entry = self._consumers.get(consumer)
+        plan = None if entry is None else entry.plan
+        if plan is not None and plan.dataset == dataset and object_id not in plan.outstanding:
+            plan.skip_once(object_id)
+            plan.expect_report(object_id)
 
     def _answer_waiters(self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = "") -> None:
         for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):

@@ -57,7 +57,7 @@ class Handlers:
     **Threads**: the loop's thread; manifests are listed in threads of their own, whose results come back to it.
     """
 
-    def __init__(self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool) -> None:
+    def __init__(self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...]) -> None:
         self.is_stopping = False
         self.node: Node
         self.loop: Loop
@@ -66,6 +66,7 @@ class Handlers:
         self._started = clock()
         self._store_dir = store_dir
         self._on_tmpfs = on_tmpfs
+        self._notices = notices
         self._version = version("prefeed")
         self._instance = secrets.token_hex(8)
         self._library = ManifestLibrary(config.home)
@@ -126,7 +127,7 @@ class Handlers:
             self._refuse(connection, err, 0)
             return
         connection.is_greeted = True
-        self.loop.send(connection, m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance))
+        self.loop.send(connection, m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices))
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         scheduler = self.node.scheduler
@@ -142,6 +143,7 @@ class Handlers:
             plans=scheduler.num_plans,
             in_flight=scheduler.num_in_flight,
             max_in_flight=max(live, default=0),
+            notices=self._notices,
         )
         self.loop.send(connection, m.StatusReport(status))
 
@@ -283,7 +285,8 @@ class Handlers:
         self.node.scheduler.end_consumer(request.consumer)
 
     def _demand(self, connection: Connection, request: m.Demand) -> None:
-        self.node.demand(request.dataset, request.object_id, self._answerer(connection, request.token))
+        answer = self._answerer(connection, request.token)
+        self.node.demand(request.consumer, request.dataset, request.object_id, answer)
 
     def _lost(self, connection: Connection, request: m.Lost) -> None:
         self.node.lost(request.dataset, request.object_id, self._answerer(connection, request.token))

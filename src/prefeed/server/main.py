@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from prefeed.config import Config, resolve
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerError
@@ -36,8 +35,10 @@ def run_foreground(config: Config) -> int:
         UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
     """
     ensure_private_dir(config.runtime_dir)
-    with _only_server(config), _tier(config) as (tier, store_dir, on_tmpfs):
-        handlers = Handlers(config, clock=time.monotonic, store_dir=store_dir, on_tmpfs=on_tmpfs)
+    with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
+        handlers = Handlers(
+            config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices
+        )
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
         )
@@ -101,8 +102,8 @@ def _only_server(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _tier(config: Config) -> Iterator[tuple[TierWriter, Path, bool]]:
-    """Open the memory tier where there is room for it, and say on stderr what differs from what was asked."""
+def _tier(config: Config) -> Iterator[tuple[TierWriter, bool, tuple[str, ...]]]:
+    """Open the memory tier where there is room for it; with it, what differs from what was asked for."""
     name = f"prefeed-{os.getuid()}-{config.home_id}"
     try:
         config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -115,12 +116,12 @@ def _tier(config: Config) -> Iterator[tuple[TierWriter, Path, bool]]:
     limits = memory_limits(parent)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    for text in (warning, reason):
-        if text:
-            print(f"prefeed: {text}", file=sys.stderr, flush=True)
+    notices = tuple(text for text in (warning, reason) if text)
+    for text in notices:
+        print(f"prefeed: {text}", file=sys.stderr, flush=True)
     tier = TierWriter.open(store_dir, budget_bytes=budget)
     try:
-        yield tier, store_dir, on_tmpfs
+        yield tier, on_tmpfs, notices
     finally:
         tier.close()
 

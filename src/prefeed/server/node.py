@@ -107,9 +107,9 @@ class Node:
 
     # ------------------------------------------------------------ readers
 
-    def demand(self, dataset: int, object_id: int, answer: Answerer) -> None:
+    def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader waits for the object."""
-        self.scheduler.demand(self._remember(answer), dataset, object_id)
+        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""

@@ -46,7 +46,10 @@ def _claim_runtime() -> None:
 
 
 def _claim_runtime_of_others() -> None:
-    """Before a fork: somebody else in this process may have used obstore; its threads show it."""
+    """Before a fork: somebody else in this process may have used obstore; its threads show it.
+
+    A thread takes its name when it first runs, so a fork within the same millisecond goes unnoticed.
+    """
     if _runtime_pid is None and any(_thread_name(thread) == _RUNTIME_THREAD for thread in os.listdir(_THREADS)):
         _claim_runtime()
 

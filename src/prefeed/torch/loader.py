@@ -131,8 +131,7 @@ class _Attachment:
         if access is None:
             node.close()
             return f"nothing is known about the files of a {type(loader.dataset).__name__}"
-        if self._consumer is not None:
-            self._consumer.close()
+        self._let_go()
         self._consumer = Consumer(node, access.dataset)
         self._set_up(loader, access, self._consumer)
         return ""
@@ -154,6 +153,11 @@ class _Attachment:
 
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.served is not None:
+            self.served.reader.close()
         if self._consumer is not None:
             self._consumer.close()
 
@@ -165,7 +169,7 @@ class _SingleProcessIter(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         try:
-            return super()._next_data()
+            return super()._next_data()  # type: ignore[no-untyped-call]  # torch's
         except StopIteration:
             _epoch_ended(self._attachment)
             raise
@@ -178,7 +182,7 @@ class _MultiProcessIter(_MultiProcessingDataLoaderIter):
 
     def _next_data(self) -> Any:
         try:
-            return super()._next_data()
+            return super()._next_data()  # type: ignore[no-untyped-call]  # torch's
         except StopIteration:
             _epoch_ended(self._attachment)
             raise

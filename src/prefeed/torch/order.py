@@ -8,7 +8,8 @@ keep state of its own or draw from anywhere, so it is left alone unless the user
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,8 +59,18 @@ def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool |
 
 def drawn_order(batches: list[Any]) -> Order:
     """Return the sample indices of batches that were drawn for real, shape (n,)."""
-    flat = [index for batch in batches for index in (batch if isinstance(batch, list | tuple) else (batch,))]
-    return np.array(flat, dtype=np.int64)
+    return np.array([index for batch in batches for index in indices_of(batch)], dtype=np.int64)
+
+
+def indices_of(batch: Any) -> list[int]:
+    """Return the sample indices in a batch, or the one that a sampler drew; what is no integer is left out."""
+    try:
+        return [operator.index(batch)]
+    except TypeError:
+        pass
+    if not isinstance(batch, Iterable) or isinstance(batch, str | bytes):
+        return []
+    return [index for part in batch if not isinstance(part, list | tuple) for index in indices_of(part)]
 
 
 def advance_epoch(index_sampler: Any) -> Any:
@@ -79,9 +90,11 @@ def _draw(index_sampler: Any) -> Order:
         order = _draw(index_sampler.sampler)
         used = len(order) - len(order) % index_sampler.batch_size if index_sampler.drop_last else len(order)
         return order[:used]
-    if isinstance(index_sampler, list | tuple) and index_sampler and isinstance(index_sampler[0], list | tuple):
-        return drawn_order(list(index_sampler))
-    return np.fromiter(index_sampler, dtype=np.int64, count=len(index_sampler))
+    drawn = list(index_sampler)
+    try:
+        return np.array(drawn, dtype=np.int64).reshape(len(drawn))
+    except (TypeError, ValueError, OverflowError):  # tensors, tuples, names: whatever the dataset takes
+        return drawn_order(drawn)
 
 
 @contextmanager

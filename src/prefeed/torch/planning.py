@@ -20,7 +20,7 @@ import torch
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.torch.order import Order, advance_epoch, drawn_order, is_readable_ahead, shadow_order
+from prefeed.torch.order import Order, advance_epoch, drawn_order, indices_of, is_readable_ahead, shadow_order
 
 
 def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
@@ -125,7 +125,7 @@ class PlannedSampler:
         """Yield batches of a plan that is registered, and say how far the loop is."""
         ends: list[int] = [0]
         for batch in batches:
-            ends.append(ends[-1] + (len(batch) if isinstance(batch, list | tuple) else 1))
+            ends.append(ends[-1] + len(indices_of(batch)))
             done = len(ends) - 1 - self._batches_ahead
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.

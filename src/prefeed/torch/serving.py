@@ -74,7 +74,7 @@ class WorkerStart:
         self._then = then
 
     def __call__(self, worker_id: int) -> None:
-        info = torch_worker._worker_info
+        info: Any = torch_worker._worker_info
         served = info.dataset if info is not None else None
         if isinstance(served, Served):
             torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -102,7 +102,10 @@ _users_lock = threading.Lock()
 @contextmanager
 def _open_served(reader: ObjectReader, access: AccessMap, index: int) -> Iterator[None]:
     """Inside it, ``open`` of the sample's file, for reading bytes, gives what the cache holds."""
-    object_id = index if access.ids is None else int(access.ids[index])
+    object_id = access.object_id(index)
+    if object_id is None:
+        yield
+        return
     _expected.path = access.dataset.manifest.path(object_id)
     _expected.object_id, _expected.reader = object_id, reader
     try:
@@ -154,4 +157,8 @@ class _NamedBytes(io.BytesIO):
     def __init__(self, data: Any, name: str) -> None:
         super().__init__(data)
         self.name = name
-        self.mode = "rb"
+
+    @property
+    def mode(self) -> str:
+        """As an open file says."""
+        return "rb"

@@ -33,6 +33,7 @@ class Welcome(Message, frozen=True):
     pid: int
     store_dir: str
     instance: str
+    notices: tuple[str, ...] = ()
 
 
 class Refused(Message, frozen=True):
@@ -118,9 +119,10 @@ class EndConsumer(Message, frozen=True):
 
 
 class Demand(Message, frozen=True):
-    """A reader misses this object and waits."""
+    """A reader of this consumer misses this object and waits."""
 
     token: int
+    consumer: int
     dataset: int
     object_id: int
 

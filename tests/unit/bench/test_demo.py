@@ -55,15 +55,17 @@ def test_trainings_that_differ_are_an_error() -> None:
 
 def test_table_has_a_row_an_epoch(result: DemoResult) -> None:
     out = io.StringIO()
-    Console(file=out, width=120).print(make_table(result))
+    Console(file=out, width=80).print(make_table(result))
     text = out.getvalue()
 
-    assert "200 JPEGs (84 KB each), 20 ms a request" in text
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert "200 JPEGs of 84 KB, 20 ms a request" in text
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")
+    ]  # heavy lines frame the head
     assert rows == [
-        ["torch DataLoader", "1", "30.0 s", "7", "70 %", "-", "200"],
+        ["torch", "1", "30.0 s", "7", "70 %", "-", "200"],
         ["", "2", "30.0 s", "7", "70 %", "-", "200"],
-        ["prefeed.DataLoader", "1", "10.0 s", "20", "5 %", "98 %", "200"],
+        ["prefeed", "1", "10.0 s", "20", "5 %", "98 %", "200"],
         ["", "2", "10.0 s", "20", "0 %", "100 %", "0"],
     ]
 

@@ -77,7 +77,10 @@ def test_child_of_a_process_that_has_fetched(server: servers.FileServer) -> None
 def test_child_of_a_process_in_which_another_library_used_the_client(server: servers.FileServer) -> None:
     script = """
         import obstore
-        obstore.put(obstore.store.MemoryStore(), "x", b"")
+        names = set()
+        while objectstore._RUNTIME_THREAD not in names:  # A new thread takes its name when it first runs.
+            obstore.put(obstore.store.MemoryStore(), "x", b"")
+            names = {objectstore._thread_name(thread) for thread in os.listdir("/proc/self/task")}
         def work():
             assert objectstore.runtime_is_foreign()
             fetch()

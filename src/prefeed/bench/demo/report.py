@@ -10,7 +10,7 @@ from rich.table import Table
 from prefeed.bench.demo.runner import VARIANTS, DemoResult
 from prefeed.bench.demo.training import EpochReport
 
-_NAMES: Final = {"plain": "torch DataLoader", "prefeed": "prefeed.DataLoader"}
+_NAMES: Final = {"plain": "torch", "prefeed": "prefeed"}
 _COMPUTING: Final = "#3b6ea5"
 _WAITING: Final = "#e08a3c"
 
@@ -19,13 +19,13 @@ def make_table(result: DemoResult) -> Table:
     """Return the table of both trainings, one row an epoch."""
     latency_ms = 1000 * result.options.latency_seconds
     title = (
-        f"ResNet-18 on {result.photos.num_photos:,} JPEGs ({result.photos.mean_bytes / 1000:.0f} KB each), "
+        f"ResNet-18 on {result.photos.num_photos:,} JPEGs of {result.photos.mean_bytes / 1000:.0f} KB, "
         f"{latency_ms:g} ms a request"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("loader", no_wrap=True)
-    for heading in ("epoch", "time", "images/s", "waiting for data", "hit ratio", "origin requests"):
-        table.add_column(heading, justify="right")
+    for heading in ("epoch", "time", "images/s", "waiting\nfor data", "hit\nratio", "origin\nrequests"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for variant in VARIANTS:
         for report in result.epochs[variant]:
             table.add_row(*_row(variant, report), end_section=report is result.epochs[variant][-1])
@@ -59,25 +59,22 @@ def write_chart(result: DemoResult, path: Path) -> None:
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    labels, computing, waiting = [], [], []
-    for variant in VARIANTS:
-        for report in result.epochs[variant]:
-            labels.append(f"{_NAMES[variant]}, epoch {report.epoch + 1}")
-            computing.append(report.seconds - report.waiting_seconds)
-            waiting.append(report.waiting_seconds)
+    reports = [(variant, report) for variant in VARIANTS for report in result.epochs[variant]]
+    labels = [f"{_NAMES[variant]}, epoch {report.epoch + 1}" for variant, report in reports]
+    waiting = [report.waiting_seconds for _, report in reports]
+    computing = [report.seconds - report.waiting_seconds for _, report in reports]
     axes.barh(labels, computing, color=_COMPUTING, label="computing")
     axes.barh(labels, waiting, left=computing, color=_WAITING, label="waiting for data")
-    for row, (busy, idle) in enumerate(zip(computing, waiting, strict=True)):
-        axes.text(busy + idle, row, f" {busy + idle:.1f} s", va="center")
+    for row, (_, report) in enumerate(reports):
+        axes.text(report.seconds, row, f"  {report.seconds:.1f} s", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlabel("seconds an epoch")
-    axes.set_title(
-        f"ResNet-18, {result.photos.num_photos:,} JPEGs, {1000 * result.options.latency_seconds:g} ms a request, "
-        f"same batches, same losses: {result.speedup:.1f} times as fast",
-        loc="left",
-        fontsize=11,
-    )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    latency_ms = 1000 * result.options.latency_seconds
+    figure.suptitle(
+        f"ResNet-18 on {result.photos.num_photos:,} JPEGs, {latency_ms:g} ms a request: "
+        f"{result.speedup:.1f} times as fast, same batches, same losses"
+    )
+    figure.legend(frameon=False, loc="outside lower right", ncols=2)
     figure.savefig(path, dpi=150)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -184,16 +185,16 @@ def _events(job: TrainingJob, env: Mapping[str, str]) -> Iterator[Event]:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End the process at the end of the block, if it has not ended by itself; its loader workers follow it."""
+    """End the process and its loader workers at the end of the block, if it has not ended by itself."""
     try:
         yield
     finally:
         if process.poll() is None:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if process.stdout is not None:
             process.stdout.close()

@@ -127,7 +127,7 @@ def _train_epoch(
         digests.append(_digest(pictures, labels))
         optimizer.zero_grad()
         loss = cross_entropy(model(pictures), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
         images += len(labels)
