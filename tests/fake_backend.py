@@ -45,7 +45,7 @@ class FakeClient:
     backend: FakeBackend
 
     def status(self) -> ServerStatus:
-        return STATUS
+        return replace(STATUS, notices=self.backend.notices)
 
     def statistics(self) -> Statistics:
         return STATISTICS
@@ -91,6 +91,7 @@ class FakeBackend:
     warm_result: WarmResult = WARM
     error: Exception | None = None
     foreground_exit_code: int = 0
+    notices: tuple[str, ...] = ()
     calls: list[tuple[object, ...]] = field(default_factory=list)
     configs: list[Config] = field(default_factory=list)
 

@@ -69,5 +69,3 @@ def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:
             config=config,
         )
         return dataset, located.object_id
-
-

@@ -80,7 +80,7 @@ def _path(value: str | os.PathLike[str]) -> Path:
 
 
 def _optional_bytes(value: str | int | None) -> int | None:
-    return None if value in (None, "", "auto") else parse_bytes(value)  # type: ignore[arg-type]
+    return None if value in (None, "", "auto") else parse_bytes(value)
 
 
 def _default_home() -> Path:
@@ -100,7 +100,9 @@ class Config:
     """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``prefeed.toml``."""
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
-    home: Path = _setting(_path, None, "directory of manifests and logs; one home is one node cache", factory=_default_home)
+    home: Path = _setting(
+        _path, None, "directory of manifests and logs; one home is one node cache", factory=_default_home
+    )
     memory: int | None = _setting(
         _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
         "control-group limit and free space"
@@ -113,7 +115,9 @@ class Config:
     idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
     start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
-    trust_samplers: bool = _setting(parse_bool, False, "read every sampler ahead, not only those known to draw up front")
+    trust_samplers: bool = _setting(
+        parse_bool, False, "read every sampler ahead, not only those known to draw up front"
+    )
     index: str = _setting(str, "index.txt", "name of the index file on a plain HTTP server")
     progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
 

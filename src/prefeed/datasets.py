@@ -124,7 +124,7 @@ class ImageFolder:
     ) -> None:
         self.transform = transform
         self.target_transform = target_transform
-        self.loader = loader or load_rgb_image
+        self.loader = loader or _load_rgb_image
         self._origin = _Origin(url_or_path, config or current())
         self.root = self._origin.url
         images = _images_by_class(self._origin.manifest)
@@ -170,7 +170,7 @@ class ImageFolder:
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
 
 
-def load_rgb_image(file: BinaryIO) -> Any:
+def _load_rgb_image(file: BinaryIO) -> Any:
     """Return the image as Pillow's RGB, as torchvision's default loader does."""
     # Imported here: Pillow is torchvision's dependency, not prefeed's.
     from PIL import Image
@@ -262,14 +262,14 @@ class _listing:  # noqa: N801 - used as a function
 def _matching(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int64] | None:
     if pattern == "**":
         return None
-    matches = glob_regex(pattern).fullmatch
+    matches = _glob_regex(pattern).fullmatch
     ids = [i for i in range(manifest.num_objects) if matches(manifest.path(i))]
     if not ids:
         raise ObjectNotFoundError(f"none of the {manifest.num_objects} objects below {url} matches {pattern!r}")
     return np.array(ids, dtype=np.int64)
 
 
-def glob_regex(pattern: str) -> re.Pattern[str]:
+def _glob_regex(pattern: str) -> re.Pattern[str]:
     """Return the expression of a glob in which ``*`` and ``?`` stop at ``/`` and ``**`` does not."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

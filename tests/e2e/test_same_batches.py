@@ -12,7 +12,7 @@ from torchvision import datasets as torchvision_datasets
 
 import prefeed
 from e2e import samplers
-from e2e.images import Augment, load_by_path, load_with_numpy, make_image_folder
+from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 
 pytestmark = pytest.mark.timeout(120)

@@ -83,6 +83,7 @@ def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
         ("clients", f"{status.clients:,}"),
         ("plans", f"{status.plans:,}"),
         ("origin requests", f"{status.in_flight:,} in flight{allowed}"),
+        *(("notice", text) for text in status.notices),
     ]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefeed.config import Config
 from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
-from prefeed.wire.endpoint import ensure_private_dir
+from prefeed.wire.endpoint import ensure_private_dir, peer_process
 
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
@@ -66,11 +66,12 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
     while time.monotonic() < deadline:
         status = process.poll()
         sock = try_connect(config) if status in (None, _ALREADY_RUNNING_STATUS) else None
-        if sock is not None and (status is None or allow_running):
-            return process.pid, sock
+        if sock is not None:
+            server_pid, _ = peer_process(sock)
+            if allow_running or server_pid == process.pid:
+                return server_pid, sock
+            sock.close()  # another server's: the new one is about to say so
         if status == _ALREADY_RUNNING_STATUS and not allow_running:
-            if sock is not None:
-                sock.close()
             raise ServerAlreadyRunningError(_last_words(log, start) or f"a server already serves {config.home}")
         if status not in (None, _ALREADY_RUNNING_STATUS):
             words = _last_words(log, start)

@@ -1,13 +1,13 @@
 """The hit path, and what happens off it.
 
-    read(id) ─→ tier ─hit→ bytes
-                  │ miss
-                  ↓
-               server ─stored→ tier ─→ bytes          late or missed: it fetches, others wait for the same request
-                  │ bytes ───────────→ bytes          no room to store it
-                  │ refused ─────────→ origin's error
-                  ↓ no server, no answer, no room, lost
-               origin ───────────────→ bytes, or the origin's error
+read(id) ─→ tier ─hit→ bytes
+              │ miss
+              ↓
+           server ─stored→ tier ─→ bytes          late or missed: it fetches, others wait for the same request
+              │ bytes ───────────→ bytes          no room to store it
+              │ refused ─────────→ origin's error
+              ↓ no server, no answer, no room, lost
+           origin ───────────────→ bytes, or the origin's error
 """
 
 from __future__ import annotations

@@ -13,22 +13,20 @@ then returns everything to be done, fetches last, as many as may be in flight. S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from prefeed.core import table as states
-from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
+from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
+from prefeed.core.holdings import Holdings, Key
 from prefeed.core.plan import Ids, Plan
 from prefeed.core.residency import Residency
 from prefeed.core.table import ObjectTable
 
 _NOT_RESIDENT = np.ones(256, dtype=bool)
 _NOT_RESIDENT[[states.RESIDENT, states.FAILED]] = False
-
-_FREE_GROUP = 64
-"""Entries of an abandoned dataset freed at a time."""
 
 _WARM_WANTED = np.zeros(256, dtype=bool)
 _WARM_WANTED[states.ABSENT] = True
@@ -50,25 +48,6 @@ class _Consumer:
     upcoming: Plan | None = None
 
 
-@dataclass(slots=True)
-class _Uses:
-    """Expected readers of each object that is on its way or transient, over all plans."""
-
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, key: tuple[int, int]) -> None:
-        self.counts[key] = self.counts.get(key, 0) + 1
-
-    def drop(self, key: tuple[int, int]) -> bool:
-        """Take one away; True when none is left."""
-        count = self.counts.get(key, 0)
-        if count > 1:
-            self.counts[key] = count - 1
-            return False
-        self.counts.pop(key, None)
-        return True
-
-
 class Scheduler:
     """Decides for one node; pure.
 
@@ -83,17 +62,21 @@ class Scheduler:
     """
 
     def __init__(self, *, budget_bytes: int, lookahead_bytes: int) -> None:
-        self.residency = Residency(budget_bytes)
+        self.holdings = Holdings(budget_bytes)
         self.lookahead_bytes = lookahead_bytes
         self.counts = Counts()
-        self.tables: dict[int, ObjectTable] = {}
         self._consumers: dict[int, _Consumer] = {}
-        self._tickets: dict[tuple[int, int], Ticket] = {}
-        self._waiters: dict[tuple[int, int], list[int]] = {}
-        self._uses = _Uses()
-        self._urgent: list[Action] = []
-        self._freeing_bytes = 0
-        self._num_transients = 0
+        self._demanded: list[Fetch] = []
+
+    @property
+    def tables(self) -> dict[int, ObjectTable]:
+        """State of every object, by dataset."""
+        return self.holdings.tables
+
+    @property
+    def residency(self) -> Residency:
+        """The byte budget."""
+        return self.holdings.residency
 
     # ------------------------------------------------------------ events: datasets
 
@@ -101,34 +84,19 @@ class Scheduler:
         self, dataset: int, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]
     ) -> ObjectTable:
         """A manifest was opened; its objects are absent until ``adopt`` says otherwise."""
-        self.tables[dataset] = ObjectTable(sizes, stored_bytes)
-        return self.tables[dataset]
+        return self.holdings.add_table(dataset, sizes, stored_bytes)
 
     def adopt(self, dataset: int, ids: Iterable[int], sizes_bytes: Iterable[int]) -> None:
         """These objects are in the tier already, residents of an earlier life; they count against the budget."""
-        table = self.tables[dataset]
-        for object_id, size in zip(ids, sizes_bytes, strict=True):
-            if table.state[object_id] == states.ABSENT:
-                cost = table.observe_size(object_id, size)
-                table.state[object_id] = states.RESIDENT
-                table.resident_bytes += cost
-                self.residency.resident_bytes += cost
+        self.holdings.adopt(dataset, ids, sizes_bytes)
 
     def transfer(self, source: int, source_ids: Iterable[int], target: int, target_ids: Iterable[int]) -> None:
-        """These residents of one dataset are objects of another: a manifest was refreshed, or opened after a restart."""
-        old, new = self.tables[source], self.tables[target]
-        for old_id, new_id in zip(source_ids, target_ids, strict=True):
-            if old.state[old_id] == states.RESIDENT and new.state[new_id] == states.ABSENT:
-                cost = old.stored_bytes(old_id)
-                new.observe_size(new_id, old.size_bytes(old_id))
-                old.state[old_id], new.state[new_id] = states.ABSENT, states.RESIDENT
-                old.resident_bytes -= cost
-                new.resident_bytes += cost
+        """These residents of one dataset are objects of another."""
+        self.holdings.transfer(source, source_ids, target, target_ids)
 
     def clear(self, dataset: int) -> None:
         """Free every resident of the dataset."""
-        for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
-            self._free(dataset, object_id)
+        self.holdings.clear(dataset)
 
     # ------------------------------------------------------------ events: plans
 
@@ -167,7 +135,7 @@ class Scheduler:
         state = self.tables[dataset].state
         for object_id in ids:
             if any(plan.try_consume(object_id) for plan in plans):
-                self._drop_use(dataset, object_id)
+                self.holdings.unexpect((dataset, object_id))
             elif plans and state[object_id] != states.RESIDENT and not plans[0].take_expected_report(object_id):
                 plans[0].skip_once(object_id)
 
@@ -177,7 +145,7 @@ class Scheduler:
         if entry is not None and entry.plan is not None:
             for object_id in entry.plan.advance(position):
                 self.counts.passed_unread += 1
-                self._drop_use(entry.plan.dataset, object_id)
+                self.holdings.unexpect((entry.plan.dataset, object_id))
 
     def end_consumer(self, consumer: int) -> None:
         """The consumer is gone, or begins anew."""
@@ -194,24 +162,24 @@ class Scheduler:
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
             self.counts.late += 1  # it came between the reader's look and its question
-            self._urgent.append(Answer(token, dataset, object_id, Outcome.STORED))
+            self.holdings.answer(token, (dataset, object_id), Outcome.STORED)
         elif state == states.FAILED:
             code, message = table.failures[object_id]
-            self._urgent.append(Answer(token, dataset, object_id, Outcome.FAILED, code, message))
+            self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
         elif state == states.FREEING:
             self.counts.misses += 1
-            self._urgent.append(Answer(token, dataset, object_id, Outcome.READ_ORIGIN))
+            self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
         else:
             self._demand_fetch(token, dataset, object_id, is_late=state == states.FETCHING)
-            if self._tickets[dataset, object_id].placement == Placement.DIRECT:
+            if self.holdings.ticket((dataset, object_id)).placement == Placement.DIRECT:
                 self._pass_over(consumer, dataset, object_id)
 
     def lost(self, token: int, dataset: int, object_id: int) -> None:
         """A reader was told STORED and found nothing: the entry is gone, and the reader reads the origin."""
         table = self.tables[dataset]
         if table.state[object_id] == states.RESIDENT:
-            self._free(dataset, object_id)
-        self._urgent.append(Answer(token, dataset, object_id, Outcome.READ_ORIGIN))
+            self.holdings.free(dataset, object_id)
+        self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
 
     # ------------------------------------------------------------ events: fetches
 
@@ -227,77 +195,60 @@ class Scheduler:
         cost = table.observe_size(ticket.object_id, size_bytes)
         wanted = self._wanted_placement(ticket, changed=changed)
         if wanted != ticket.placement or cost != ticket.reserved_bytes:
-            self._unreserve(ticket)
-            ticket.placement = self._reserve(cost, wanted)
+            self.holdings.unreserve(ticket)
+            ticket.placement = self.holdings.reserve(cost, wanted)
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
         if ticket.placement == Placement.DIRECT:
-            self._settle(ticket, states.ABSENT)
-            self._answer_waiters(ticket, Outcome.INLINE)
+            self.holdings.settle(ticket, states.ABSENT)
+            self.holdings.answer_waiters(ticket, Outcome.INLINE)
         return ticket.placement
 
     def stored(self, ticket: Ticket) -> None:
         """The entry is committed: readers find it from now on."""
-        if ticket.placement == Placement.RESIDENT:
-            self._settle(ticket, states.RESIDENT)
-            self.tables[ticket.dataset].resident_bytes += ticket.reserved_bytes
-        else:
-            self._settle(ticket, states.TRANSIENT)
-            self._num_transients += 1
-        self._answer_waiters(ticket, Outcome.STORED)
-        key = (ticket.dataset, ticket.object_id)
-        if ticket.placement == Placement.TRANSIENT and key not in self._uses.counts:
-            self._free(*key)
+        self.holdings.keep(ticket)
 
     def store_failed(self, ticket: Ticket, *, is_full: bool) -> None:
         """The tier refused the entry; readers that wait get the bytes all the same."""
-        self._unreserve(ticket)
+        self.holdings.unreserve(ticket)
         if is_full:
             self.residency.shrink(self.residency.resident_bytes + self.residency.transient_bytes)
         ticket.placement = Placement.DIRECT
-        self._settle(ticket, states.ABSENT)
-        self._answer_waiters(ticket, Outcome.INLINE)
+        self.holdings.settle(ticket, states.ABSENT)
+        self.holdings.answer_waiters(ticket, Outcome.INLINE)
 
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""
-        self._unreserve(ticket)
+        self.holdings.unreserve(ticket)
         if permanent:
-            self._settle(ticket, states.FAILED)
+            self.holdings.settle(ticket, states.FAILED)
             self.tables[ticket.dataset].failures[ticket.object_id] = (code, message)
-            self._answer_waiters(ticket, Outcome.FAILED, code, message)
+            self.holdings.answer_waiters(ticket, Outcome.FAILED, code, message)
         else:
-            self._settle(ticket, states.ABSENT)
-            self._answer_waiters(ticket, Outcome.READ_ORIGIN)
+            self.holdings.settle(ticket, states.ABSENT)
+            self.holdings.answer_waiters(ticket, Outcome.READ_ORIGIN)
 
     def freed(self, free: Free) -> None:
         """The entry is gone from the tier: its room may be used again."""
-        table = self.tables[free.dataset]
-        if free.was_resident:
-            self.residency.release_resident(free.stored_bytes)
-            table.resident_bytes -= free.stored_bytes
-        else:
-            self.residency.release_transient(free.stored_bytes)
-            self._num_transients -= 1
-        table.state[free.object_id] = states.ABSENT
-        self._freeing_bytes -= free.stored_bytes
+        self.holdings.freed(free)
 
     # ------------------------------------------------------------ decisions
 
     def take_actions(self) -> list[Action]:
         """Return everything to be done now; each action exactly once."""
-        actions, self._urgent = self._urgent, []
+        actions: list[Action] = [*self.holdings.take_actions(), *self._demanded]
+        self._demanded.clear()
         for plan in sorted(self._plans(), key=lambda plan: plan.ahead_bytes):
             table = self.tables[plan.dataset]
             capacity = table.max_in_flight - table.in_flight
             if capacity > 0:
                 actions.extend(self._scan_warm(plan, capacity) if plan.warm else self._scan(plan, capacity))
-        actions.extend(self._urgent)  # room to be made
-        self._urgent = []
+        actions.extend(self.holdings.take_actions())  # room to be made
         return actions
 
     @property
     def num_in_flight(self) -> int:
         """Fetches under way."""
-        return len(self._tickets)
+        return self.holdings.num_in_flight
 
     @property
     def num_plans(self) -> int:
@@ -307,7 +258,7 @@ class Scheduler:
     @property
     def num_transients(self) -> int:
         """Objects in the tier that are freed once consumed."""
-        return self._num_transients
+        return self.holdings.num_transients
 
     def has_work(self, consumer: int) -> bool:
         """Return True while the consumer's plan has entries that were not looked at."""
@@ -320,23 +271,13 @@ class Scheduler:
 
     def validate(self) -> None:
         """Check every invariant; raises AssertionError."""
-        self.residency.validate()
-        uses: dict[tuple[int, int], int] = {}
+        expected: dict[Key, int] = {}
         for plan in self._plans():
             plan.validate()
             for object_id, indices in plan.outstanding.items():
                 key = (plan.dataset, object_id)
-                uses[key] = uses.get(key, 0) + len(indices)
-        assert uses == self._uses.counts, (uses, self._uses.counts)
-        for dataset, table in self.tables.items():
-            assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
-        for dataset, object_id in self._tickets:
-            assert self.tables[dataset].state[object_id] == states.FETCHING
-        assert self._waiters.keys() <= self._tickets.keys()
-        for dataset, table in self.tables.items():
-            assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())
-            for object_id in table.ids_in(states.TRANSIENT).tolist():
-                assert (dataset, object_id) in uses, "a transient that nobody expects was not freed"
+                expected[key] = expected.get(key, 0) + len(indices)
+        self.holdings.validate(expected)
 
     # ------------------------------------------------------------ inside
 
@@ -352,18 +293,6 @@ class Scheduler:
         table = self.tables[dataset]
         table.forget_failures()
         self.residency.plan_lending(self.working_set_bytes(), table.mean_stored_bytes)
-
-    def _make_room(self, wanted_bytes: int) -> bool:
-        """Free residents that no consumer can want, as their next use is never; True while room is being made."""
-        if self._freeing_bytes >= wanted_bytes:
-            return True
-        live = self.live_datasets()
-        for dataset, table in self.tables.items():
-            if dataset in live or table.resident_bytes == 0:
-                continue
-            for object_id in table.ids_in(states.RESIDENT)[:_FREE_GROUP].tolist():
-                self._free(dataset, object_id)
-        return self._freeing_bytes >= wanted_bytes
 
     def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
         table = self.tables[plan.dataset]
@@ -381,18 +310,18 @@ class Scheduler:
             if state == states.ABSENT:
                 if len(fetches) >= capacity:
                     break
-                placement = self._reserve(cost, Placement.RESIDENT)
-                if placement != Placement.RESIDENT and self._make_room(cost):
-                    self._cancel(placement, cost)
+                placement = self.holdings.reserve(cost, Placement.RESIDENT)
+                if placement != Placement.RESIDENT and self.holdings.make_room(cost, live=self.live_datasets()):
+                    self.holdings.cancel(placement, cost)
                     break  # there is room in a moment
                 if placement == Placement.DIRECT:
                     if cost <= self.residency.lent_bytes:
                         break  # a reader gives room back
                     plan.pass_entry()  # no room will come: its reader asks for it
                     continue
-                fetches.append(self._start(plan.dataset, object_id, placement, cost))
+                fetches.append(self.holdings.start(plan.dataset, object_id, placement, cost))
             plan.add_outstanding(index, object_id, cost)
-            self._uses.add((plan.dataset, object_id))
+            self.holdings.expect((plan.dataset, object_id))
             plan.pass_entry()
         return fetches
 
@@ -404,20 +333,12 @@ class Scheduler:
                 break
             cost = table.stored_bytes(object_id)
             if not self.residency.try_reserve_resident(cost):
-                if not self._make_room(cost):
+                if not self.holdings.make_room(cost, live=self.live_datasets()):
                     plan.advance(len(plan))
                 break
-            fetches.append(self._start(plan.dataset, object_id, Placement.RESIDENT, cost))
+            fetches.append(self.holdings.start(plan.dataset, object_id, Placement.RESIDENT, cost))
             plan.pass_entry()
         return fetches
-
-    def _start(self, dataset: int, object_id: int, placement: Placement, reserved: int) -> Fetch:
-        ticket = Ticket(dataset, object_id, placement, reserved)
-        self._tickets[dataset, object_id] = ticket
-        table = self.tables[dataset]
-        table.state[object_id] = states.FETCHING
-        table.in_flight += 1
-        return Fetch(ticket)
 
     def _demand_fetch(self, token: int, dataset: int, object_id: int, *, is_late: bool) -> None:
         if is_late:
@@ -427,40 +348,17 @@ class Scheduler:
             cost = self.tables[dataset].stored_bytes(object_id)
             placement = Placement.RESIDENT if self.residency.try_reserve_resident(cost) else Placement.DIRECT
             reserved = 0 if placement == Placement.DIRECT else cost
-            self._urgent.append(self._start(dataset, object_id, placement, reserved))
-        self._waiters.setdefault((dataset, object_id), []).append(token)
-
-    def _reserve(self, cost: int, wanted: Placement) -> Placement:
-        if wanted == Placement.RESIDENT and self.residency.try_reserve_resident(cost):
-            return Placement.RESIDENT
-        if wanted != Placement.DIRECT and self.residency.try_reserve_transient(cost):
-            return Placement.TRANSIENT
-        return Placement.DIRECT
-
-    def _cancel(self, placement: Placement, cost: int) -> None:
-        if placement == Placement.RESIDENT:
-            self.residency.release_resident(cost)
-        elif placement == Placement.TRANSIENT:
-            self.residency.release_transient(cost)
-
-    def _unreserve(self, ticket: Ticket) -> None:
-        self._cancel(ticket.placement, ticket.reserved_bytes)
-        ticket.reserved_bytes = 0
+            self._demanded.append(self.holdings.start(dataset, object_id, placement, reserved))
+        self.holdings.wait((dataset, object_id), token)
 
     def _wanted_placement(self, ticket: Ticket, *, changed: bool) -> Placement:
         """Return where the object should go now: expected readers may have come or gone since the request."""
-        is_expected = (ticket.dataset, ticket.object_id) in self._uses.counts
+        is_expected = self.holdings.is_expected((ticket.dataset, ticket.object_id))
         if ticket.placement == Placement.RESIDENT and not changed:
             return Placement.RESIDENT
         if is_expected:
             return Placement.TRANSIENT
         return Placement.DIRECT
-
-    def _settle(self, ticket: Ticket, state: int) -> None:
-        del self._tickets[ticket.dataset, ticket.object_id]
-        table = self.tables[ticket.dataset]
-        table.state[ticket.object_id] = state
-        table.in_flight -= 1
 
     def _pass_over(self, consumer: int, dataset: int, object_id: int) -> None:
         """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
@@ -470,24 +368,8 @@ class Scheduler:
             plan.skip_once(object_id)
             plan.expect_report(object_id)
 
-    def _answer_waiters(self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = "") -> None:
-        for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):
-            self._urgent.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
-
-    def _drop_use(self, dataset: int, object_id: int) -> None:
-        if self._uses.drop((dataset, object_id)) and self.tables[dataset].state[object_id] == states.TRANSIENT:
-            self._free(dataset, object_id)
-
-    def _free(self, dataset: int, object_id: int) -> None:
-        table = self.tables[dataset]
-        cost = table.stored_bytes(object_id)
-        was_resident = table.state[object_id] == states.RESIDENT
-        table.state[object_id] = states.FREEING
-        self._freeing_bytes += cost
-        self._urgent.append(Free(dataset, object_id, cost, was_resident))
-
     def _end_plan(self, plan: Plan | None) -> None:
         if plan is None:
             return
         for object_id in plan.drop_outstanding():
-            self._drop_use(plan.dataset, object_id)
+            self.holdings.unexpect((plan.dataset, object_id))

@@ -1,9 +1,9 @@
 """The node server: one process a user a node, the only one that fetches ahead. Never on the hit path.
 
-    main.py       start-up, which is recovery; the lock; the end
-    loop.py       one thread: sockets, wake-ups, timers
-    handlers.py   messages in, messages out
-    node.py       carries out what ``core`` decides: start reading here
-    fetchers.py   threads that read origins
-    datasets.py   manifests opened, and what the tier holds of them
+main.py       start-up, which is recovery; the lock; the end
+loop.py       one thread: sockets, wake-ups, timers
+handlers.py   messages in, messages out
+node.py       carries out what ``core`` decides: start reading here
+fetchers.py   threads that read origins
+datasets.py   manifests opened, and what the tier holds of them
 """

@@ -57,7 +57,9 @@ class Handlers:
     **Threads**: the loop's thread; manifests are listed in threads of their own, whose results come back to it.
     """
 
-    def __init__(self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...]) -> None:
+    def __init__(
+        self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...]
+    ) -> None:
         self.is_stopping = False
         self.node: Node
         self.loop: Loop
@@ -127,7 +129,9 @@ class Handlers:
             self._refuse(connection, err, 0)
             return
         connection.is_greeted = True
-        self.loop.send(connection, m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices))
+        self.loop.send(
+            connection, m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices)
+        )
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         scheduler = self.node.scheduler

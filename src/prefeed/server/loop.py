@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefeed.clock import Clock
 from prefeed.errors import ServerError
-from prefeed.wire.endpoint import peer_user
+from prefeed.wire.endpoint import peer_process
 from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message
 
@@ -136,7 +136,7 @@ class Loop:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        if peer_user(sock) != os.getuid():
+        if peer_process(sock)[1] != os.getuid():
             sock.close()
             return
         sock.setblocking(False)

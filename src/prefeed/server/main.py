@@ -36,9 +36,7 @@ def run_foreground(config: Config) -> int:
     """
     ensure_private_dir(config.runtime_dir)
     with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
-        handlers = Handlers(
-            config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices
-        )
+        handlers = Handlers(config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices)
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
         )
@@ -111,9 +109,9 @@ def _tier(config: Config) -> Iterator[tuple[TierWriter, bool, tuple[str, ...]]]:
         raise ServerError(
             f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
         ) from err
-    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home)
+    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home, store_name=name)
     store_dir = parent / name
-    limits = memory_limits(parent)
+    limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
     notices = tuple(text for text in (warning, reason) if text)
@@ -139,5 +137,3 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-

@@ -1,8 +1,8 @@
 """Carries out what ``core`` decides: fetches, stores, frees, answers. The loop's thread owns everything here.
 
-    event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers, tier, answers
-                                           ↑                        │
-                                           └──── arrived, stored, freed, failed
+event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers, tier, answers
+                                       ↑                        │
+                                       └──── arrived, stored, freed, failed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefeed.core.policy import best_hit_ratio
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT, UNKNOWN_SIZE
-from prefeed.errors import SourceError, StoreError, ThrottledError, TierFullError
+from prefeed.errors import StoreError, ThrottledError, TierFullError
 from prefeed.server.datasets import Dataset, KeyIndex, keys_of
 from prefeed.server.fetchers import Fetchers, Job, Result
 from prefeed.sources.manifest import Manifest, version_hash

@@ -1,1 +1,1 @@
-
+"""Tiers: where cached values lie on this node. ``tier.py`` is the way in; ``capacity.py`` says how large and where."""

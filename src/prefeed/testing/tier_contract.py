@@ -145,7 +145,8 @@ class TierContract:
         tiers.writer.put_many([(key, value, transient) for key, value in values.items()])
         assert {key: tiers.reader.get(key) for key in values} == values
         with tiers.reader.batch() as batch:
-            assert batch.get_views(list(values)) == list(values.values())
+            views = batch.get_views(list(values))
+            assert [view is not None and bytes(view) for view in views] == list(values.values())
         assert {key: (size, kind) for key, size, kind in tiers.writer.entries()} == {
             key: (len(value), transient) for key, value in values.items()
         }

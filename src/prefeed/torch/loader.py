@@ -194,5 +194,3 @@ def _epoch_ended(attachment: _Attachment) -> None:
         served.reader.report()
     if planned is not None:
         planned.epoch_ended()
-
-

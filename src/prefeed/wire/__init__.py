@@ -1,6 +1,6 @@
 """What clients and the server say to each other, and how it is put into bytes (ADR 0003).
 
-    messages.py   every message, typed
-    frames.py     length-prefixed msgpack on a stream socket
-    endpoint.py   the private directory of the socket, and whose process is at the other end
+messages.py   every message, typed
+frames.py     length-prefixed msgpack on a stream socket
+endpoint.py   the private directory of the socket, and whose process is at the other end
 """

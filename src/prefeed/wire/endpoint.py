@@ -35,8 +35,8 @@ def ensure_private_dir(path: Path) -> None:
             )
 
 
-def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end, as the kernel says."""
+def peer_process(connection: socket.socket) -> tuple[int, int]:
+    """Return (process id, user id) of who connected to this socket, or listens on it, as the kernel says."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(credentials)
-    return int(uid)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    return int(pid), int(uid)

@@ -114,7 +114,14 @@ def test_twice_verbose_lets_the_traceback_through(run) -> None:
 def test_start_prints_the_process_id(run) -> None:
     result = run(FakeBackend(running=False), "server", "start", "--json")
 
-    assert json.loads(result.stdout) == {"pid": 4321, "home": os.environ["PREFEED_HOME"]}
+    assert json.loads(result.stdout) == {"pid": 4321, "home": os.environ["PREFEED_HOME"], "notices": []}
+
+
+def test_start_says_what_differs_from_what_was_asked(run) -> None:
+    backend = FakeBackend(running=False, notices=("the memory tier holds 4.0 GiB, not 8.0 GiB",))
+
+    assert run(backend, "server", "start").stderr == "prefeed: the memory tier holds 4.0 GiB, not 8.0 GiB\n"
+    assert "notice           the memory tier holds 4.0 GiB" in run(backend, "server", "status").stdout
 
 
 def test_start_when_one_runs_already_fails(run) -> None:
@@ -147,7 +154,7 @@ def test_stop_waits_and_names_the_process(run) -> None:
 
 
 def test_status_json_has_every_field(run) -> None:
-    assert json.loads(run(FakeBackend(), "server", "status", "--json").stdout) == asdict(STATUS)
+    assert json.loads(run(FakeBackend(), "server", "status", "--json").stdout) == {**asdict(STATUS), "notices": []}
 
 
 def test_home_option_selects_the_server(run, tmp_path: Path) -> None:

@@ -141,6 +141,24 @@ def test_a_reader_in_a_batch_keeps_its_bytes_and_then_gives_the_room_back(writer
     reader.close()
 
 
+def test_a_tier_without_a_free_page_can_still_be_freed(directory: Path) -> None:
+    """Pieces of one page cost more than capacity_bytes reckons: the pages end before the capacity does."""
+    writer = TierWriter.open(directory, budget_bytes=128 * MIB)
+    keys: list[bytes] = []
+    with pytest.raises(TierFullError):
+        while True:
+            writer._stage, writer._sticky_groups = 3, 2
+            writer.put_many([(key_of(len(keys)), value_of(len(keys), 84_000), True)])
+            keys.append(key_of(len(keys)))
+    assert writer.used_bytes + stored_bytes(84_000) < writer.capacity_bytes, "the capacity ended first"
+    for key in keys[::7]:
+        writer.delete_many([key])
+        assert not writer._owed_deletes
+    assert writer.used_bytes == (len(keys) - len(keys[::7])) * stored_bytes(84_000)
+    writer.put_many([(key_of(10**6 + i), value_of(i, 84_000), True) for i in range(len(keys) // 8)])
+    writer.close()
+
+
 def test_deletes_that_find_no_room_are_done_later(writer: TierWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.put_many([(key_of(i), b"x" * 5000, True) for i in range(10)])
     with monkeypatch.context() as patch:

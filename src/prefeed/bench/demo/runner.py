@@ -120,10 +120,11 @@ def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
     with tempfile.TemporaryDirectory(prefix="prefeed-demo-") as scratch:
         recipe = PhotoRecipe(num_photos=options.num_photos)
         photos = make_photos(recipe, cache_dir=Path(scratch), progress=watcher.photos)
+        env = {"TMPDIR": scratch}  # a training that is ended leaves the scratch files of torch and its workers
         with python_origin(photos.root, options.latency_seconds) as origin:
-            epochs = {"plain": _train(options, origin, "plain", {}, watcher)}
+            epochs = {"plain": _train(options, origin, "plain", env, watcher)}
             with temporary_home(2 * photos.total_bytes) as home:
-                epochs["prefeed"] = _train(options, origin, "prefeed", home.env, watcher)
+                epochs["prefeed"] = _train(options, origin, "prefeed", {**env, **home.env}, watcher)
     return compared(options, photos, epochs)
 
 

@@ -1,0 +1,215 @@
+"""What the node holds and what is on its way: state, room and waiting readers of every object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.core import table as states
+from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
+from prefeed.core.residency import Residency
+from prefeed.core.table import ObjectTable
+
+_FREE_GROUP = 64
+"""Entries of an abandoned dataset freed at a time."""
+
+Key = tuple[int, int]
+"""(number of the dataset, object id)."""
+
+
+class Holdings:
+    """The books that the scheduler decides by; each method keeps them consistent with each other.
+
+    Attributes:
+        tables: State of every object, by dataset.
+        residency: The byte budget.
+        num_transients: Objects in the tier that are freed once consumed.
+
+    **Invariants**: see ``validate``.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.tables: dict[int, ObjectTable] = {}
+        self.residency = Residency(budget_bytes)
+        self.num_transients = 0
+        self._tickets: dict[Key, Ticket] = {}
+        self._waiters: dict[Key, list[int]] = {}
+        self._uses: dict[Key, int] = {}
+        self._actions: list[Action] = []
+        self._freeing_bytes = 0
+
+    def add_table(self, dataset: int, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> ObjectTable:
+        """A manifest was opened; its objects are absent until ``adopt`` says otherwise."""
+        self.tables[dataset] = ObjectTable(sizes, stored_bytes)
+        return self.tables[dataset]
+
+    def take_actions(self) -> list[Action]:
+        """Return what follows from the changes so far; each action exactly once."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def num_in_flight(self) -> int:
+        """Fetches under way."""
+        return len(self._tickets)
+
+    def state(self, key: Key) -> int:
+        """Return the object's state."""
+        return self.tables[key[0]].state[key[1]]
+
+    def is_expected(self, key: Key) -> bool:
+        """True while a plan expects a reader of the object, which is on its way or transient."""
+        return key in self._uses
+
+    def expect(self, key: Key) -> None:
+        """A plan expects one more reader of the object."""
+        self._uses[key] = self._uses.get(key, 0) + 1
+
+    def unexpect(self, key: Key) -> None:
+        """One expected reader is done, or will not come; a transient that nobody expects is freed."""
+        count = self._uses.get(key, 0)
+        if count > 1:
+            self._uses[key] = count - 1
+            return
+        self._uses.pop(key, None)
+        if self.state(key) == states.TRANSIENT:
+            self.free(*key)
+
+    def adopt(self, dataset: int, ids: Iterable[int], sizes_bytes: Iterable[int]) -> None:
+        """These objects are in the tier already, residents of an earlier life; they count against the budget."""
+        table = self.tables[dataset]
+        for object_id, size in zip(ids, sizes_bytes, strict=True):
+            if table.state[object_id] == states.ABSENT:
+                cost = table.observe_size(object_id, size)
+                table.state[object_id] = states.RESIDENT
+                table.resident_bytes += cost
+                self.residency.resident_bytes += cost
+
+    def transfer(self, source: int, source_ids: Iterable[int], target: int, target_ids: Iterable[int]) -> None:
+        """These residents of one dataset are objects of another: a manifest was refreshed, or opened after a restart."""
+        old, new = self.tables[source], self.tables[target]
+        for old_id, new_id in zip(source_ids, target_ids, strict=True):
+            if old.state[old_id] == states.RESIDENT and new.state[new_id] == states.ABSENT:
+                cost = old.stored_bytes(old_id)
+                new.observe_size(new_id, old.size_bytes(old_id))
+                old.state[old_id], new.state[new_id] = states.ABSENT, states.RESIDENT
+                old.resident_bytes -= cost
+                new.resident_bytes += cost
+
+    def clear(self, dataset: int) -> None:
+        """Free every resident of the dataset."""
+        for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
+            self.free(dataset, object_id)
+
+    def start(self, dataset: int, object_id: int, placement: Placement, reserved: int) -> Fetch:
+        """Return the request for an absent object, for which room was reserved."""
+        ticket = Ticket(dataset, object_id, placement, reserved)
+        self._tickets[dataset, object_id] = ticket
+        table = self.tables[dataset]
+        table.state[object_id] = states.FETCHING
+        table.in_flight += 1
+        return Fetch(ticket)
+
+    def ticket(self, key: Key) -> Ticket:
+        """Return the ticket of an object on its way."""
+        return self._tickets[key]
+
+    def wait(self, key: Key, token: int) -> None:
+        """A reader waits for an object on its way."""
+        self._waiters.setdefault(key, []).append(token)
+
+    def answer(self, token: int, key: Key, outcome: Outcome, code: str = "", message: str = "") -> None:
+        """Tell one reader how its question ended."""
+        self._actions.append(Answer(token, *key, outcome, code, message))
+
+    def settle(self, ticket: Ticket, state: int) -> None:
+        """The object is no longer on its way."""
+        del self._tickets[ticket.dataset, ticket.object_id]
+        table = self.tables[ticket.dataset]
+        table.state[ticket.object_id] = state
+        table.in_flight -= 1
+
+    def answer_waiters(self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = "") -> None:
+        """Tell every reader that waits for the object."""
+        for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):
+            self._actions.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
+
+    def reserve(self, cost: int, wanted: Placement) -> Placement:
+        """Return where there was room for an object of that cost, reserved now; DIRECT when nowhere."""
+        if wanted == Placement.RESIDENT and self.residency.try_reserve_resident(cost):
+            return Placement.RESIDENT
+        if wanted != Placement.DIRECT and self.residency.try_reserve_transient(cost):
+            return Placement.TRANSIENT
+        return Placement.DIRECT
+
+    def cancel(self, placement: Placement, cost: int) -> None:
+        """Give back what ``reserve`` returned."""
+        if placement == Placement.RESIDENT:
+            self.residency.release_resident(cost)
+        elif placement == Placement.TRANSIENT:
+            self.residency.release_transient(cost)
+
+    def unreserve(self, ticket: Ticket) -> None:
+        """Give back the ticket's room."""
+        self.cancel(ticket.placement, ticket.reserved_bytes)
+        ticket.reserved_bytes = 0
+
+    def free(self, dataset: int, object_id: int) -> None:
+        """Delete the entry; its room is free once the tier says so."""
+        table = self.tables[dataset]
+        cost = table.stored_bytes(object_id)
+        was_resident = table.state[object_id] == states.RESIDENT
+        table.state[object_id] = states.FREEING
+        self._freeing_bytes += cost
+        self._actions.append(Free(dataset, object_id, cost, was_resident))
+
+    def freed(self, free: Free) -> None:
+        """The entry is gone from the tier: its room may be used again."""
+        table = self.tables[free.dataset]
+        if free.was_resident:
+            self.residency.release_resident(free.stored_bytes)
+            table.resident_bytes -= free.stored_bytes
+        else:
+            self.residency.release_transient(free.stored_bytes)
+            self.num_transients -= 1
+        table.state[free.object_id] = states.ABSENT
+        self._freeing_bytes -= free.stored_bytes
+
+    def make_room(self, wanted_bytes: int, *, live: Collection[int]) -> bool:
+        """Free residents that no consumer can want, as their next use is never; True while room is being made."""
+        if self._freeing_bytes >= wanted_bytes:
+            return True
+        for dataset, table in self.tables.items():
+            if dataset in live or table.resident_bytes == 0:
+                continue
+            for object_id in table.ids_in(states.RESIDENT)[:_FREE_GROUP].tolist():
+                self.free(dataset, object_id)
+        return self._freeing_bytes >= wanted_bytes
+
+    def keep(self, ticket: Ticket) -> None:
+        """The entry is committed: readers find it from now on."""
+        if ticket.placement == Placement.RESIDENT:
+            self.settle(ticket, states.RESIDENT)
+            self.tables[ticket.dataset].resident_bytes += ticket.reserved_bytes
+        else:
+            self.settle(ticket, states.TRANSIENT)
+            self.num_transients += 1
+        self.answer_waiters(ticket, Outcome.STORED)
+        key = (ticket.dataset, ticket.object_id)
+        if ticket.placement == Placement.TRANSIENT and not self.is_expected(key):
+            self.free(*key)
+
+    def validate(self, expected: dict[Key, int]) -> None:
+        """Check the invariants against the readers that the plans expect, by object."""
+        self.residency.validate()
+        assert expected == self._uses, (expected, self._uses)
+        assert self._waiters.keys() <= self._tickets.keys()
+        for key in self._tickets:
+            assert self.state(key) == states.FETCHING
+        for dataset, table in self.tables.items():
+            assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
+            assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())
+            for object_id in table.ids_in(states.TRANSIENT).tolist():
+                assert (dataset, object_id) in expected, "a transient that nobody expects was not freed"
