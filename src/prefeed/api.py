@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 
-from prefeed.client.dataset import NodeDataset
+from prefeed.client.dataset import NodeDataset, locate_object
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
-from prefeed.client.registry import Readers
+from prefeed.client.readers import Readers
 from prefeed.config import Config, current
 from prefeed.errors import ServerError, ServerUnavailableError
-from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import Statistics
 
@@ -58,14 +57,4 @@ def statistics(*, config: Config | None = None) -> Statistics:
 
 def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:
     with NodeClient.connect(config) as node:
-        located = node.locate(url)
-        if located.dataset < 0:
-            return None
-        dataset = NodeDataset(
-            number=located.dataset,
-            manifest=Manifest.open(located.manifest_dir),
-            store_dir=node.connection.store_dir,
-            instance=node.connection.instance,
-            config=config,
-        )
-        return dataset, located.object_id
+        return locate_object(node, url, config)

@@ -24,7 +24,7 @@ from prefeed.client.active import active_reader
 from prefeed.client.dataset import NodeDataset, open_node_dataset
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
-from prefeed.client.registry import Readers
+from prefeed.client.readers import Readers
 from prefeed.config import Config, current
 from prefeed.errors import EmptyListingError, ObjectNotFoundError, ServerError
 from prefeed.sources.library import ManifestLibrary
@@ -184,6 +184,7 @@ class _Origin:
 
     def __init__(self, url_or_path: str | os.PathLike[str], config: Config) -> None:
         self.url = canonical_url(url_or_path)
+        self._given = os.fspath(url_or_path)  # may hold credentials: for sources, never for messages
         self.config = config
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
@@ -204,12 +205,12 @@ class _Origin:
         elif self._dataset is not None:
             data = _readers.read(self._dataset, object_id)
         else:
-            data = read_origin(self._local.source(self.url, self.config), self.manifest.path(object_id), self.config)
+            data = read_origin(self._local.source(self._given, self.config), self.manifest.path(object_id), self.config)
         return data if isinstance(data, bytes) else bytes(data)
 
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
         """Return the dataset as the node knows it now."""
-        return open_node_dataset(node, self.url, config)
+        return open_node_dataset(node, self._given, config)
 
     def _list_here(self, url_or_path: str | os.PathLike[str]) -> Manifest:
         with _listing(self.url, self.config) as listing:

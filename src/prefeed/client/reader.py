@@ -151,7 +151,7 @@ class ObjectReader:
 
     def _read_direct(self, object_id: int) -> Buffer:
         if self._source is None:
-            self._source = open_source(self.dataset.manifest.url, self.dataset.config)
+            self._source = open_source(self.dataset.url, self.dataset.config)
         return read_origin(self._source, self.dataset.manifest.path(object_id), self.dataset.config)
 
     def _connect(self) -> Connection | None:

@@ -188,6 +188,14 @@ class Holdings:
                 self.free(dataset, object_id)
         return self._freeing_bytes >= wanted_bytes
 
+    def trim(self, target_bytes: int) -> None:
+        """Free residents, whoever wants them, until no more than that is left."""
+        for dataset, table in self.tables.items():
+            for object_id in table.ids_in(states.RESIDENT).tolist():
+                if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
+                    return
+                self.free(dataset, object_id)
+
     def keep(self, ticket: Ticket) -> None:
         """The entry is committed: readers find it from now on."""
         if ticket.placement == Placement.RESIDENT:

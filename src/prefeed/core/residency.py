@@ -32,7 +32,8 @@ class Residency:
         lent_bytes: Part of it that residents leave to transients; 0 while everything fits.
         resident_bytes, transient_bytes: Reserved now.
 
-    Invariants: ``resident_bytes + transient_bytes <= budget_bytes``; neither is negative.
+    Invariants: neither is negative; nothing is reserved beyond ``budget_bytes``, which may be lowered below what is
+    reserved: then nothing more is reserved until enough was released.
     """
 
     budget_bytes: int
@@ -74,12 +75,7 @@ class Residency:
         self.transient_bytes -= stored_bytes
         assert self.transient_bytes >= 0
 
-    def shrink(self, budget_bytes: int) -> None:
-        """Lower the budget after the file system turned out to hold less; never below what is reserved."""
-        self.budget_bytes = max(budget_bytes, self.resident_bytes + self.transient_bytes)
-        self.lent_bytes = min(self.lent_bytes, self.budget_bytes // 2)
-
     def validate(self) -> None:
         """Check the invariants."""
         assert self.resident_bytes >= 0 and self.transient_bytes >= 0
-        assert self.resident_bytes + self.transient_bytes <= self.budget_bytes
+        assert 0 <= self.lent_bytes <= self.budget_bytes

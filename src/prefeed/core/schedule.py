@@ -207,14 +207,26 @@ class Scheduler:
         """The entry is committed: readers find it from now on."""
         self.holdings.keep(ticket)
 
-    def store_failed(self, ticket: Ticket, *, is_full: bool) -> None:
+    def store_failed(self, ticket: Ticket) -> None:
         """The tier refused the entry; readers that wait get the bytes all the same."""
         self.holdings.unreserve(ticket)
-        if is_full:
-            self.residency.shrink(self.residency.resident_bytes + self.residency.transient_bytes)
         ticket.placement = Placement.DIRECT
         self.holdings.settle(ticket, states.ABSENT)
         self.holdings.answer_waiters(ticket, Outcome.INLINE)
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """The tier holds that much: less than was thought, or an earlier life left more than it may hold now.
+
+        Residents are freed until the rest and the lent part fit.
+        """
+        residency = self.holdings.residency
+        if budget_bytes == residency.budget_bytes and residency.resident_bytes <= budget_bytes:
+            return
+        residency.budget_bytes = budget_bytes
+        tables = [self.tables[dataset] for dataset in self.live_datasets()]
+        mean = max((table.mean_stored_bytes for table in tables), default=0)
+        residency.plan_lending(self.working_set_bytes(), mean)
+        self.holdings.trim(budget_bytes - residency.lent_bytes)
 
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""

@@ -168,7 +168,7 @@ class Handlers:
             self.loop.send(connection, reply)
 
         if request.manifest_dir:
-            opened(self._reopen(Path(request.manifest_dir)))
+            opened(self._reopen(Path(request.manifest_dir), request.url))
             return
         self._open(
             request.url,
@@ -199,12 +199,12 @@ class Handlers:
         opening.waiters.append((then, otherwise))
         opening.listeners.append(listing)
 
-    def _reopen(self, directory: Path) -> Dataset:
+    def _reopen(self, directory: Path, url: str) -> Dataset:
         """A client comes with the manifest that another server opened for it."""
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
         manifest = Manifest.open(directory)
-        return self.node.add_dataset(manifest, open_source(manifest.url, self._config))
+        return self.node.add_dataset(manifest, open_source(url or manifest.url, self._config))
 
     def _open_in_thread(self, key: tuple[str, bool], url: str, refresh: bool, paths_file: str) -> None:
         next_report = 0.0
@@ -222,7 +222,7 @@ class Handlers:
                 manifest = self._library.open(
                     url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
                 )
-            source = open_source(manifest.url, self._config)
+            source = open_source(manifest.url if paths_file else url, self._config)
         except PrefeedError as err:
             refusal = err
             self.loop.call_soon(lambda: self._opening_failed(key, refusal))

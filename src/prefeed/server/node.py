@@ -231,7 +231,9 @@ class Node:
             self._errors[err.code] += 1
             for ticket, data in puts:
                 self._inline[ticket.dataset, ticket.object_id] = data
-                self.scheduler.store_failed(ticket, is_full=isinstance(err, TierFullError))
+                self.scheduler.store_failed(ticket)
+            if isinstance(err, TierFullError):
+                self.scheduler.set_budget(self._tier.capacity_bytes)
         else:
             for ticket, _ in puts:
                 self.scheduler.stored(ticket)
@@ -309,6 +311,7 @@ class Node:
         sizes = np.array([size for _, size in entries], dtype=np.uint64)
         self.scheduler.add_dataset(_ORPHANS, sizes, stored_bytes)
         self.scheduler.adopt(_ORPHANS, range(len(entries)), (size for _, size in entries))
+        self.scheduler.set_budget(self._tier.capacity_bytes)
 
     def _orphans_left(self) -> list[bytes]:
         return [self._orphan_keys[i] for i in self._resident_ids(_ORPHANS).tolist()]

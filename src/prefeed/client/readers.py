@@ -1,28 +1,12 @@
-"""The datasets that this process has open: one control connection, one manifest a root."""
+"""Readers of this process for reads that belong to no loader."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
 
-from prefeed.client.dataset import NodeDataset, open_listed_dataset, open_node_dataset
-from prefeed.client.node import NodeClient
+from prefeed.client.dataset import NodeDataset
 from prefeed.client.reader import ObjectReader
-from prefeed.config import Config
-from prefeed.types import ListingProgress
-
-Opener = Callable[[NodeClient], NodeDataset]
-
-
-def open_url(url: str, config: Config, *, listing: ListingProgress | None = None) -> Opener:
-    """Return what opens the dataset of a URL on a node."""
-    return lambda node: open_node_dataset(node, url, config, listing=listing)
-
-
-def open_paths(paths: Sequence[str], config: Config, *, listing: ListingProgress | None = None) -> Opener:
-    """Return what opens the dataset of a list of files on a node."""
-    return lambda node: open_listed_dataset(node, paths, config, listing=listing)
 
 
 class Readers:

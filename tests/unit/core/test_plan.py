@@ -1,0 +1,146 @@
+"""One consumer's order: what is looked at, what is outstanding, how far it has come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prefeed.core.plan import Plan
+from ring import as_ids
+
+ABSENT, RESIDENT = 0, 2
+WANTED = np.array([state != RESIDENT for state in range(256)])
+
+
+def plan_of(*ids: int) -> Plan:
+    return Plan(1, 1, as_ids(ids))
+
+
+def scan_all(plan: Plan, states: list[int]) -> list[tuple[int, int]]:
+    found = []
+    for index, object_id in plan.scan(WANTED, np.array(states, dtype=np.uint8)):
+        found.append((index, object_id))
+        plan.pass_entry()
+    return found
+
+
+def test_scan_passes_what_is_resident_and_repeats_what_repeats() -> None:
+    plan = plan_of(2, 0, 1, 0)
+    assert scan_all(plan, [ABSENT, RESIDENT, ABSENT]) == [(0, 2), (1, 0), (3, 0)]
+    assert plan.cursor == len(plan)
+
+
+def test_scan_that_was_stopped_goes_on_at_the_same_entry() -> None:
+    plan = plan_of(0, 1, 2)
+    states = np.array([RESIDENT, ABSENT, ABSENT], dtype=np.uint8)
+    assert next(iter(plan.scan(WANTED, states))) == (1, 1)
+    assert plan.cursor == 1
+    assert scan_all(plan, states.tolist()) == [(1, 1), (2, 2)]
+
+
+def test_scan_of_many_chunks_finds_the_few_that_are_wanted() -> None:
+    plan = plan_of(*range(20_000))
+    states = [RESIDENT] * 20_000
+    for wanted in (0, 4095, 4096, 12_345, 19_999):
+        states[wanted] = ABSENT
+    assert [object_id for _, object_id in scan_all(plan, states)] == [0, 4095, 4096, 12_345, 19_999]
+
+
+def test_a_read_ahead_of_the_cursor_is_skipped_once() -> None:
+    plan = plan_of(5, 5)
+    plan.skip_once(5)
+    assert plan.take_skip(5)
+    assert not plan.take_skip(5)
+
+
+def test_two_reads_ahead_of_the_cursor_are_skipped_twice() -> None:
+    plan = plan_of(5, 5, 5)
+    plan.skip_once(5)
+    plan.skip_once(5)
+    assert [plan.take_skip(5) for _ in range(3)] == [True, True, False]
+
+
+def test_nothing_is_to_be_skipped_once_all_was_looked_at() -> None:
+    plan = plan_of(5)
+    scan_all(plan, [ABSENT] * 6)
+    plan.skip_once(5)
+    assert not plan.take_skip(5)
+
+
+def test_an_expected_report_is_taken_once() -> None:
+    plan = plan_of(5, 5)
+    plan.expect_report(5)
+    assert [plan.take_expected_report(5) for _ in range(2)] == [True, False]
+
+
+def test_outstanding_bytes_count_an_object_once_however_often_it_will_be_read() -> None:
+    plan = plan_of(7, 7)
+    plan.cursor = 2
+    plan.add_outstanding(0, 7, 100)
+    plan.add_outstanding(1, 7, 100)
+    assert plan.ahead_bytes == 100
+    assert plan.try_consume(7)
+    assert plan.ahead_bytes == 100
+    assert plan.try_consume(7)
+    assert (plan.ahead_bytes, plan.try_consume(7)) == (0, False)
+    plan.validate()
+
+
+def test_advance_gives_up_what_it_passes_and_leaves_the_rest() -> None:
+    plan = plan_of(3, 4, 3)
+    plan.cursor = 3
+    for index, object_id in enumerate((3, 4, 3)):
+        plan.add_outstanding(index, object_id, 10)
+    assert plan.advance(2) == [3, 4]
+    assert plan.outstanding == {3: [2]}
+    assert plan.advance(3) == [3]
+    plan.validate()
+
+
+def test_advance_does_not_give_up_what_was_consumed() -> None:
+    plan = plan_of(3, 4)
+    plan.cursor = 2
+    plan.add_outstanding(0, 3, 10)
+    plan.add_outstanding(1, 4, 10)
+    assert plan.try_consume(3)
+    assert plan.advance(2) == [4]
+
+
+def test_advance_takes_the_cursor_along_and_never_goes_back_nor_beyond() -> None:
+    plan = plan_of(0, 1, 2, 3)
+    plan.advance(3)
+    assert (plan.position, plan.cursor) == (3, 3)
+    plan.advance(1)
+    assert plan.position == 3
+    plan.advance(99)
+    assert (plan.position, plan.cursor) == (4, 4)
+    plan.validate()
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_extend_appends_and_leaves_the_given_ids_alone(dtype: type[np.generic]) -> None:
+    given = np.array([1, 2], dtype=dtype)
+    plan = Plan(1, 1, given)
+    for start in range(3, 3000, 7):
+        plan.extend(as_ids(range(start, start + 7)))
+    plan.extend(as_ids([]))
+    assert plan.ids.tolist() == [1, 2, *range(3, 3004)]
+    assert given.tolist() == [1, 2]
+
+
+def test_extend_of_an_empty_plan() -> None:
+    plan = plan_of()
+    plan.extend(as_ids([]))
+    plan.extend(as_ids([4]))
+    assert scan_all(plan, [ABSENT] * 5) == [(0, 4)]
+
+
+def test_the_end_gives_up_every_access_that_will_not_come() -> None:
+    plan = plan_of(1, 2, 1)
+    plan.cursor = 3
+    for index, object_id in enumerate((1, 2, 1)):
+        plan.add_outstanding(index, object_id, 5)
+    assert sorted(plan.drop_outstanding()) == [1, 1, 2]
+    assert plan.ahead_bytes == 0
+    assert plan.drop_outstanding() == []
+    plan.validate()

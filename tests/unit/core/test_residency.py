@@ -1,0 +1,78 @@
+"""The byte budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefeed.core.residency import MIN_LENT_OBJECTS, Residency
+
+
+def test_nothing_is_lent_while_everything_fits() -> None:
+    residency = Residency(1000)
+    residency.plan_lending(990, 10)
+    assert residency.lent_bytes == 0
+    assert residency.try_reserve_resident(1000)
+    assert not residency.try_reserve_resident(1)
+    residency.validate()
+
+
+@pytest.mark.parametrize(
+    ("budget", "mean", "lent"),
+    [
+        pytest.param(1_000_000, 10, 10_000, id="one percent"),
+        pytest.param(10_000, 100, MIN_LENT_OBJECTS * 100, id="some objects at least"),
+        pytest.param(1000, 100, 500, id="half at most"),
+    ],
+)
+def test_what_does_not_fit_streams_through_a_small_part(budget: int, mean: int, lent: int) -> None:
+    residency = Residency(budget)
+    residency.plan_lending(budget * 2, mean)
+    assert residency.lent_bytes == lent
+
+
+def test_residents_leave_the_lent_part_alone() -> None:
+    residency = Residency(1000)
+    residency.plan_lending(2000, 10)
+    assert residency.lent_bytes == 240
+    assert residency.try_reserve_resident(760)
+    assert not residency.try_reserve_resident(1)
+    assert residency.try_reserve_transient(240)
+    assert not residency.try_reserve_transient(1)
+    residency.release_transient(240)
+    assert residency.try_reserve_transient(1)
+    residency.validate()
+
+
+def test_room_that_is_lent_now_is_not_given_to_residents_when_the_lent_part_shrinks() -> None:
+    residency = Residency(1000)
+    residency.plan_lending(2000, 10)
+    assert residency.try_reserve_transient(200)
+    residency.plan_lending(10, 10)
+    assert not residency.try_reserve_resident(801)
+    assert residency.try_reserve_resident(800)
+    residency.validate()
+
+
+def test_transients_get_nothing_where_residents_left_nothing() -> None:
+    residency = Residency(1000)
+    assert residency.try_reserve_resident(1000)
+    residency.plan_lending(2000, 10)
+    assert not residency.try_reserve_transient(1)
+
+
+def test_a_smaller_file_system_never_takes_away_what_is_reserved() -> None:
+    residency = Residency(1000)
+    residency.plan_lending(2000, 10)
+    residency.try_reserve_resident(300)
+    residency.shrink(100)
+    assert residency.budget_bytes == 300
+    assert residency.lent_bytes == 150
+    residency.validate()
+
+
+def test_more_is_given_back_than_was_taken() -> None:
+    residency = Residency(1000)
+    with pytest.raises(AssertionError):
+        residency.release_resident(1)
+    with pytest.raises(AssertionError):
+        Residency(1000).release_transient(1)
