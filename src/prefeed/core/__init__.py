@@ -1,6 +1,6 @@
 """Decisions: events go in, actions come out.
 
-Nothing here touches a file, a socket, a clock, a thread or a logger (ADR 0002), so every order of eviction,
+Nothing here touches a file, a socket, a clock, a thread or a logger (docs/adr/0002-policy.md), so every order of eviction,
 every time-out and every crash is a plain unit test. The server is the only interpreter of the actions.
 
     plan.py         what one consumer will read, in order, and how far it has come
