@@ -28,7 +28,14 @@ class Ring:
         fetched: Every request that was ever made, in order.
     """
 
-    def __init__(self, *, budget: int, lookahead: int = PLENTY, cost: Callable[[int], int] = lambda size: size) -> None:
+    def __init__(
+        self,
+        *,
+        budget: int,
+        lookahead: int = PLENTY,
+        cost: Callable[[int], int] = lambda size: size,
+        is_checked: bool = True,
+    ) -> None:
         self.scheduler = Scheduler(budget_bytes=budget, lookahead_bytes=lookahead)
         self.tier: dict[Key, int] = {}
         self.fetching: dict[Key, Ticket] = {}
@@ -37,7 +44,9 @@ class Ring:
         self.waiting: set[int] = set()
         self.fetched: list[Key] = []
         self._cost = cost
+        self._is_checked = is_checked
         self._tokens = 0
+        self._is_over = False
 
     # ------------------------------------------------------------ events
 
@@ -95,7 +104,8 @@ class Ring:
                 self.answers[action.token] = action
             else:
                 self.freeing.append(action)
-        self.check()
+        if self._is_checked:
+            self.check()
         return asked
 
     def arrive(self, dataset: int, object_id: int, *, size: int | None = None, changed: bool = False) -> Placement:
@@ -124,9 +134,15 @@ class Ring:
         self.tier[dataset, object_id] = ticket.reserved_bytes
         self.scheduler.stored(ticket)
 
-    def refuse(self, dataset: int, object_id: int, *, is_full: bool) -> None:
+    def refuse(self, dataset: int, object_id: int) -> None:
         """The tier did not take the entry."""
-        self.scheduler.store_failed(self.fetching.pop((dataset, object_id)), is_full=is_full)
+        self.scheduler.store_failed(self.fetching.pop((dataset, object_id)))
+        self.collect()
+
+    def set_budget(self, budget: int) -> None:
+        """The tier holds that much from now on."""
+        self.scheduler.set_budget(budget)
+        self._is_over = self.reserved > budget
         self.collect()
 
     def fail(self, dataset: int, object_id: int, *, permanent: bool) -> None:
@@ -180,9 +196,15 @@ class Ring:
     def check(self) -> None:
         """The books are right, and the tier holds no more than the budget."""
         self.scheduler.validate()
-        held = sum(self.tier.values())
-        reserved = self.scheduler.residency.resident_bytes + self.scheduler.residency.transient_bytes
-        assert held <= reserved <= self.scheduler.residency.budget_bytes
+        assert sum(self.tier.values()) <= self.reserved
+        is_over = self.reserved > self.scheduler.residency.budget_bytes
+        assert self._is_over or not is_over, "more is reserved than the budget"
+        self._is_over = is_over
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the tier that are spoken for."""
+        return self.scheduler.residency.resident_bytes + self.scheduler.residency.transient_bytes
 
 
 def as_ids(ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

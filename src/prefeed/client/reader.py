@@ -31,7 +31,10 @@ from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
 
 _REPORT_EVERY = 16
-"""Reads between two reports to the server: it frees what was consumed by these."""
+"""Most reads between two reports to the server: it frees what was consumed by these."""
+
+_REPORTS_A_LOOKAHEAD = 8
+"""Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
 
 _RECONNECT_SECONDS = 5.0
 
@@ -56,6 +59,8 @@ class ObjectReader:
         self._consumed = array("q")
         self._hits = 0
         self._direct_reads = 0
+        self._unreported_bytes = 0
+        self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_make_reader, (self.dataset, self.consumer))
@@ -82,11 +87,14 @@ class ObjectReader:
         self._consumed.append(object_id)
         if data is not None:
             self._hits += 1
+            self._unreported_bytes += len(data)
         else:
             data = self._ask(object_id)
             if data is None:
                 self._direct_reads += 1
-        if len(self._consumed) >= _REPORT_EVERY:
+            else:
+                self._unreported_bytes += len(data)
+        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
             self.report()
         return data
 
@@ -102,7 +110,7 @@ class ObjectReader:
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
         )
         del self._consumed[:]
-        self._hits = self._direct_reads = 0
+        self._hits = self._direct_reads = self._unreported_bytes = 0
         connection = self._connect()
         if connection is not None:
             try:
@@ -179,7 +187,7 @@ class ObjectReader:
         self._pid = os.getpid()
         self._retry_at = 0.0
         del self._consumed[:]
-        self._hits = self._direct_reads = 0
+        self._hits = self._direct_reads = self._unreported_bytes = 0
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

@@ -191,12 +191,15 @@ class Scheduler:
             size_bytes: Their number, which may differ from the listing's.
             changed: The origin holds another version than the manifest: served, never kept.
         """
-        table = self.tables[ticket.dataset]
-        cost = table.observe_size(ticket.object_id, size_bytes)
+        key = (ticket.dataset, ticket.object_id)
+        cost = self.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
         wanted = self._wanted_placement(ticket, changed=changed)
         if wanted != ticket.placement or cost != ticket.reserved_bytes:
             self.holdings.unreserve(ticket)
             ticket.placement = self.holdings.reserve(cost, wanted)
+            if ticket.placement == Placement.TRANSIENT and not self.holdings.is_expected(key):
+                self.holdings.cancel(ticket.placement, cost)  # it would be freed before its reader looks
+                ticket.placement = Placement.DIRECT
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
         if ticket.placement == Placement.DIRECT:
             self.holdings.settle(ticket, states.ABSENT)

@@ -82,6 +82,8 @@ class ObjectTable:
         """Return the object's cost in the tier now that its true size is known; later calls agree."""
         if size_bytes != self._sizes[object_id]:
             self._observed[object_id] = size_bytes
+        else:
+            self._observed.pop(object_id, None)
         self._seen += 1
         self._mean += (size_bytes - self._mean) / min(self._seen, 1000)
         return self._stored_bytes(size_bytes)

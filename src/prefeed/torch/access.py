@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from prefeed.client.access import Accessible, AccessMap
@@ -27,10 +28,7 @@ def access_of(dataset: Any, node: NodeClient, config: Config) -> AccessMap | Non
 
 def listed_paths(dataset: Any) -> list[str] | None:
     """Return the file of each sample of torchvision's ``DatasetFolder`` and ``ImageFolder``; None for others."""
-    try:
-        from torchvision.datasets import DatasetFolder
-    except ImportError:  # torch without torchvision
-        return None
-    if not isinstance(dataset, DatasetFolder) or not dataset.samples:
+    folder = sys.modules.get("torchvision.datasets.folder")  # who has such a dataset has imported it
+    if folder is None or not isinstance(dataset, folder.DatasetFolder) or not dataset.samples:
         return None
     return [os.path.abspath(path) for path, _ in dataset.samples]

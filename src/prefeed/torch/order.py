@@ -73,13 +73,18 @@ def indices_of(batch: Any) -> list[int]:
     return [index for part in batch if not isinstance(part, list | tuple) for index in indices_of(part)]
 
 
-def advance_epoch(index_sampler: Any) -> Any:
-    """Return a copy of a distributed sampler as ``set_epoch`` of the next epoch will leave it; None for others."""
+def distributed_sampler(index_sampler: Any) -> DistributedSampler[Any] | None:
+    """Return the distributed sampler inside, whose order depends on nothing but its epoch; None if there is none."""
     inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
-    if type(inner) is not DistributedSampler:
-        return None
+    return inner if type(inner) is DistributedSampler else None
+
+
+def with_epoch(index_sampler: Any, epoch: int) -> Any:
+    """Return a copy of a (batch sampler of a) distributed sampler, as ``set_epoch`` will leave it."""
+    inner = distributed_sampler(index_sampler)
+    assert inner is not None
     following = copy.copy(inner)
-    following.epoch = inner.epoch + 1
+    following.epoch = epoch
     if inner is index_sampler:
         return following
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)

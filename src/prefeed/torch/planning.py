@@ -20,7 +20,15 @@ import torch
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.torch.order import Order, advance_epoch, drawn_order, indices_of, is_readable_ahead, shadow_order
+from prefeed.torch.order import (
+    Order,
+    distributed_sampler,
+    drawn_order,
+    indices_of,
+    is_readable_ahead,
+    shadow_order,
+    with_epoch,
+)
 
 
 def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
@@ -79,6 +87,7 @@ class PlannedSampler:
         self._batches_ahead = batches_ahead
         self._seed_source = seed_source
         self._announced: Order | None = None
+        self._last_epoch: int | None = None
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -88,6 +97,7 @@ class PlannedSampler:
         if is_readable_ahead(self.inner):
             self._begin(shadow_order(self.inner))
             yield from self._follow(iter(self.inner))
+            self._announce_distributed()
         elif self._trust:
             batches = list(self.inner)
             self._begin(drawn_order(batches))
@@ -98,10 +108,8 @@ class PlannedSampler:
 
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
-        if is_readable_ahead(self.inner):
-            following = advance_epoch(self.inner)
-            source = self.inner if following is None else following
-            self._announce(shadow_order(source, draw_seed_from=self._seed_source))
+        if self._announced is None and is_readable_ahead(self.inner):
+            self._announce(shadow_order(self.inner, draw_seed_from=self._seed_source))
 
     def _begin(self, order: Order) -> None:
         announced, self._announced = self._announced, None
@@ -110,6 +118,18 @@ class PlannedSampler:
             self._consumer.begin_announced(plan)
         else:
             self._consumer.begin(plan)
+
+    def _announce_distributed(self) -> None:
+        """A distributed sampler's next order is known before the loop has the last batch: it depends on its epoch.
+
+        Most loops count epochs with ``set_epoch``; one that did not count the last time will not the next time.
+        """
+        sampler = distributed_sampler(self.inner)
+        if sampler is None:
+            return
+        counts = sampler.epoch != self._last_epoch
+        self._last_epoch = sampler.epoch
+        self._announce(shadow_order(with_epoch(self.inner, sampler.epoch + 1 if counts else sampler.epoch)))
 
     def _announce(self, order: Order) -> None:
         self._announced = order

@@ -32,7 +32,7 @@ def decode_body(body: bytes | bytearray | memoryview) -> AnyMessage:
     """
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ServerError(f"the peer sent {len(body)} bytes that are no message of this protocol: {err}") from err
 
 

@@ -60,13 +60,13 @@ def test_transients_get_nothing_where_residents_left_nothing() -> None:
     assert not residency.try_reserve_transient(1)
 
 
-def test_a_smaller_file_system_never_takes_away_what_is_reserved() -> None:
+def test_a_budget_below_what_is_reserved_gives_nothing_more_until_enough_is_back() -> None:
     residency = Residency(1000)
-    residency.plan_lending(2000, 10)
     residency.try_reserve_resident(300)
-    residency.shrink(100)
-    assert residency.budget_bytes == 300
-    assert residency.lent_bytes == 150
+    residency.budget_bytes = 200
+    assert not residency.try_reserve_resident(1)
+    residency.release_resident(150)
+    assert residency.try_reserve_resident(50)
     residency.validate()
 
 
