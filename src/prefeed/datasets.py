@@ -6,12 +6,17 @@ is first asked for, and kept.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import io
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -26,7 +31,7 @@ from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config, current
-from prefeed.errors import EmptyListingError, ObjectNotFoundError, ServerError
+from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PrefeedError, SourceError
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -192,7 +197,9 @@ class _Origin:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
                     self._dataset = open_node_dataset(node, os.fspath(url_or_path), config, listing=listing)
-            except ServerError as err:
+            except (SourceError, ConfigError):
+                raise
+            except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)
         self.manifest = self._dataset.manifest if self._dataset is not None else self._list_here(url_or_path)
 
@@ -213,10 +220,26 @@ class _Origin:
         return open_node_dataset(node, self._given, config)
 
     def _list_here(self, url_or_path: str | os.PathLike[str]) -> Manifest:
+        try:
+            return self._list_below(self.config.home, url_or_path)
+        except OSError as err:
+            if isinstance(err, PrefeedError):
+                raise
+            return self._list_below(_temporary_home(), url_or_path)  # the home cannot be written
+
+    def _list_below(self, home: Path, url_or_path: str | os.PathLike[str]) -> Manifest:
         with _listing(self.url, self.config) as listing:
-            return ManifestLibrary(self.config.home).open(
+            return ManifestLibrary(home).open(
                 os.fspath(url_or_path), source_factory=lambda root: open_source(root, self.config), progress=listing
             )
+
+
+@functools.cache
+def _temporary_home() -> Path:
+    """Return a directory for manifests that lasts as long as this process and those that it starts."""
+    directory = tempfile.mkdtemp(prefix="prefeed-manifests-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
 
 
 class _PerProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 
 import msgspec
@@ -41,7 +42,7 @@ MESSAGES = st.one_of([any_of(kind) for kind in ALL_MESSAGES])
 
 def cut(data: bytes, points: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(point % (len(data) + 1) for point in points)})
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @settings(max_examples=300, deadline=None)

@@ -188,10 +188,12 @@ class Holdings:
                 self.free(dataset, object_id)
         return self._freeing_bytes >= wanted_bytes
 
-    def trim(self, target_bytes: int) -> None:
-        """Free residents, whoever wants them, until no more than that is left."""
-        for dataset, table in self.tables.items():
-            for object_id in table.ids_in(states.RESIDENT).tolist():
+    def trim(self, target_bytes: int, *, live: Collection[int]) -> None:
+        """Free residents, those that no consumer can want first, until no more than that is left."""
+        if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
+            return
+        for dataset in sorted(self.tables, key=lambda dataset: dataset in live):
+            for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
                 if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
                     return
                 self.free(dataset, object_id)

@@ -119,6 +119,7 @@ class Scheduler:
             return False
         self._end_plan(entry.plan)
         entry.plan, entry.upcoming = entry.upcoming, None
+        entry.dataset = entry.plan.dataset
         self._begin_epoch(entry.plan.dataset)
         return True
 
@@ -229,7 +230,7 @@ class Scheduler:
         tables = [self.tables[dataset] for dataset in self.live_datasets()]
         mean = max((table.mean_stored_bytes for table in tables), default=0)
         residency.plan_lending(self.working_set_bytes(), mean)
-        self.holdings.trim(budget_bytes - residency.lent_bytes)
+        self.holdings.trim(budget_bytes - residency.lent_bytes, live=self.live_datasets())
 
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""
@@ -280,6 +281,11 @@ class Scheduler:
         entry = self._consumers.get(consumer)
         return entry is not None and entry.plan is not None and entry.plan.cursor < len(entry.plan)
 
+    def dataset_of(self, consumer: int) -> int | None:
+        """Return the dataset that the consumer reads; None when it has no plan."""
+        entry = self._consumers.get(consumer)
+        return None if entry is None or entry.plan is None else entry.plan.dataset
+
     def working_set_bytes(self) -> int:
         """Return about what all datasets with a consumer would cost in the tier."""
         return sum(self.tables[dataset].total_bytes for dataset in self.live_datasets())
@@ -308,6 +314,8 @@ class Scheduler:
         table = self.tables[dataset]
         table.forget_failures()
         self.residency.plan_lending(self.working_set_bytes(), table.mean_stored_bytes)
+        # More may be resident than was expected to be wanted: what cannot stay needs room to stream through.
+        self.holdings.trim(self.residency.budget_bytes - self.residency.lent_bytes, live=self.live_datasets())
 
     def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
         table = self.tables[plan.dataset]
@@ -344,6 +352,9 @@ class Scheduler:
         table = self.tables[plan.dataset]
         fetches: list[Fetch] = []
         for _, object_id in plan.scan(_WARM_WANTED, table.states):
+            if table.state[object_id] != states.ABSENT:
+                plan.pass_entry()  # it is in the plan twice
+                continue
             if len(fetches) >= capacity:
                 break
             cost = table.stored_bytes(object_id)

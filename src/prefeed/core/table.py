@@ -33,14 +33,13 @@ class ObjectTable:
         in_flight: Fetches under way.
         max_in_flight: Most fetches ahead of demand under way; the interpreter tunes it to the origin.
         resident_bytes: Cost of the residents in the tier, in bytes.
-        total_bytes: About what all objects would cost in the tier, in bytes.
 
     Invariants: ``state[i]`` is one of the constants above; ``failures`` holds exactly the FAILED ids.
     """
 
     __slots__ = (
-        "_mean", "_observed", "_seen", "_sizes", "_stored_bytes", "failures", "in_flight", "max_in_flight", "resident_bytes",
-        "state", "states", "total_bytes",
+        "_listed_bytes", "_mean", "_observed", "_seen", "_sizes", "_stored_bytes", "failures", "in_flight", "max_in_flight",
+        "resident_bytes", "state", "states",
     )  # fmt: skip
 
     def __init__(self, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> None:
@@ -55,10 +54,17 @@ class ObjectTable:
         self._stored_bytes = stored_bytes
         self._seen = 0
         self._mean = float(_FIRST_GUESS_BYTES)
-        self.total_bytes = _estimate_total(sizes, stored_bytes)
+        self._listed_bytes = _estimate_total(sizes, stored_bytes)
 
     def __len__(self) -> int:
         return len(self.state)
+
+    @property
+    def total_bytes(self) -> int:
+        """About what all objects would cost in the tier, in bytes: as listed, or guessed from those seen."""
+        if self._listed_bytes is None:
+            return len(self.state) * self._stored_bytes(int(self._mean))
+        return self._listed_bytes
 
     @property
     def mean_stored_bytes(self) -> int:
@@ -101,8 +107,11 @@ class ObjectTable:
         return np.flatnonzero(mask[self.states])
 
 
-def _estimate_total(sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> int:
-    """Return about what all objects cost in the tier, in bytes; a chunk at a time, for sizes may be a mapped file."""
+def _estimate_total(sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> int | None:
+    """Return about what all objects cost in the tier, in bytes; None if no size is known.
+
+    A chunk at a time, for sizes may be a mapped file.
+    """
     total = known = 0
     for start in range(0, len(sizes), _CHUNK):
         chunk = sizes[start : start + _CHUNK]
@@ -110,7 +119,7 @@ def _estimate_total(sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int],
         total += int(chunk.sum())
         known += len(chunk)
     if known == 0:
-        return len(sizes) * stored_bytes(_FIRST_GUESS_BYTES)
+        return None
     # A value costs its size rounded up to pages; the mean rounding is measured on a sample.
     sample = sizes[:: max(1, len(sizes) // 1000)]
     sample = sample[sample != UNKNOWN_SIZE]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from prefeed.clock import Clock
 from prefeed.config import Config
@@ -264,9 +265,7 @@ class Handlers:
             raise PrefeedError(f"a plan must lie in {self._config.runtime_dir}, not in {path.parent}")
         ids = np.fromfile(path, dtype=np.uint32) if path.suffix == ".u32" else np.fromfile(path, dtype=np.int64)
         path.unlink()
-        num_objects = self.node.datasets[plan.dataset].manifest.num_objects
-        if len(ids) and int(ids.max()) >= num_objects:
-            raise PrefeedError(f"the plan names object {int(ids.max())}; the manifest has {num_objects}")
+        self._require_ids(plan.dataset, ids)
         self._consumers.setdefault(connection, set()).add(plan.consumer)
         register = self.node.scheduler.register_upcoming if plan.upcoming else self.node.scheduler.register_plan
         register(plan.consumer, plan.dataset, ids)
@@ -275,10 +274,21 @@ class Handlers:
         self.node.scheduler.adopt_upcoming(request.consumer)
 
     def _extend_plan(self, _: Connection, request: m.ExtendPlan) -> None:
-        self.node.scheduler.extend_plan(request.consumer, np.frombuffer(request.ids, dtype=np.int64))
+        ids = np.frombuffer(request.ids, dtype=np.int64)
+        dataset = self.node.scheduler.dataset_of(request.consumer)
+        if dataset is not None:
+            self._require_ids(dataset, ids)
+            self.node.scheduler.extend_plan(request.consumer, ids)
+
+    def _require_ids(self, dataset: int, ids: npt.NDArray[np.integer]) -> None:
+        """Refuse ids that the manifest does not have: no state stands for them."""
+        num_objects = self.node.datasets[dataset].manifest.num_objects
+        if len(ids) and (int(ids.max()) >= num_objects or int(ids.min()) < 0):
+            raise PrefeedError(f"the ids {int(ids.min())} to {int(ids.max())} are not all of the {num_objects} objects")
 
     def _consumed(self, _: Connection, request: m.Consumed) -> None:
         ids = np.frombuffer(request.ids, dtype=np.int64)
+        self._require_ids(request.dataset, ids)
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
 
     def _position(self, _: Connection, request: m.Position) -> None:

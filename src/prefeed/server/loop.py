@@ -135,7 +135,10 @@ class Loop:
         return due if most_seconds is None else min(due, most_seconds)
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it is gone already, or there are no descriptors left: the others are served all the same
+            return
         if peer_process(sock)[1] != os.getuid():
             sock.close()
             return
@@ -162,6 +165,8 @@ class Loop:
             return
         try:
             for message in connection.reader.feed(data):
+                if not connection.is_open:
+                    return  # its end has been told: what it said after that would never be undone
                 self._on_message(connection, message)
         except ServerError:
             self.close_connection(connection)

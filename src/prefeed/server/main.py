@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prefeed.config import Config, resolve
-from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, memory_limits
-from prefeed.store.tier import TierWriter
+from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
 
 _BUSY_TURN_SECONDS = 0.01
@@ -63,9 +63,10 @@ def main() -> int:
 def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
     with _signals_that_stop(handlers, loop):
         idle_since = time.monotonic()
+        idle_turn = min(_IDLE_TURN_SECONDS, config.idle_timeout or _IDLE_TURN_SECONDS)
         while not handlers.is_stopping:
             busy = node.scheduler.num_in_flight > 0
-            loop.run_once(_BUSY_TURN_SECONDS if busy else _IDLE_TURN_SECONDS)
+            loop.run_once(_BUSY_TURN_SECONDS if busy else idle_turn)
             node.pump()
             handlers.after_pump()
             now = time.monotonic()
@@ -117,6 +118,11 @@ def _tier(config: Config) -> Iterator[tuple[TierWriter, bool, tuple[str, ...]]]:
     notices = tuple(text for text in (warning, reason) if text)
     for text in notices:
         print(f"prefeed: {text}", file=sys.stderr, flush=True)
+    if budget < MIN_BUDGET_BYTES:
+        raise ConfigError(
+            f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
+            "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
+        )
     tier = TierWriter.open(store_dir, budget_bytes=budget)
     try:
         yield tier, on_tmpfs, notices

@@ -95,24 +95,26 @@ class Node:
 
     def clear(self, url: str | None) -> ClearResult:
         """Free every resident of the datasets at or below the URL; of all of them, and what nobody names, if None."""
-        before = self.scheduler.residency.resident_bytes
-        entries = 0
+        entries = size_bytes = 0
         chosen = [_ORPHANS] if url is None else []
         chosen += [d.number for d in self.datasets.values() if url is None or is_below(d.source.url, url)]
         for number in chosen:
             entries += len(self._resident_ids(number))
+            size_bytes += self.scheduler.tables[number].resident_bytes
             self.scheduler.clear(number)
         self.pump()
-        return ClearResult(entries=entries, bytes=before - self.scheduler.residency.resident_bytes)
+        return ClearResult(entries=entries, bytes=size_bytes)
 
     # ------------------------------------------------------------ readers
 
     def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader waits for the object."""
+        self._require(dataset, object_id)
         self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
+        self._require(dataset, object_id)
         self._errors["entry-lost"] += 1
         self.scheduler.lost(self._remember(answer), dataset, object_id)
 
@@ -290,6 +292,11 @@ class Node:
         return True
 
     # ------------------------------------------------------------ inside
+
+    def _require(self, dataset: int, object_id: int) -> None:
+        num_objects = self.datasets[dataset].manifest.num_objects
+        if not 0 <= object_id < num_objects:
+            raise IndexError(f"object {object_id} of {num_objects}")
 
     def _remember(self, answer: Answerer) -> int:
         token = self._next_token

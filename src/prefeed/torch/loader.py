@@ -147,7 +147,7 @@ class _Attachment:
             consumer,
             trust=self.config.trust_samplers,
             num_workers=loader.num_workers,
-            batches_ahead=(loader.prefetch_factor or 0) * loader.num_workers,
+            batches_ahead=max(1, (loader.prefetch_factor or 0) * loader.num_workers),
             seed_source=seed_source,
         )
 

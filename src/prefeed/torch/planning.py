@@ -1,7 +1,7 @@
 """Batches on their way from the sampler to torch, told to the node server on the way.
 
 torch asks the sampler for a batch whenever one was consumed, so what it draws also tells how far the loop has come:
-when it draws batch k, batch k - (prefetch_factor * num_workers) has been handed over.
+when it draws batch k, batch k - (prefetch_factor * num_workers) has been handed over; k - 1 without workers.
 
 Workers take batches in turns and read them side by side, so objects are needed in the order
 

@@ -20,9 +20,9 @@ def ensure_private_dir(path: Path) -> None:
         UnsafeDirectoryError: Somebody else owns it or may write to it.
         ServerError: It cannot be made.
     """
-    for directory in (path.parent, path):
+    for directory, parents in ((path.parent, True), (path, False)):
         try:
-            directory.mkdir(mode=0o700, exist_ok=True, parents=directory is path.parent)
+            directory.mkdir(mode=0o700, exist_ok=True, parents=parents)
             status = os.lstat(directory)
         except OSError as err:
             raise ServerError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from prefeed.core.concurrency import START, ConcurrencyLimit
 
 
-def answer_rounds(limit: ConcurrencyLimit, latency_seconds: float, *, rounds: int = 1, now: float = 0.0, busy: float = 1.0) -> None:
+def answer_rounds(
+    limit: ConcurrencyLimit, latency_seconds: float, *, rounds: int = 1, now: float = 0.0, busy: float = 1.0
+) -> None:
     for _ in range(rounds):
         for _ in range(limit.limit):
             limit.on_success(latency_seconds, num_in_flight=int(limit.limit * busy), now=now)

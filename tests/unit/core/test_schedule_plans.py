@@ -222,13 +222,14 @@ def test_a_dataset_that_nobody_reads_any_more_makes_room() -> None:
     assert len(ring.holds(1)) < held
 
 
-def test_a_dataset_that_somebody_reads_is_never_evicted() -> None:
+def test_a_dataset_that_somebody_reads_is_not_evicted_for_another() -> None:
     ring = ring_of(100, 100, 100)
     ring.plan(A, 1, range(100))
     ring.arrive_all()
     residents = set(ring.scheduler.tables[1].ids_in(RESIDENT).tolist())
     ring.plan(B, 2, range(100))
     ring.arrive_all()
+    assert len(residents) == 76
     assert residents <= ring.holds(1)
 
 
@@ -318,6 +319,11 @@ def test_a_warm_plan_keeps_to_what_the_origin_takes_and_frees_what_nobody_reads(
     assert len(ring.holds(2)) == 10
 
 
+def test_a_warm_plan_that_names_an_object_twice_fetches_it_once() -> None:
+    ring = ring_of(1000, 4)
+    assert ring.plan(A, 1, [0, 0, 1, 0], warm=True) == [(1, 0), (1, 1)]
+
+
 def test_a_warm_plan_passes_what_is_on_its_way() -> None:
     ring = ring_of(1000, 4)
     ring.plan(A, 1, [1])
@@ -326,6 +332,38 @@ def test_a_warm_plan_passes_what_is_on_its_way() -> None:
 
 
 # ------------------------------------------------------------ what is too large
+
+
+def test_sizes_that_were_unknown_and_do_not_fit_stream_through_from_the_second_epoch_on() -> None:
+    mebibyte = 1024**2
+    ring = Ring(budget=50 * mebibyte)
+    ring.add(1, [None] * 100)  # guessed to be small enough for all to fit
+    for _ in range(2):
+        ring.plan(A, 1, range(100))
+        while ring.fetching:
+            ring.arrive(*next(iter(ring.fetching)), size=mebibyte)
+        ring.scheduler.end_consumer(A)
+    hits = 0
+    ring.plan(A, 1, range(100))
+    for object_id in range(100):
+        while ring.fetching:
+            ring.arrive(*next(iter(ring.fetching)), size=mebibyte)
+        hits += ring.read(A, 1, object_id)
+    assert hits == 100
+
+
+def test_a_dataset_that_joins_another_finds_room_to_stream_through() -> None:
+    ring = ring_of(102, 100, 100)
+    ring.plan(A, 1, range(100))
+    ring.arrive_all()
+    assert len(ring.holds(1)) == 100
+    ring.plan(B, 2, range(100))
+    hits = 0
+    for object_id in range(100):
+        ring.arrive_all()
+        hits += ring.read(B, 2, object_id)
+    assert hits == 100
+    assert len(ring.holds(1)) == 102 - 24
 
 
 def test_an_object_larger_than_the_lent_part_is_left_to_its_reader() -> None:

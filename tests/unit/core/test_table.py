@@ -46,6 +46,13 @@ def test_the_total_is_estimated_from_the_known_sizes() -> None:
     assert table_of().mean_stored_bytes == 0
 
 
+def test_the_total_is_guessed_from_those_seen_where_the_listing_gives_no_size() -> None:
+    table = table_of(*[UNKNOWN] * 4)
+    assert table.total_bytes > 1_000_000
+    table.observe_size(0, 20)
+    assert table.total_bytes == 80
+
+
 def test_states_are_seen_through_both_views() -> None:
     table = table_of(1, 1, 1, 1)
     table.state[1], table.state[3] = RESIDENT, TRANSIENT

@@ -1,0 +1,170 @@
+"""Input that cannot work: the error that Python would have, and a message that says what to change."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import datasets as torchvision_datasets
+
+import prefeed
+import servers
+from e2e.images import Pixels, make_image_folder
+from prefeed import errors
+
+pytestmark = pytest.mark.timeout(60)
+
+Objects = prefeed.datasets.Objects
+ImageFolder = prefeed.datasets.ImageFolder
+
+@pytest.fixture(autouse=True)
+def _close_readers() -> Iterator[None]:
+    """Samples that were read outside prefeed's loader have a reader that the process keeps."""
+    yield
+    prefeed.datasets._readers.close()
+
+
+
+@pytest.fixture(params=["with the server", "without"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words are the same whether the node server lists or the process itself."""
+    if request.param == "without":
+        monkeypatch.setenv("PREFEED_ENABLED", "0")
+
+
+both_ways = pytest.mark.usefixtures("_both_ways")
+
+
+@both_ways
+@pytest.mark.parametrize("dataset", [Objects, ImageFolder])
+def test_unknown_scheme(dataset: Any) -> None:
+    with pytest.raises(ValueError, match=r"no source reads ftp:// \(in ftp://host/data\); known are a directory") as caught:
+        dataset("ftp://user:secret@host/data?token=1")
+    assert isinstance(caught.value, errors.UnknownSchemeError)
+    assert "secret" not in str(caught.value)
+
+
+@both_ways
+@pytest.mark.parametrize("dataset", [Objects, ImageFolder])
+def test_missing_directory(dataset: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist; check the path") as caught:
+        dataset(missing)
+    assert str(missing) in str(caught.value)
+
+
+@both_ways
+def test_file_instead_of_a_directory(tmp_path: Path) -> None:
+    file = tmp_path / "data.zip"
+    file.write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match="pass the directory that holds the files"):
+        Objects(file)
+
+
+@both_ways
+def test_empty_listing(tmp_path: Path) -> None:
+    with pytest.raises(errors.EmptyListingError) as caught:
+        Objects(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+@both_ways
+def test_nothing_that_matches(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match=r"none of the 1 objects below .* matches '\*\.jpg'"):
+        Objects(tmp_path, pattern="*.jpg")
+    with pytest.raises(FileNotFoundError, match=r"no class folder with an image .* wanted <class>/<name> .*\.jpeg"):
+        ImageFolder(tmp_path)
+
+
+@pytest.fixture
+def refusing_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.FileServer]:
+    with servers.http_server(tmp_path) as server:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "1"}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@both_ways
+def test_bucket_that_refuses(refusing_s3: servers.FileServer) -> None:
+    refusing_s3.answers["/private"] = servers.status(403, b"<Error><Code>AccessDenied</Code></Error>")
+    with pytest.raises(PermissionError, match=r"s3://private.*check the credentials .*AWS_ACCESS_KEY_ID") as caught:
+        Objects("s3://private/train")
+    assert "testing-secret" not in str(caught.value)
+
+
+@both_ways
+def test_bucket_that_is_not_there(refusing_s3: servers.FileServer) -> None:
+    refusing_s3.answers["/none"] = servers.status(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+    with pytest.raises(FileNotFoundError, match="s3://none"):
+        Objects("s3://none/train")
+
+
+@both_ways
+def test_web_server_without_listing(tmp_path: Path) -> None:
+    """Plain HTTP has no listing: the message names the index file."""
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with servers.http_server(tmp_path) as server, pytest.raises(errors.CannotListError, match=r"index\.txt"):
+        Objects(server.url)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PREFEED_MEMORY", "lots", "PREFEED_MEMORY: 'lots' is not a size; write it like 8GiB"),
+        ("PREFEED_MAX_IN_FLIGHT", "0", "PREFEED_MAX_IN_FLIGHT: must be at least 1"),
+        ("PREFEED_ENABLED", "maybe", "PREFEED_ENABLED: 'maybe' is neither true nor false"),
+    ],
+)
+def test_unusable_setting(name: str, value: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(errors.ConfigError) as caught:
+        Objects(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_index_out_of_range(tmp_path: Path) -> None:
+    """A sampler that draws what is not there: torch's own error."""
+    root = make_image_folder(tmp_path / "data")
+    reference = torchvision_datasets.ImageFolder(str(root), Pixels())
+    for dataset in (reference, ImageFolder(root, Pixels())):
+        for loader_class in (torch.utils.data.DataLoader, prefeed.DataLoader):
+            assert steps_until_index_error(loader_class(dataset, batch_size=2, sampler=[0, 1, 2, 99])) == 1
+
+
+def steps_until_index_error(loader: Any) -> int:
+    steps = 0
+    try:
+        for _ in loader:
+            steps += 1
+    except IndexError:
+        return steps
+    raise AssertionError("no IndexError")
+
+
+def test_wrong_arguments_are_torchs_errors(tmp_path: Path) -> None:
+    dataset = ImageFolder(make_image_folder(tmp_path / "data"))
+    for kwargs in ({"shuffle": True, "sampler": [1]}, {"num_workers": -1}, {"batch_size": None, "drop_last": True}):
+        with pytest.raises(ValueError) as expected:
+            torch.utils.data.DataLoader(dataset, **kwargs)
+        with pytest.raises(ValueError) as actual:
+            prefeed.DataLoader(dataset, **kwargs)
+        assert str(actual.value) == str(expected.value)
+
+
+def test_vanished_file_of_torchvision_is_the_original_error(tmp_path: Path) -> None:
+    root = make_image_folder(tmp_path / "data")
+    dataset = torchvision_datasets.ImageFolder(str(root), Pixels())
+    path = Path(dataset.samples[5][0])
+    loader = prefeed.DataLoader(dataset, batch_size=None)
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        list(loader)
+    assert type(caught.value) is FileNotFoundError
+    assert caught.value.errno == errno.ENOENT
+    assert caught.value.filename == str(path)

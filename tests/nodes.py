@@ -1,0 +1,230 @@
+"""A node without sockets and, if wanted, without threads: what arrives, and when, is up to the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prefeed.config import Config
+from prefeed.core.actions import Outcome
+from prefeed.errors import StoreError
+from prefeed.server.datasets import Dataset
+from prefeed.server.fetchers import Fetchers, Job, Result
+from prefeed.server.node import Node
+from prefeed.sources.manifest_writer import build_manifest
+from prefeed.sources.protocol import Source
+from prefeed.testing.sources import MemorySource
+from prefeed.testing.tier_contract import MemoryTier
+from prefeed.types import Buffer
+
+PLENTY = 1 << 30
+
+
+class FakeClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Timers:
+    """What was asked for later."""
+
+    clock: FakeClock
+    waiting: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        self.waiting.append((self.clock.now + seconds, function))
+
+    def run_next(self) -> None:
+        """Let time pass until the next one is due."""
+        self.waiting.sort(key=lambda entry: entry[0])
+        due, function = self.waiting.pop(0)
+        self.clock.now = max(self.clock.now, due)
+        function()
+
+
+class HandFetchers:
+    """Stands for the pool of threads: requests are made when, and in the order in which, the test says."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.is_urgent = False
+        self.jobs: list[Job] = []
+        self.seconds_each = 0.0
+        self._clock = clock
+        self._pool = Fetchers(max_threads=1, clock=clock, wake=lambda: None)
+        self._results: list[Result] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def take(self, most: int) -> list[Result]:
+        taken, self._results = self._results[:most], self._results[most:]
+        return taken
+
+    @property
+    def has_results(self) -> bool:
+        return bool(self._results)
+
+    def close(self) -> None:
+        """There are no threads."""
+
+    def make(self, count: int | None = None) -> int:
+        """Make the first requests, all of them if no number is given; return how many."""
+        count = len(self.jobs) if count is None else count
+        due, self.jobs = self.jobs[:count], self.jobs[count:]
+        for job in due:
+            result = self._pool._fetch(job)
+            result.seconds = self.seconds_each
+            self._results.append(result)
+        return len(due)
+
+
+class RecordingTier(MemoryTier):
+    """A tier in a dict that can be told to refuse, and remembers what was asked of it.
+
+    Attributes:
+        refusal: Raised by every call that stores.
+        deleted: Keys in the order in which they were to be deleted.
+        most_bytes: The most that it ever held.
+        groups: How many values each commit stored.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes)
+        self.refusal: StoreError | None = None
+        self.deleted: list[bytes] = []
+        self.most_bytes = 0
+        self.groups: list[int] = []
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """The file system filled up."""
+        self._capacity_bytes = capacity_bytes
+
+    def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
+        self.deleted += deletes
+        if puts and self.refusal is not None:
+            super().apply([], deletes)
+            raise self.refusal
+        super().apply(puts, deletes)
+        self.groups.append(len(puts))
+        self.most_bytes = max(self.most_bytes, self.used_bytes)
+
+
+@dataclass
+class Asked:
+    """What a reader was told."""
+
+    outcome: Outcome | None = None
+    code: str = ""
+    text: str = ""
+    data: bytes = b""
+    times: int = 0
+
+    def answer(self, outcome: Outcome, code: str, text: str, data: Buffer) -> None:
+        self.outcome, self.code, self.text, self.data = outcome, code, text, bytes(data)
+        self.times += 1
+
+
+@dataclass
+class Rig:
+    """A node and all that a test needs of it."""
+
+    node: Node
+    tier: RecordingTier
+    clock: FakeClock
+    timers: Timers
+    directory: Path
+    woken: threading.Event
+    fetchers: Any = None
+
+    def open(self, source: Source, *, name: str = "manifest") -> Dataset:
+        """List the source and use it."""
+        return self.node.add_dataset(build_manifest(source, self.directory / name), source)
+
+    def demand(self, dataset: Dataset, object_id: int, *, consumer: int = 0) -> Asked:
+        """A reader waits for the object."""
+        asked = Asked()
+        self.node.demand(consumer, dataset.number, object_id, asked.answer)
+        self.node.pump()
+        return asked
+
+    def plan(self, consumer: int, dataset: Dataset, ids: Sequence[int]) -> None:
+        """A consumer begins an epoch."""
+        self.node.scheduler.register_plan(consumer, dataset.number, np.asarray(ids, dtype=np.int64))
+        self.node.pump()
+
+    def consume(self, consumer: int, dataset: Dataset, ids: Sequence[int]) -> None:
+        """Its readers are done with these."""
+        self.node.consumed(consumer, dataset.number, np.asarray(ids, dtype=np.int64), len(ids), 0)
+        self.node.pump()
+
+    def deliver(self, count: int | None = None) -> int:
+        """Let requests be made and come back."""
+        made = int(self.fetchers.make(count))
+        self.node.pump()
+        self.node.validate()
+        return made
+
+    def deliver_all(self) -> None:
+        """Let everything come back, and what follows from it."""
+        while self.deliver():
+            pass
+
+    def pump_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 20.0) -> None:
+        """Carry on as the server's loop does until the condition holds; for a node with threads."""
+        for _ in range(int(timeout_seconds / 0.01)):
+            self.node.pump()
+            if condition():
+                return
+            self.woken.wait(0.01)  # the loop's turn while requests are under way
+            self.woken.clear()
+        raise TimeoutError(self.node.statistics())
+
+
+@contextmanager
+def rig(
+    directory: Path,
+    *,
+    capacity: int = PLENTY,
+    threads: bool = False,
+    tier: RecordingTier | None = None,
+    **settings: Any,
+) -> Iterator[Rig]:
+    """Make a node whose manifests lie below a directory; with threads of its own, or with requests made by hand."""
+    clock, woken = FakeClock(), threading.Event()
+    timers = Timers(clock)
+    tier = tier or RecordingTier(capacity)
+    config = Config(home=directory, **settings)
+    before = set(threading.enumerate())
+    node = Node(config, tier, clock=clock, wake=woken.set, call_later=timers.call_later)  # type: ignore[arg-type]
+    made = Rig(node, tier, clock, timers, directory, woken)
+    if not threads:
+        made.fetchers = HandFetchers(clock)
+        node.fetchers = made.fetchers
+    try:
+        yield made
+    finally:
+        node.close()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10.0)
+
+
+def memory_source(num_objects: int, *, size: int = 5000, url: str = "memory://test") -> MemorySource:
+    """Return an origin of that many objects; object i is the i-th by name too."""
+    return MemorySource({f"{index:05d}.bin": content(index, size) for index in range(num_objects)}, url=url)
+
+
+def content(index: int, size: int = 5000) -> bytes:
+    """Return the bytes of an object."""
+    return index.to_bytes(4, "big") * (size // 4)

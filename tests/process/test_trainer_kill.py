@@ -1,0 +1,174 @@
+"""Workers and trainers die: the server goes on, takes back what was theirs, and serves the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prefeed
+from leaks import parent_of
+from process.conditions import (
+    NUM_OBJECTS,
+    Trainer,
+    kill,
+    make_objects,
+    server_pid,
+    status,
+    trainer,
+    wait_for,
+)
+from sandbox import Sandbox, processes_of, servers_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_objects(tmp_path / "objects")
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_MEMORY", "6MiB")
+
+
+def everything(steps: list[Any]) -> bool:
+    return sorted(number for step in steps for number in step["numbers"]) == list(range(NUM_OBJECTS))
+
+
+def children_of(pid: int, sandbox: Sandbox) -> list[int]:
+    return [child for child in processes_of(sandbox) if parent_of(child) == pid]
+
+
+# ------------------------------------------------------------ workers
+
+
+def readers_of_the_store() -> set[int]:
+    """Return the processes that have a reader slot in the store; seen from another process."""
+    found = status()
+    assert found is not None
+    code = "import lmdb, sys; print(lmdb.open(sys.argv[1], readonly=True, max_dbs=4, max_readers=4096).readers())"
+    listed = subprocess.run([sys.executable, "-c", code, found.store], capture_output=True, text=True, check=True)
+    return {int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[:1] and line.split()[0].isdigit()}
+
+
+def test_killed_worker(root: Path) -> None:
+    """torch says what it always says; the server keeps its pid, and the next epoch is whole."""
+    loader: Any = prefeed.DataLoader(
+        prefeed.datasets.Objects(root), batch_size=8, shuffle=True, num_workers=2, collate_fn=list
+    )
+    server = server_pid()
+    killed = []
+    for _ in range(2):
+        killed.append(error_of_killed_worker(loader))
+        assert server_pid() == server
+        numbers = [int.from_bytes(data[:4], "little") for batch in loader for data in batch]
+        assert sorted(numbers) == list(range(NUM_OBJECTS))
+    wait_for(lambda: not readers_of_the_store() & set(killed), "the reader slots of the killed workers to be free")
+    assert prefeed.statistics().direct_reads == 0
+
+
+def error_of_killed_worker(loader: Any) -> int:
+    """Kill a worker after the second batch; return its process id after torch noticed."""
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    pid = int(iterator._workers[0].pid)
+    os.kill(pid, signal.SIGKILL)
+    try:
+        for _ in iterator:
+            pass
+    except RuntimeError as err:
+        assert f"DataLoader worker (pid(s) {pid}) exited unexpectedly" in str(err) or f"(pid {pid}) is killed" in str(err)
+        return pid
+    raise AssertionError("torch noticed nothing")
+
+
+# ------------------------------------------------------------ trainers
+
+
+@pytest.mark.usefixtures("half")
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_trainer(root: Path, sandbox: Sandbox, workers: str) -> None:
+    """Its plan ends, its transients are freed, its residents stay for the next."""
+    with trainer(root, "--gated", "--workers", workers) as first:
+        first.step()
+        wait_for(lambda: prefeed.statistics().transient_objects > 0, "transients to be fetched")
+        server = server_pid()
+        for _ in range(5):
+            first.go_on()
+            first.step()
+        kill(first.pid)
+        wait_for(lambda: (found := status()) is not None and found.plans == 0, "the plan to end")
+        wait_for(lambda: prefeed.statistics().transient_objects == 0, "the transients to be freed")
+    before = prefeed.statistics()
+    assert before.resident_objects > 0
+    with trainer(root, "--workers", workers) as second:
+        assert everything(second.rest())
+    after = prefeed.statistics()
+    assert server_pid() == server
+    assert after.origin_requests - before.origin_requests <= 1.1 * (NUM_OBJECTS - before.resident_objects) + 16
+    assert after.transient_objects <= 30  # at most what it had fetched for an epoch that did not come
+    wait_for(lambda: not set(processes_of(sandbox)) - {server}, "workers to end", timeout_seconds=30)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_interrupted_trainer(root: Path, sandbox: Sandbox, workers: str) -> None:
+    """Ctrl-C goes to the whole group: KeyboardInterrupt, no orphans, and the server is not of that group."""
+    with trainer(root, "--gated", "--workers", workers, "--epochs", "2") as one:
+        for _ in range(3):
+            one.step()
+            one.go_on()
+        one.step()
+        server = server_pid()
+        os.killpg(one.pid, signal.SIGINT)
+        one.process.wait(timeout=60)
+        words = one.errors()
+        assert "KeyboardInterrupt" in words
+        assert "prefeed" not in words.replace("/prefeed/", "/").lower() or "Traceback" in words
+        assert one.process.returncode in (-signal.SIGINT, 1, 130)
+    wait_for(lambda: processes_of(sandbox) == [server], "no orphans")
+    assert server_pid() == server
+    wait_for(lambda: (found := status()) is not None and found.plans == 0, "the plan to end")
+    with trainer(root, "--workers", workers) as two:
+        assert everything(two.rest())
+
+
+def test_two_trainers_share(root: Path, sandbox: Sandbox) -> None:
+    """Each object is fetched once for both, and each sees its own order."""
+    with trainer(root, "--gated", "--workers", "1") as one, trainer(root, "--gated") as two:
+        steps: dict[Trainer, list[Any]] = {one: [], two: []}
+        for each in steps:
+            steps[each].append(each.step())
+        for _ in range(4):
+            for each in steps:
+                each.go_on()
+                steps[each].append(each.step())
+        for each in steps:
+            steps[each] += each.rest()
+            assert everything(steps[each])
+    statistics = prefeed.statistics()
+    assert statistics.origin_requests == NUM_OBJECTS
+    assert len(servers_of(sandbox)) == 1
+
+
+@pytest.mark.usefixtures("half")
+def test_trainer_and_server_killed_together(root: Path, sandbox: Sandbox) -> None:
+    """Nothing of either is left to hinder the next."""
+    with trainer(root, "--gated", "--workers", "1") as first:
+        first.step()
+        kill(server_pid())
+        kill(first.pid)
+    with trainer(root, "--workers", "1", "--epochs", "2", "--persistent") as second:
+        steps = second.rest()
+        assert everything([step for step in steps if step["epoch"] == 0])
+        assert everything([step for step in steps if step["epoch"] == 1])
+    assert len(servers_of(sandbox)) == 1
+    statistics = prefeed.statistics()
+    assert statistics.resident_bytes + statistics.transient_bytes <= statistics.budget_bytes

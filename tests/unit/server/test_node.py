@@ -1,0 +1,370 @@
+"""The node carries out what is decided: requests, commits, deletions, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nodes import RecordingTier, Rig, content, memory_source, rig
+from prefeed.core.actions import Outcome
+from prefeed.core.concurrency import START
+from prefeed.errors import (
+    AccessDeniedError,
+    SourceError,
+    StoreError,
+    ThrottledError,
+    TierFullError,
+    TransientSourceError,
+)
+from prefeed.sources.manifest_writer import build_manifest
+from prefeed.store.tier import stored_bytes
+from prefeed.testing.sources import CountingSource, Fault, FaultySource
+from sandbox import Sandbox
+
+READER = 7
+COST = stored_bytes(5000)
+
+
+@pytest.fixture
+def node(sandbox: Sandbox) -> Iterator[Rig]:
+    with rig(sandbox.home) as made:
+        yield made
+
+
+# ------------------------------------------------------------ single-flight
+
+
+def test_readers_that_ask_at_once_share_one_request(sandbox: Sandbox) -> None:
+    source = FaultySource(CountingSource(memory_source(4)), {"00002.bin": Fault("stall")})
+    with rig(sandbox.home, threads=True) as made:
+        dataset = made.open(source)
+        readers = [made.demand(dataset, 2) for _ in range(20)]
+        source.wait_for_stalled(1)
+        readers += [made.demand(dataset, 2) for _ in range(20)]
+        source.faults.clear()
+        source.release()
+        made.pump_until(lambda: all(reader.outcome == Outcome.STORED for reader in readers))
+        assert {reader.times for reader in readers} == {1}
+        assert source.source.fetches == 1  # type: ignore[attr-defined]
+        assert made.tier.get(dataset.key(2)) == content(2)
+
+
+def test_a_plan_and_a_reader_share_one_request(node: Rig) -> None:
+    source = CountingSource(memory_source(4))
+    dataset = node.open(source)
+    node.plan(READER, dataset, [0, 1])
+    reader = node.demand(dataset, 1, consumer=READER)
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
+    assert source.fetches_by_path == {"00000.bin": 1, "00001.bin": 1}
+    assert (node.node.statistics().late, node.node.statistics().misses) == (1, 0)
+
+
+def test_a_whole_epoch_goes_through_the_threads(sandbox: Sandbox) -> None:
+    source = CountingSource(memory_source(300))
+    with rig(sandbox.home, threads=True) as made:
+        dataset = made.open(source)
+        made.plan(READER, dataset, range(300))
+        made.pump_until(lambda: made.node.num_residents(dataset.number) == 300)
+        assert source.fetches == 300
+        assert source.max_in_flight <= dataset.limit.limit
+        assert made.tier.get(dataset.key(123)) == content(123)
+        assert sum(made.tier.groups) == 300
+
+
+# ------------------------------------------------------------ what the origin does
+
+
+def test_a_request_that_failed_is_made_again_until_it_succeeds(node: Rig) -> None:
+    source = CountingSource(FaultySource(memory_source(1), {"00000.bin": Fault("error", times=2)}))
+    dataset = node.open(source)
+    reader = node.demand(dataset, 0)
+    for _ in range(2):
+        node.deliver_all()
+        assert reader.outcome is None
+        node.timers.run_next()
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
+    statistics = node.node.statistics()
+    assert (source.fetches, statistics.origin_requests, statistics.errors) == (3, 3, {"source-transient": 2})
+
+
+def test_it_is_given_up_at_the_deadline_and_left_to_the_reader(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, retry_deadline=60.0) as node:
+        dataset = node.open(FaultySource(memory_source(1), {"00000.bin": Fault("truncated")}))
+        began = node.clock.now
+        reader = node.demand(dataset, 0)
+        node.deliver_all()
+        while reader.outcome is None:
+            node.timers.run_next()
+            node.deliver_all()
+        assert reader.outcome == Outcome.READ_ORIGIN
+        assert 40.0 < node.clock.now - began <= 60.0
+        assert node.timers.waiting == []
+        assert node.node.statistics().errors.keys() == {"truncated-body"}
+
+
+def test_an_object_that_is_gone_is_asked_for_once_an_epoch(node: Rig) -> None:
+    memory = memory_source(3)
+    source = CountingSource(memory)
+    dataset = node.open(source)
+    memory.remove("00001.bin")
+    node.plan(READER, dataset, [0, 1, 2])
+    node.deliver_all()
+    for _ in range(2):
+        reader = node.demand(dataset, 1, consumer=READER)
+        assert (reader.outcome, reader.code) == (Outcome.FAILED, "object-not-found")
+        assert "memory://test/00001.bin" in reader.text
+    assert source.fetches_by_path["00001.bin"] == 1
+    memory.put("00001.bin", b"back again")
+    node.plan(READER, dataset, [0, 1, 2])
+    node.deliver_all()
+    assert source.fetches_by_path["00001.bin"] == 2
+    assert node.tier.get(dataset.key(1)) is None  # it is another version than the manifest's
+
+
+def test_denied_access_is_not_tried_again(node: Rig) -> None:
+    fault = Fault("error", error=AccessDeniedError("memory://test/00000.bin: 403"))
+    dataset = node.open(FaultySource(memory_source(1), {"00000.bin": fault}))
+    reader = node.demand(dataset, 0)
+    node.deliver_all()
+    assert (reader.outcome, reader.code) == (Outcome.FAILED, "access-denied")
+    assert node.timers.waiting == []
+
+
+def test_throttling_halves_what_is_in_flight(node: Rig) -> None:
+    fault = Fault("error", times=3, error=ThrottledError("memory://test: 503 SlowDown"))
+    dataset = node.open(FaultySource(memory_source(200), {"00000.bin": fault}))
+    node.plan(READER, dataset, range(200))
+    assert len(node.fetchers.jobs) == START
+    node.deliver(1)
+    assert dataset.limit.limit == START // 2
+    assert node.node.scheduler.tables[dataset.number].max_in_flight == START // 2
+    node.deliver(20)
+    assert node.node.scheduler.num_in_flight <= START // 2
+
+
+def test_latency_lets_more_be_in_flight(node: Rig) -> None:
+    dataset = node.open(memory_source(1000))
+    node.fetchers.seconds_each = 0.04
+    node.plan(READER, dataset, range(1000))
+    node.deliver(START)
+    assert len(node.fetchers.jobs) == 2 * START
+
+
+def test_whatever_a_source_raises_is_that_fetch_s_failure(node: Rig) -> None:
+    class Broken(CountingSource):
+        def fetch(self, path: str) -> object:  # type: ignore[override]
+            raise ZeroDivisionError("a defect")
+
+    dataset = node.open(Broken(memory_source(1)))
+    reader = node.demand(dataset, 0)
+    node.deliver_all()
+    assert (reader.outcome, reader.code) == (Outcome.FAILED, SourceError.code)
+    assert "ZeroDivisionError: a defect" in reader.text
+
+
+def test_a_changed_object_reaches_its_reader_and_is_not_kept(node: Rig) -> None:
+    memory = memory_source(2)
+    dataset = node.open(memory)
+    memory.put("00000.bin", b"x" * 5000)
+    reader = node.demand(dataset, 0)
+    node.deliver_all()
+    assert (reader.outcome, reader.data) == (Outcome.INLINE, b"x" * 5000)
+    assert list(node.tier.entries()) == []
+    assert node.node.statistics().errors == {"object-changed": 1}
+
+
+def test_a_body_of_another_size_than_listed_is_a_changed_object(node: Rig) -> None:
+    dataset = node.open(FaultySource(memory_source(1), {"00000.bin": Fault("short")}))
+    reader = node.demand(dataset, 0)
+    node.deliver_all()
+    assert (reader.outcome, len(reader.data)) == (Outcome.INLINE, 2500)
+    assert list(node.tier.entries()) == []
+
+
+# ------------------------------------------------------------ what the tier does
+
+
+@pytest.mark.parametrize("refusal", [TierFullError("no room"), StoreError("broken")])
+def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig, refusal: StoreError) -> None:
+    dataset = node.open(memory_source(8))
+    node.tier.refusal = refusal
+    node.plan(READER, dataset, range(8))
+    readers = [node.demand(dataset, object_id, consumer=READER) for object_id in range(3)]
+    node.deliver_all()
+    assert [(reader.outcome, reader.data) for reader in readers] == [(Outcome.INLINE, content(i)) for i in range(3)]
+    assert node.node.statistics().errors == {refusal.code: 1}
+    assert node.node.statistics().resident_bytes == 0
+    node.tier.refusal = None
+    again = node.demand(dataset, 3, consumer=READER)
+    node.deliver_all()
+    assert again.outcome == Outcome.STORED
+
+
+def test_a_tier_that_filled_up_is_used_as_far_as_it_goes(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, capacity=100 * COST) as node:
+        dataset = node.open(memory_source(90))
+        node.tier.set_capacity(60 * COST)
+        node.plan(READER, dataset, range(90))
+        node.deliver_all()
+        for object_id in range(90):
+            reader = node.demand(dataset, object_id, consumer=READER)
+            node.deliver_all()
+            assert reader.outcome in (Outcome.STORED, Outcome.INLINE)
+            node.consume(READER, dataset, [object_id])
+        assert node.node.statistics().budget_bytes == 60 * COST
+        assert node.tier.most_bytes <= 60 * COST
+
+
+def test_the_tier_never_holds_more_than_its_budget(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, capacity=60 * COST) as node:
+        dataset = node.open(memory_source(100))
+        for _ in range(2):
+            node.plan(READER, dataset, range(100))
+            node.deliver_all()
+            for object_id in range(100):
+                assert node.tier.get(dataset.key(object_id)) == content(object_id)
+                node.consume(READER, dataset, [object_id])
+                node.deliver_all()
+        assert node.tier.most_bytes == 60 * COST
+        statistics = node.node.statistics()
+        assert (statistics.resident_objects, statistics.transient_objects) == (36, 0)
+        assert (statistics.hits, statistics.misses, statistics.late) == (200, 0, 0)
+        assert statistics.best_hit_ratio == pytest.approx(0.6)
+        assert statistics.origin_requests == 100 + 64
+
+
+def test_transients_are_deleted_in_the_order_in_which_they_were_read(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, capacity=60 * COST) as node:
+        dataset = node.open(memory_source(100))
+        node.plan(READER, dataset, range(100))
+        node.deliver_all()
+        node.consume(READER, dataset, range(100))
+        assert node.tier.deleted == [dataset.key(object_id) for object_id in range(36, 60)]
+
+
+def test_a_reader_that_was_sent_to_the_tier_in_vain_reads_the_origin(node: Rig) -> None:
+    dataset = node.open(memory_source(2))
+    node.demand(dataset, 0)
+    node.deliver_all()
+    node.tier.delete_many([dataset.key(0)])
+    lost = Rig.demand(node, dataset, 1)
+    asked = type(lost)()
+    node.node.lost(dataset.number, 0, asked.answer)
+    node.node.pump()
+    assert asked.outcome == Outcome.READ_ORIGIN
+    assert node.node.statistics().errors == {"entry-lost": 1}
+    again = node.demand(dataset, 0)
+    node.deliver_all()
+    assert again.outcome == Outcome.STORED
+
+
+# ------------------------------------------------------------ datasets
+
+
+def test_a_manifest_that_is_in_use_is_not_opened_twice(node: Rig) -> None:
+    source = memory_source(2)
+    assert node.open(source) is node.open(source)
+
+
+def test_a_newer_listing_inherits_what_did_not_change(node: Rig) -> None:
+    source = CountingSource(memory_source(5))
+    first = node.open(source)
+    node.plan(READER, first, range(5))
+    node.deliver_all()
+    node.node.scheduler.end_consumer(READER)
+    source.source.put("00002.bin", b"changed")  # type: ignore[attr-defined]
+    source.source.put("00000a.bin", b"new")  # type: ignore[attr-defined]
+    second = node.open(source)
+    assert second.number != first.number
+    node.plan(READER, second, range(6))
+    node.deliver_all()
+    assert {path for path, count in source.fetches_by_path.items() if count == 2} == {"00002.bin"}
+    assert source.fetches == 7
+    assert node.node.num_residents(second.number) == 6
+
+
+def test_what_an_earlier_server_left_is_found_again(sandbox: Sandbox) -> None:
+    source = CountingSource(memory_source(5))
+    manifest = build_manifest(source, sandbox.home / "manifest")
+    tier = RecordingTier(1 << 30)
+    tier.put_many([(manifest.key(3), content(3), False), (b"0" * 16, b"of another dataset", False)])
+    with rig(sandbox.home, tier=tier) as node:
+        assert node.node.statistics().resident_objects == 2
+        dataset = node.open(source)
+        assert node.node.num_residents(dataset.number) == 1
+        node.plan(READER, dataset, range(5))
+        node.deliver_all()
+        assert "00003.bin" not in source.fetches_by_path
+        assert node.node.clear(None).entries == 6
+        assert list(tier.entries()) == []
+
+
+def test_what_an_earlier_server_left_beyond_the_budget_is_deleted(sandbox: Sandbox) -> None:
+    tier = RecordingTier(100 * COST)
+    tier.put_many([(index.to_bytes(16, "big"), content(index), False) for index in range(80)])
+    tier.set_capacity(50 * COST)
+    with rig(sandbox.home, tier=tier) as node:
+        node.node.pump()
+        assert tier.used_bytes <= 50 * COST
+        node.node.validate()
+
+
+def test_clear_frees_what_lies_at_or_below_a_url(sandbox: Sandbox) -> None:
+    with rig(sandbox.home) as node:
+        ours = node.open(memory_source(3, url="memory://a/b"), name="ours")
+        other = node.open(memory_source(3, url="memory://a/bc"), name="other")
+        for dataset in (ours, other):
+            node.plan(READER, dataset, range(3))
+            node.deliver_all()
+            node.node.scheduler.end_consumer(READER)
+        result = node.node.clear("memory://a/b")
+        assert (result.entries, result.bytes) == (3, 3 * COST)
+        assert [node.node.num_residents(d.number) for d in (ours, other)] == [0, 3]
+        assert node.node.clear("memory://a").entries == 3
+        assert node.node.clear(None).entries == 0
+
+
+def test_clear_counts_what_it_freed_although_a_plan_goes_on_filling(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, capacity=60 * COST) as node:
+        dataset = node.open(memory_source(100))
+        node.plan(READER, dataset, range(100))
+        node.deliver_all()
+        assert node.node.clear(None).bytes == 36 * COST
+
+
+@pytest.mark.parametrize(("dataset", "object_id"), [(99, 0), (1, 2), (1, -1)])
+def test_a_question_about_what_is_not_there_leaves_nothing_behind(node: Rig, dataset: int, object_id: int) -> None:
+    node.open(memory_source(2))
+    for ask in (
+        lambda answer: node.node.demand(0, dataset, object_id, answer),
+        lambda answer: node.node.lost(dataset, object_id, answer),
+    ):
+        with pytest.raises((KeyError, IndexError)):
+            ask(lambda *_: None)
+    node.node.pump()
+    assert not node.fetchers.is_urgent
+
+
+def test_arrivals_wake_the_loop_only_while_a_reader_waits(node: Rig) -> None:
+    dataset = node.open(memory_source(2))
+    node.plan(READER, dataset, [0])
+    assert not node.fetchers.is_urgent
+    reader = node.demand(dataset, 1)
+    assert node.fetchers.is_urgent
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
+    assert not node.fetchers.is_urgent
+
+
+def test_a_retry_that_nobody_waits_for_any_more_changes_nothing(node: Rig) -> None:
+    fault = Fault("error", times=1, error=TransientSourceError("gone for a moment"))
+    dataset = node.open(FaultySource(memory_source(1), {"00000.bin": fault}))
+    node.plan(READER, dataset, [0])
+    node.deliver_all()
+    node.node.scheduler.end_consumer(READER)
+    node.timers.run_next()
+    node.deliver_all()
+    assert node.node.num_residents(dataset.number) == 1
