@@ -189,7 +189,9 @@ class _Origin:
 
     def __init__(self, url_or_path: str | os.PathLike[str], config: Config) -> None:
         self.url = canonical_url(url_or_path)
-        self._given = os.fspath(url_or_path)  # may hold credentials: for sources, never for messages
+        self._given = (
+            self.url if self.url.startswith("/") else os.fspath(url_or_path)
+        )  # may hold credentials: for sources, never for messages
         self.config = config
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from prefeed.client.connection import Connection
 from prefeed.config import Config
+from prefeed.sources.urls import canonical_url
 from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
 from prefeed.wire import messages as m
 
@@ -67,7 +68,7 @@ class NodeClient:
         Raises:
             SourceError: The origin cannot be listed; the message says what to change.
         """
-        question = m.OpenDataset(self._connection.next_token(), url, refresh, paths_file, manifest_dir)
+        question = m.OpenDataset(self._connection.next_token(), _anywhere(url), refresh, paths_file, manifest_dir)
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
 
     def warm(
@@ -92,7 +93,7 @@ class NodeClient:
                 return True
             return tell_listing(message)
 
-        question = m.Warm(self._connection.next_token(), url, refresh)
+        question = m.Warm(self._connection.next_token(), _anywhere(url), refresh)
         result = self._connection.request(question, m.WarmReport, meanwhile=meanwhile).result
         if progress is not None:
             progress(result)
@@ -100,7 +101,7 @@ class NodeClient:
 
     def clear(self, url: str | None) -> ClearResult:
         """Free what the tier holds of a URL, or everything; the origin is untouched."""
-        return self._connection.request(m.Clear(url), m.Cleared).result
+        return self._connection.request(m.Clear(None if url is None else _anywhere(url)), m.Cleared).result
 
     def locate(self, url: str) -> m.Located:
         """Return which open dataset holds the object of this URL."""
@@ -122,6 +123,12 @@ class NodeClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _anywhere(url: str) -> str:
+    """Return the URL as it reads in the server's working directory: a relative path becomes absolute."""
+    canonical = canonical_url(url) if url else ""
+    return canonical if canonical.startswith("/") else url
 
 
 def _listing_to(listing: ListingProgress | None) -> Callable[[m.AnyMessage], bool]:
