@@ -218,6 +218,7 @@ def rig(
         node.close()
         for thread in set(threading.enumerate()) - before:
             thread.join(10.0)
+        vars(made).clear()  # pytest keeps what a fixture returned, and with it the mapped manifests
 
 
 def memory_source(num_objects: int, *, size: int = 5000, url: str = "memory://test") -> MemorySource:

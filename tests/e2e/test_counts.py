@@ -108,7 +108,9 @@ def test_half_the_dataset(
     """W objects of which C fit: later epochs ask for about W - C."""
     monkeypatch.setenv("PREFEED_MEMORY", str(NUM_OBJECTS * OBJECT_BYTES // 2))
     monkeypatch.setenv("PREFEED_LOOKAHEAD", str(LOOKAHEAD_OBJECTS * OBJECT_BYTES))
-    loader = loader_of(prefeed.datasets.Objects(server.url), num_workers=num_workers, persistent_workers=num_workers > 0)
+    loader = loader_of(
+        prefeed.datasets.Objects(server.url), num_workers=num_workers, persistent_workers=num_workers > 0
+    )
     data = contents(root)
     read_epoch(loader, data)
     assert fetched(server).total() <= NUM_OBJECTS + LOOKAHEAD_OBJECTS
@@ -143,7 +145,7 @@ def test_evaluation_in_another_process_shares(root: Path, server: servers.FileSe
 
 
 def read_when_told(ready: Any, go: Any, url: str) -> None:
-    import prefeed.torch.loader  # noqa: F401 - the wait is for the reading, not for the import
+    import prefeed.torch.loader  # the wait is for the reading, not for the import
 
     ready.release()
     go.wait()

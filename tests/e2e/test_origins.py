@@ -37,9 +37,7 @@ def _close_readers() -> Iterator[None]:
 
 
 @pytest.fixture(params=["directory", "file", "s3", "http", "webdav"])
-def url(
-    request: pytest.FixtureRequest, s3_endpoint: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, s3_endpoint: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "directory":
         yield str(root)
     elif request.param == "file":

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.timeout(60)
 Objects = prefeed.datasets.Objects
 ImageFolder = prefeed.datasets.ImageFolder
 
+
 @pytest.fixture(autouse=True)
 def _close_readers() -> Iterator[None]:
     """Samples that were read outside prefeed's loader have a reader that the process keeps."""
     yield
     prefeed.datasets._readers.close()
-
 
 
 @pytest.fixture(params=["with the server", "without"])
@@ -42,7 +42,9 @@ both_ways = pytest.mark.usefixtures("_both_ways")
 @both_ways
 @pytest.mark.parametrize("dataset", [Objects, ImageFolder])
 def test_unknown_scheme(dataset: Any) -> None:
-    with pytest.raises(ValueError, match=r"no source reads ftp:// \(in ftp://host/data\); known are a directory") as caught:
+    with pytest.raises(
+        ValueError, match=r"no source reads ftp:// \(in ftp://host/data\); known are a directory"
+    ) as caught:
         dataset("ftp://user:secret@host/data?token=1")
     assert isinstance(caught.value, errors.UnknownSchemeError)
     assert "secret" not in str(caught.value)

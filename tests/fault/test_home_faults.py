@@ -28,12 +28,12 @@ from sandbox import Sandbox, servers_of
 
 pytestmark = pytest.mark.timeout(90)
 
+
 @pytest.fixture(autouse=True)
 def _close_readers() -> Iterator[None]:
     """Samples that were read outside prefeed's loader have a reader that the process keeps."""
     yield
     prefeed.datasets._readers.close()
-
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_objects_larger_than_the_tier(tmp_path: Path, monkeypatch: pytest.Monkey
         loader = prefeed.DataLoader(objects, batch_size=None, shuffle=True, num_workers=num_workers)
         for _ in range(2):
             seen = sorted((len(data), data[:1], len(set(data))) for data in loader)
-            assert seen == sorted((size, bytes([i])[: size], min(size, 1)) for i, size in enumerate(sizes))
+            assert seen == sorted((size, bytes([i])[:size], min(size, 1)) for i, size in enumerate(sizes))
     statistics = prefeed.statistics()
     assert statistics.resident_bytes + statistics.transient_bytes <= statistics.budget_bytes <= 5 * 1024**2
 

@@ -201,7 +201,11 @@ def test_object_vanishes_mid_epoch(root: Path, num_workers: int) -> None:
     prefeed.datasets._readers.close()
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:10], lambda data: b"", lambda data: data + b"more"], ids=["shorter", "empty", "longer"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda data: data[:10], lambda data: b"", lambda data: data + b"more"],
+    ids=["shorter", "empty", "longer"],
+)
 @pytest.mark.usefixtures("one_ahead")
 def test_object_changes_mid_epoch(root: Path, change: Callable[[bytes], bytes]) -> None:
     """Its new bytes are read, as without prefeed; they are counted as changed and not kept."""

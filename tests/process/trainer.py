@@ -1,6 +1,6 @@
 """A training script, run by tests: one line of JSON a step, going on when it is told to.
 
-    trainer.py URL --epochs 2 --workers 1 [--persistent] [--gated]
+trainer.py URL --epochs 2 --workers 1 [--persistent] [--gated]
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import TypeVar
@@ -25,6 +26,18 @@ _ANSWER_SECONDS = 300.0
 """A server that says nothing for so long is taken for dead."""
 
 Reply = TypeVar("Reply", bound=m.Message)
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """A forked child lets go of its parent's sockets: else a dead parent would look alive to the server."""
+    for connection in list(_open):
+        connection.close()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 _ERRORS_BY_CODE = {
     cls.code: cls
@@ -47,6 +60,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.pid = os.getpid()
+        _open.add(self)
         self.store_dir = ""
         self.instance = ""
         self._sock = sock
@@ -112,10 +126,13 @@ class Connection:
             PrefeedError: The server refused; the error is the one it names.
             ServerUnavailableError: The server is gone.
         """
+        wanted_token = getattr(message, "token", 0)
         with self._lock:
             self._send(message)
             while True:
                 reply = self._receive()
+                if getattr(reply, "token", wanted_token) != wanted_token:
+                    continue  # the answer to a question that was given up, or to a message that has none
                 if isinstance(reply, m.Refused):
                     raise error_of(reply.code, reply.text)
                 if meanwhile is not None and meanwhile(reply):

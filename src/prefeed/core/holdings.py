@@ -136,11 +136,14 @@ class Holdings:
         for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):
             self._actions.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
 
-    def reserve(self, cost: int, wanted: Placement) -> Placement:
-        """Return where there was room for an object of that cost, reserved now; DIRECT when nowhere."""
+    def reserve(self, cost: int, wanted: Placement, *, is_expected: bool = True) -> Placement:
+        """Return where there was room for an object of that cost, reserved now; DIRECT when nowhere.
+
+        Nothing that no plan expects is a transient: it would be freed before its reader looks.
+        """
         if wanted == Placement.RESIDENT and self.residency.try_reserve_resident(cost):
             return Placement.RESIDENT
-        if wanted != Placement.DIRECT and self.residency.try_reserve_transient(cost):
+        if wanted != Placement.DIRECT and is_expected and self.residency.try_reserve_transient(cost):
             return Placement.TRANSIENT
         return Placement.DIRECT
 

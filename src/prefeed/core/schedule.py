@@ -197,10 +197,7 @@ class Scheduler:
         wanted = self._wanted_placement(ticket, changed=changed)
         if wanted != ticket.placement or cost != ticket.reserved_bytes:
             self.holdings.unreserve(ticket)
-            ticket.placement = self.holdings.reserve(cost, wanted)
-            if ticket.placement == Placement.TRANSIENT and not self.holdings.is_expected(key):
-                self.holdings.cancel(ticket.placement, cost)  # it would be freed before its reader looks
-                ticket.placement = Placement.DIRECT
+            ticket.placement = self.holdings.reserve(cost, wanted, is_expected=self.holdings.is_expected(key))
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
         if ticket.placement == Placement.DIRECT:
             self.holdings.settle(ticket, states.ABSENT)

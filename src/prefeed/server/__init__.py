@@ -3,6 +3,8 @@
 main.py       start-up, which is recovery; the lock; the end
 loop.py       one thread: sockets, wake-ups, timers
 handlers.py   messages in, messages out
+openings.py   manifests on their way, listed in threads of their own
+warm_ups.py   filling the tier on request
 node.py       carries out what ``core`` decides: start reading here
 fetchers.py   threads that read origins
 datasets.py   manifests opened, and what the tier holds of them

@@ -57,6 +57,7 @@ class Fetchers:
         self._threads: list[threading.Thread] = []
         self._num_submitted = 0
         self._num_finished = 0
+        self._is_closed = False
 
     def submit(self, job: Job) -> None:
         """Queue the request; a thread takes it as soon as one is free."""
@@ -80,7 +81,8 @@ class Fetchers:
         return bool(self._results)
 
     def close(self) -> None:
-        """End the threads; requests under way are abandoned."""
+        """End the threads; requests under way are abandoned, and those that wait are not made."""
+        self._is_closed = True
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -95,7 +97,7 @@ class Fetchers:
         self._threads.append(thread)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None and not self._is_closed:
             self._results.append(self._fetch(job))
             if self.is_urgent or len(self._results) >= _WAKE_AFTER:
                 self._wake()

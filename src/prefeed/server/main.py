@@ -41,7 +41,7 @@ def run_foreground(config: Config) -> int:
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
         )
         node = Node(config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later)
-        handlers.loop, handlers.node = loop, node
+        handlers.bind(loop, node)
         try:
             _serve(config, handlers, loop, node)
         finally:

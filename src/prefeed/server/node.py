@@ -109,12 +109,12 @@ class Node:
 
     def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader waits for the object."""
-        self._require(dataset, object_id)
+        self.require_ids(dataset, [object_id])
         self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
-        self._require(dataset, object_id)
+        self.require_ids(dataset, [object_id])
         self._errors["entry-lost"] += 1
         self.scheduler.lost(self._remember(answer), dataset, object_id)
 
@@ -123,6 +123,17 @@ class Node:
         self._hits += hits
         self._direct_reads += direct_reads
         self.scheduler.consumed(consumer, dataset, ids.tolist())
+
+    def require_ids(self, dataset: int, ids: npt.ArrayLike) -> None:
+        """Raise KeyError or IndexError when there is no such dataset, or when it has no object of one of these ids."""
+        num_objects = self.datasets[dataset].manifest.num_objects
+        found = np.asarray(ids)
+        if found.size and not 0 <= found.min() <= found.max() < num_objects:
+            raise IndexError(f"objects {found.min()} to {found.max()} of {num_objects}")
+
+    def count_error(self, code: str) -> None:
+        """Something failed that nobody is told of otherwise."""
+        self._errors[code] += 1
 
     # ------------------------------------------------------------ the ring
 
@@ -170,7 +181,10 @@ class Node:
 
     def reclaim_dead_readers(self) -> None:
         """Let pages go that a killed reader held."""
-        self._tier.reclaim_dead_readers()
+        try:
+            self._tier.reclaim_dead_readers()
+        except StoreError as err:
+            self._errors[err.code] += 1
 
     def close(self) -> None:
         """Let go of threads and sources; the tier belongs to the caller."""
@@ -292,11 +306,6 @@ class Node:
         return True
 
     # ------------------------------------------------------------ inside
-
-    def _require(self, dataset: int, object_id: int) -> None:
-        num_objects = self.datasets[dataset].manifest.num_objects
-        if not 0 <= object_id < num_objects:
-            raise IndexError(f"object {object_id} of {num_objects}")
 
     def _remember(self, answer: Answerer) -> int:
         token = self._next_token

@@ -13,6 +13,9 @@ from prefeed.wire.messages import AnyMessage, Message
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame is a broken peer."""
 
+MAX_INLINE_BYTES = MAX_FRAME_BYTES - 4096
+"""A larger object does not fit into an answer."""
+
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -215,6 +215,9 @@ class Stopping(Message, frozen=True):
     """The server ends; the connection closes when it is gone."""
 
 
+UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, Position, EndConsumer)
+"""Reports: nobody waits for an answer."""
+
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
     | Consumed | Position | EndConsumer | Demand | Lost | Answered | Locate | Located | GetStatus | StatusReport

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodes import RecordingTier, Rig, content, memory_source, rig
+from nodes import Asked, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.core.concurrency import START
 from prefeed.errors import (
@@ -187,10 +187,10 @@ def test_a_body_of_another_size_than_listed_is_a_changed_object(node: Rig) -> No
 # ------------------------------------------------------------ what the tier does
 
 
-@pytest.mark.parametrize("refusal", [TierFullError("no room"), StoreError("broken")])
-def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig, refusal: StoreError) -> None:
+@pytest.mark.parametrize("refusal", [TierFullError, StoreError])
+def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig, refusal: type[StoreError]) -> None:
     dataset = node.open(memory_source(8))
-    node.tier.refusal = refusal
+    node.tier.refusal = refusal("no room")
     node.plan(READER, dataset, range(8))
     readers = [node.demand(dataset, object_id, consumer=READER) for object_id in range(3)]
     node.deliver_all()
@@ -250,8 +250,7 @@ def test_a_reader_that_was_sent_to_the_tier_in_vain_reads_the_origin(node: Rig) 
     node.demand(dataset, 0)
     node.deliver_all()
     node.tier.delete_many([dataset.key(0)])
-    lost = Rig.demand(node, dataset, 1)
-    asked = type(lost)()
+    asked = Asked()
     node.node.lost(dataset.number, 0, asked.answer)
     node.node.pump()
     assert asked.outcome == Outcome.READ_ORIGIN
@@ -357,6 +356,15 @@ def test_arrivals_wake_the_loop_only_while_a_reader_waits(node: Rig) -> None:
     node.deliver_all()
     assert reader.outcome == Outcome.STORED
     assert not node.fetchers.is_urgent
+
+
+def test_a_tier_that_is_gone_does_not_end_the_server(node: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise StoreError("closed")
+
+    monkeypatch.setattr(node.tier, "reclaim_dead_readers", refuse)
+    node.node.reclaim_dead_readers()
+    assert node.node.statistics().errors == {"store-error": 1}
 
 
 def test_a_retry_that_nobody_waits_for_any_more_changes_nothing(node: Rig) -> None:
