@@ -126,20 +126,14 @@ class Connection:
             PrefeedError: The server refused; the error is the one it names.
             ServerUnavailableError: The server is gone.
         """
-        wanted_token = getattr(message, "token", 0)
         with self._lock:
-            self._send(message)
-            while True:
-                reply = self._receive()
-                if getattr(reply, "token", wanted_token) != wanted_token:
-                    continue  # the answer to a question that was given up, or to a message that has none
-                if isinstance(reply, m.Refused):
-                    raise error_of(reply.code, reply.text)
-                if meanwhile is not None and meanwhile(reply):
-                    continue
-                if not isinstance(reply, reply_type):
-                    raise ServerError(f"the server answered {type(reply).__name__} to {type(message).__name__}")
-                return reply
+            try:
+                return self._exchange(message, reply_type, meanwhile)
+            except PrefeedError:
+                raise
+            except BaseException:
+                self.close()  # interrupted: half a message may have been sent, and an answer will come
+                raise
 
     def wait_closed(self) -> None:
         """Block until the server is gone."""
@@ -150,6 +144,23 @@ class Connection:
     def close(self) -> None:
         """Close the socket; in a forked child only the child's copy."""
         self._sock.close()
+
+    def _exchange(
+        self, message: m.Message, reply_type: type[Reply], meanwhile: Callable[[m.AnyMessage], bool] | None
+    ) -> Reply:
+        wanted_token = getattr(message, "token", 0)
+        self._send(message)
+        while True:
+            reply = self._receive()
+            if getattr(reply, "token", wanted_token) != wanted_token:
+                continue  # the answer to a question that was given up, or to a message that has none
+            if isinstance(reply, m.Refused):
+                raise error_of(reply.code, reply.text)
+            if meanwhile is not None and meanwhile(reply):
+                continue
+            if not isinstance(reply, reply_type):
+                raise ServerError(f"the server answered {type(reply).__name__} to {type(message).__name__}")
+            return reply
 
     def _send(self, message: m.Message) -> None:
         try:

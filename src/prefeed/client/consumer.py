@@ -41,6 +41,8 @@ class Consumer:
         self._ids: Ids = np.empty(0, dtype=np.int64)
         self._position = 0
         self._start = 0
+        self._epoch = 0
+        self._announced_to: Connection | None = None
         self._lock = threading.Lock()
         self._recovering: threading.Thread | None = None
         self._recover_at = 0.0
@@ -48,18 +50,20 @@ class Consumer:
 
     def begin(self, ids: Ids) -> None:
         """The loader begins an epoch in this order; ids may be empty and come later by ``extend``."""
-        with self._lock:
-            self._ids, self._position, self._start = ids, 0, 0
+        self._begin_epoch(ids)
         self._register(ids, upcoming=False)
 
     def announce(self, ids: Ids) -> None:
         """The next epoch will probably have this order."""
+        self._announced_to = self._connection
         self._register(ids, upcoming=True)
 
     def begin_announced(self, ids: Ids) -> None:
         """The epoch that was announced begins."""
-        with self._lock:
-            self._ids, self._position, self._start = ids, 0, 0
+        if self._connection is not self._announced_to:
+            self.begin(ids)  # it was announced to a server that is gone
+            return
+        self._begin_epoch(ids)
         self._send(m.AdoptUpcoming(self.number))
 
     def extend(self, ids: Ids) -> None:
@@ -89,9 +93,22 @@ class Consumer:
         """False while no server knows of this consumer."""
         return self._connection is not None
 
+    def _begin_epoch(self, ids: Ids) -> None:
+        with self._lock:
+            self._ids, self._position, self._start = ids, 0, 0
+            self._epoch += 1
+
     def _register(self, ids: Ids, *, upcoming: bool) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._connection is None:
+            self._recover_in_background()
+            return
         with contextlib.suppress(OSError):
-            self._send(_plan_message(self.number, self.dataset, ids, upcoming=upcoming))
+            message = _plan_message(self.number, self.dataset, ids, upcoming=upcoming)
+            self._send(message)
+            if not self.is_connected:
+                os.unlink(message.ids_file)
 
     def _send(self, message: m.Message) -> None:
         if self._pid != os.getpid():
@@ -120,18 +137,26 @@ class Consumer:
     def _recover(self) -> None:
         try:
             connection = Connection.open(self.dataset.config)
-            dataset = reopen_on(NodeClient(connection), self.dataset)
-            with self._lock:
-                start = self._position
-                rest = self._ids[start:]
-            connection.send(_plan_message(self.number, dataset, rest, upcoming=False))
         except (PrefeedError, OSError):
             return
-        with self._lock:
-            if not self._closed:
-                self.dataset, self._connection, self._start = dataset, connection, start
+        try:
+            if self._hand_over(connection, reopen_on(NodeClient(connection), self.dataset)):
                 return
+        except (PrefeedError, OSError):
+            pass
         connection.close()
+
+    def _hand_over(self, connection: Connection, dataset: NodeDataset) -> bool:
+        """Give the server what is left of the plan, and use it from then on; False when the loader is gone."""
+        while not self._closed:
+            with self._lock:
+                epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
+            connection.send(_plan_message(self.number, dataset, rest, upcoming=False))
+            with self._lock:
+                if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
+                    self.dataset, self._connection, self._start = dataset, connection, start
+                    return True
+        return False
 
 
 def _plan_message(consumer: int, dataset: NodeDataset, ids: Ids, *, upcoming: bool) -> m.RegisterPlan:

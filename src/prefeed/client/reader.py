@@ -165,12 +165,18 @@ class ObjectReader:
     def _connect(self) -> Connection | None:
         if self._connection is None and time.monotonic() >= self._retry_at:
             try:
-                connection = Connection.open(self.dataset.config, autostart=False)
-                self.dataset = reopen_on(NodeClient(connection), self.dataset)
-                self._connection = connection
+                self._connection = Connection.open(self.dataset.config, autostart=False)
+                self._use(reopen_on(NodeClient(self._connection), self.dataset))
             except (PrefeedError, OSError):
-                self._retry_at = time.monotonic() + _RECONNECT_SECONDS
+                self._disconnect()
         return self._connection
+
+    def _use(self, dataset: NodeDataset) -> None:
+        """Another server may keep its store elsewhere."""
+        if dataset.store_dir != self.dataset.store_dir:
+            self._tier.close()
+            self._tier = TierReader(dataset.store_dir)
+        self.dataset = dataset
 
     def _disconnect(self) -> None:
         if self._connection is not None:

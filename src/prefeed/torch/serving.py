@@ -106,7 +106,7 @@ def _open_served(reader: ObjectReader, access: AccessMap, index: int) -> Iterato
     if object_id is None:
         yield
         return
-    _expected.path = access.dataset.manifest.path(object_id)
+    _expected.path = os.path.join("/", access.dataset.manifest.path(object_id))  # the manifest's root is "/"
     _expected.object_id, _expected.reader = object_id, reader
     try:
         with _open_replaced():
@@ -152,13 +152,32 @@ def _served_file(path: str) -> io.BytesIO | None:
 
 
 class _NamedBytes(io.BytesIO):
-    """Bytes in memory that have the file's name, as an open file has."""
+    """Bytes in memory that are used as the open file of this name; who wants a descriptor gets the real file's."""
 
     def __init__(self, data: Any, name: str) -> None:
         super().__init__(data)
         self.name = name
+        self._file: io.FileIO | None = None
 
     @property
     def mode(self) -> str:
         """As an open file says."""
         return "rb"
+
+    def fileno(self) -> int:
+        """Return a descriptor of the file itself, for ``numpy.fromfile``, ``mmap`` and others that read past Python."""
+        if self._file is None:
+            self._file = io.FileIO(self.name)
+            self._file.seek(self.tell())
+        return self._file.fileno()
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return what comes next without moving on, as a buffered file does."""
+        start = self.tell()
+        return bytes(self.getbuffer()[start : start + max(size, io.DEFAULT_BUFFER_SIZE)])
+
+    def close(self) -> None:
+        """Close both."""
+        if self._file is not None:
+            self._file.close()
+        super().close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import io
+import mmap
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +110,31 @@ def test_other_ways_are_the_real_ones(paths: list[Path], mode: str, kwargs: Any)
 )
 def test_other_files_are_the_real_ones(paths: list[Path], other: Any) -> None:
     assert served(paths, other, Cache())[0].startswith(b"on disk")
+
+
+def test_descriptor_is_the_real_files(paths: list[Path]) -> None:
+    """What reads past Python, as ``numpy.fromfile`` and ``mmap`` do, reads the file; it is closed with the rest."""
+
+    def act(path: Path) -> Any:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            descriptor = file.fileno()
+            text = mapped[:]
+            mapped.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+        return text, np.fromfile(path, dtype=np.uint8).tobytes()
+
+    assert served(paths, act, Cache())[1] == (b"on disk 1", b"on disk 1")
+
+
+def test_peek(paths: list[Path]) -> None:
+    def act(path: Path) -> Any:
+        with open(path, "rb") as file:
+            file.seek(2)
+            return file.peek(3), file.peek(), file.read()
+
+    assert served(paths, act, Cache())[1] == (CACHED[2:], CACHED[2:], CACHED[2:])
 
 
 def test_cache_without_the_object(paths: list[Path]) -> None:

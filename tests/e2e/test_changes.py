@@ -1,0 +1,102 @@
+"""When a change at the origin is noticed, and that nothing is ever written there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchvision import datasets as torchvision_datasets
+
+import prefeed
+from e2e.images import image_files, make_image_folder
+from prefeed.client.node import NodeClient
+from prefeed.config import resolve
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _close_readers() -> Iterator[None]:
+    yield
+    prefeed.datasets._readers.close()
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def epoch(dataset: Any) -> list[bytes]:
+    return list(prefeed.DataLoader(dataset, batch_size=None))
+
+
+def contents(root: Path) -> list[bytes]:
+    return [file.read_bytes() for file in image_files(root)]
+
+
+def change(file: Path) -> None:
+    """Give the file other bytes of the same number, and a later time."""
+    status = file.stat()
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def test_manifest_is_a_snapshot_until_refreshed(tmp_path: Path) -> None:
+    """What is in the cache is served as it was listed; after a refresh the new bytes are, and only they are fetched."""
+    root = make_image_folder(tmp_path / "data")
+    before = contents(root)
+    assert epoch(prefeed.datasets.Objects(root)) == before
+    changed, added = image_files(root)[4], root / "class2" / "new.png"
+    change(changed)
+    added.write_bytes(b"one more")
+    assert epoch(prefeed.datasets.Objects(root)) == before
+    asked = prefeed.statistics().origin_requests
+    with NodeClient.connect(resolve()) as node:
+        node.open_dataset(str(root), refresh=True)
+    renewed = prefeed.datasets.Objects(root)
+    assert epoch(renewed) == contents(root) != before
+    assert prefeed.statistics().origin_requests == asked + 2
+    assert prefeed.statistics().errors == {}
+
+
+def test_change_before_the_first_fetch(tmp_path: Path) -> None:
+    """Not in the cache yet: the bytes that are there now are read, each time anew, and never kept."""
+    root = make_image_folder(tmp_path / "data")
+    objects = prefeed.datasets.Objects(root)
+    change(image_files(root)[4])
+    for _ in range(2):
+        assert epoch(objects) == contents(root)
+        change(image_files(root)[4])
+    assert prefeed.statistics().resident_objects == len(objects) - 1
+    assert prefeed.statistics().errors["object-changed"] >= 2
+
+
+def test_new_loader_looks_at_torchvisions_files_again(tmp_path: Path) -> None:
+    root = make_image_folder(tmp_path / "data")
+    dataset = torchvision_datasets.DatasetFolder(str(root), read, (".png",))
+    loader = prefeed.DataLoader(dataset, batch_size=None)
+    before = contents(root)
+    assert [data for data, _ in loader] == before
+    change(image_files(root)[4])
+    assert [data for data, _ in loader] == before
+    assert [data for data, _ in epoch(dataset)] == contents(root) != before
+
+
+def test_origin_is_only_read(tmp_path: Path) -> None:
+    """Not a file, a time or a byte differs after reading, clearing and stopping."""
+    root = make_image_folder(tmp_path / "data")
+
+    def look() -> list[Any]:
+        paths = [root, *sorted(root.rglob("*"))]
+        return [(path, path.stat().st_mtime_ns, path.stat().st_ino, path.stat().st_mode) for path in paths]
+
+    before, data = look(), contents(root)
+    epoch(prefeed.datasets.Objects(root))
+    with NodeClient.connect(resolve()) as node:
+        assert node.clear(str(root)).entries == len(data)
+        node.stop()
+    assert look() == before
+    assert contents(root) == data

@@ -1,0 +1,167 @@
+"""One socket: an answer belongs to its question, and a dead server ends every wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from prefeed import errors
+from prefeed.client.connection import Connection, error_of
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, resolve
+from prefeed.errors import (
+    ObjectNotFoundError,
+    PrefeedError,
+    ServerError,
+    ServerUnavailableError,
+    VersionMismatchError,
+)
+from prefeed.types import ServerStatus, Statistics
+from prefeed.wire import messages as m
+from scripted import ScriptedServer, scripted
+
+
+@pytest.fixture
+def config() -> Config:
+    return resolve({"autostart": False})
+
+
+@pytest.fixture
+def server(config: Config) -> Iterator[ScriptedServer]:
+    with scripted(config) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(server: ScriptedServer) -> Iterator[Connection]:
+    connection = Connection.open(server.config)
+    yield connection
+    connection.close()
+
+
+def status() -> m.StatusReport:
+    return m.StatusReport(
+        ServerStatus(
+            pid=1, version="", home="", store="", on_tmpfs=True, uptime_seconds=0.0, clients=1, plans=0, in_flight=0,
+            max_in_flight=0,
+        )
+    )  # fmt: skip
+
+
+def demand(connection: Connection, object_id: int) -> m.Answered:
+    return connection.request(m.Demand(connection.next_token(), 0, 1, object_id), m.Answered)
+
+
+def echo(message: m.AnyMessage) -> list[m.Message]:
+    assert isinstance(message, m.Demand)
+    return [m.Answered(message.token, 2, data=bytes([message.object_id]))]
+
+
+def test_no_server_is_said_with_what_to_do(config: Config) -> None:
+    with pytest.raises(ServerUnavailableError, match="prefeed server start"):
+        Connection.open(config)
+
+
+def test_a_server_of_another_protocol_is_refused(server: ScriptedServer) -> None:
+    server.protocol = 99
+    with pytest.raises(VersionMismatchError, match="another protocol"):
+        Connection.open(server.config)
+
+
+@pytest.mark.parametrize("cls", [ObjectNotFoundError, errors.AccessDeniedError, errors.TierFullError])
+def test_an_error_of_the_wire_is_the_error_it_names(cls: type[PrefeedError]) -> None:
+    error = error_of(cls.code, "text")
+    assert (type(error), str(error)) == (cls, "text")
+
+
+def test_an_error_that_is_not_known_is_an_error_all_the_same() -> None:
+    assert type(error_of("of-the-future", "text")) is PrefeedError
+
+
+def test_a_refusal_is_raised(server: ScriptedServer, connection: Connection) -> None:
+    server.script = lambda message: [m.Refused("object-not-found", "gone", getattr(message, "token", 0))]
+    with pytest.raises(ObjectNotFoundError, match="gone"):
+        demand(connection, 3)
+    with pytest.raises(ObjectNotFoundError, match="gone"):
+        NodeClient(connection).status()
+
+
+def test_an_answer_of_another_kind_is_refused(server: ScriptedServer, connection: Connection) -> None:
+    server.script = lambda message: [m.Stopping()]
+    with pytest.raises(ServerError, match="answered Stopping to GetStatus"):
+        NodeClient(connection).status()
+
+
+def test_an_answer_to_another_question_is_passed_over(server: ScriptedServer, connection: Connection) -> None:
+    def late(message: m.AnyMessage) -> list[m.Message]:
+        assert isinstance(message, m.Demand)
+        return [
+            m.Answered(message.token - 1, 2, data=b"of the one before"),
+            m.Refused("prefeed-error", "of a report", 0),
+            m.Answered(message.token, 2, data=b"its own"),
+        ]
+
+    server.script = late
+    assert demand(connection, 3).data == b"its own"
+
+
+def test_an_interrupted_question_leaves_no_answer_for_the_next(
+    server: ScriptedServer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = lambda message: [m.StatisticsReport(Statistics(hits=7))]
+
+    def interrupt() -> m.AnyMessage:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(connection, "_receive", interrupt)
+        NodeClient(connection).statistics()
+    with pytest.raises(ServerUnavailableError):
+        NodeClient(connection).status()
+
+
+def test_a_server_that_dies_ends_the_wait(server: ScriptedServer, connection: Connection) -> None:
+    server.script = lambda message: None
+    with pytest.raises(ServerUnavailableError, match="closed the connection"):
+        demand(connection, 3)
+    with pytest.raises(ServerUnavailableError):
+        connection.send(m.Stop())
+        connection.send(m.Stop())
+
+
+def test_a_server_that_talks_nonsense_is_a_server_error(
+    server: ScriptedServer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripted.encode", lambda message: b"\xff" * 8)
+    server.script = lambda message: [m.Stopping()]
+    with pytest.raises(ServerError):
+        demand(connection, 3)
+
+
+def test_forerunners_are_told_before_the_answer(server: ScriptedServer, connection: Connection) -> None:
+    server.script = lambda message: [
+        m.Listing(message.token, 5, 50),  # type: ignore[union-attr]
+        m.Listing(message.token, 9, 90),  # type: ignore[union-attr]
+        m.DatasetOpened(message.token, 3, "/nowhere"),  # type: ignore[union-attr]
+    ]
+    told: list[tuple[int, int]] = []
+    opened = NodeClient(connection).open_dataset("/x", listing=lambda *counts: told.append(counts))
+    assert (opened.dataset, told) == (3, [(5, 50), (9, 90)])
+
+
+def test_threads_take_turns(server: ScriptedServer, connection: Connection) -> None:
+    server.script = echo
+    wrong: list[int] = []
+
+    def ask(object_id: int) -> None:
+        answers = [demand(connection, object_id).data for _ in range(50)]
+        wrong.extend(object_id for data in answers if data != bytes([object_id]))
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

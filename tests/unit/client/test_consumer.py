@@ -1,0 +1,280 @@
+"""A loader's plans reach the server, and the next server when the first has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leaks import wait_until
+from nodes import content
+from prefeed.client.connection import Connection
+from prefeed.client.consumer import Consumer
+from prefeed.client.dataset import NodeDataset, open_node_dataset
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, resolve
+from prefeed.sources.library import ManifestLibrary
+from prefeed.wire import messages as m
+from sandbox import Sandbox
+from scripted import ScriptedServer, scripted
+
+NUM_FILES = 40
+
+
+@pytest.fixture(autouse=True)
+def _recovers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.client.consumer._RECOVER_SECONDS", 0.0)
+
+
+@pytest.fixture
+def config() -> Config:
+    return resolve({})
+
+
+@pytest.fixture
+def origin(sandbox: Sandbox) -> Path:
+    directory = sandbox.root / "origin"
+    directory.mkdir()
+    for index in range(NUM_FILES):
+        (directory / f"{index:02d}.bin").write_bytes(content(index))
+    return directory
+
+
+@pytest.fixture
+def dataset(origin: Path, config: Config) -> NodeDataset:
+    manifest = ManifestLibrary(config.home).open(str(origin), config)
+    return NodeDataset(
+        number=1, url=str(origin), manifest=manifest, store_dir="/nowhere", instance="one", config=config
+    )
+
+
+@pytest.fixture
+def server(dataset: NodeDataset) -> Iterator[ScriptedServer]:
+    with scripted(dataset.config) as server:
+        server.script = reopening
+        yield server
+
+
+@pytest.fixture
+def consumer(server: ScriptedServer, dataset: NodeDataset) -> Iterator[Consumer]:
+    consumer = Consumer(NodeClient(Connection.open(dataset.config)), dataset)
+    yield consumer
+    consumer.close()
+
+
+def reopening(message: m.AnyMessage) -> list[m.Message]:
+    """Know any manifest by the number 42."""
+    if isinstance(message, m.OpenDataset):
+        return [m.DatasetOpened(message.token, 42, message.manifest_dir)]
+    return []
+
+
+def ids(*given: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(given, dtype=np.int64)
+
+
+def order(count: int = NUM_FILES) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.arange(count, dtype=np.int64)[::-1].copy()
+
+
+def files_in_transit(config: Config) -> list[str]:
+    return [path.name for path in config.runtime_dir.glob("plan-*")]
+
+
+def lose_server(server: ScriptedServer, consumer: Consumer, position: int) -> None:
+    """Let the connection break, and the consumer find out as it reports its position."""
+    server.hang_up()
+
+    def is_noticed() -> bool:
+        consumer.advance(position)
+        return not consumer.is_connected or len(server.of(m.OpenDataset)) > 0
+
+    assert wait_until(is_noticed, timeout_seconds=10.0)
+
+
+def wait_recovered(consumer: Consumer) -> None:
+    assert wait_until(lambda: consumer.is_connected, timeout_seconds=10.0)
+
+
+# ------------------------------------------------------------ a server that lives
+
+
+def test_an_epoch_is_told_as_it_goes(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
+    consumer.begin(order())
+    consumer.extend(ids(3, 4))
+    consumer.advance(16)
+    consumer.announce(ids(1, 2))
+    consumer.begin_announced(ids(1, 2))
+    server.wait_heard(m.AdoptUpcoming)
+    kinds = [type(message) for message in server.heard]
+    assert kinds == [m.RegisterPlan, m.ExtendPlan, m.Position, m.RegisterPlan, m.AdoptUpcoming]
+    assert server.plans == [order().tolist(), [1, 2]]
+    assert [message.upcoming for message in server.of(m.RegisterPlan)] == [False, True]  # type: ignore[union-attr]
+    assert [message.index for message in server.of(m.Position)] == [16]  # type: ignore[union-attr]
+    assert {message.consumer for message in server.heard} == {consumer.number}  # type: ignore[union-attr]
+    assert files_in_transit(config) == []
+
+
+def test_consumers_have_numbers_of_their_own(server: ScriptedServer, dataset: NodeDataset) -> None:
+    connections = [Connection.open(dataset.config) for _ in range(3)]
+    consumers = [Consumer(NodeClient(connection), dataset) for connection in connections]
+    assert len({consumer.number for consumer in consumers}) == 3
+    for consumer in consumers:
+        consumer.close()
+
+
+def test_a_consumer_that_was_closed_says_nothing_more(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.begin(order())
+    server.wait_heard(m.RegisterPlan)
+    consumer.close()
+    consumer.advance(3)
+    consumer.begin(order())
+    assert not consumer.is_connected
+    assert len(server.heard) == 1
+
+
+def test_a_forked_child_says_nothing(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
+    consumer.begin(order())
+    server.wait_heard(m.RegisterPlan)
+    child = os.fork()
+    if child == 0:
+        consumer.advance(3)
+        consumer.begin(order())
+        os._exit(len(files_in_transit(config)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    consumer.advance(7)
+    server.wait_heard(m.Position)
+    assert [message.index for message in server.of(m.Position)] == [7]  # type: ignore[union-attr]
+    assert len(server.plans) == 1
+
+
+# ------------------------------------------------------------ a server that dies
+
+
+def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.begin(order())
+    server.wait_heard(m.RegisterPlan)
+    server.instance = "two"
+    lose_server(server, consumer, 24)
+    wait_recovered(consumer)
+    assert server.plans == [order().tolist(), order()[24:].tolist()]
+    assert server.of(m.RegisterPlan)[1].dataset == 42  # type: ignore[union-attr]
+    consumer.advance(30)
+    positions = server.wait_heard(m.Position)
+    assert positions[-1].index == 30 - 24  # type: ignore[union-attr]
+
+
+def test_the_next_epoch_begins_at_its_beginning_again(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.begin(order())
+    lose_server(server, consumer, 24)
+    wait_recovered(consumer)
+    consumer.begin(ids(5, 6, 7))
+    consumer.advance(2)
+    assert wait_until(
+        lambda: bool(server.of(m.Position)) and server.of(m.Position)[-1].index == 2,  # type: ignore[union-attr]
+        timeout_seconds=10.0,
+    )
+    assert server.plans[-1] == [5, 6, 7]
+
+
+def test_an_epoch_that_begins_while_the_server_is_replaced_is_the_one_that_counts(
+    server: ScriptedServer, consumer: Consumer, config: Config
+) -> None:
+    consumer.begin(order())
+    server.wait_heard(m.RegisterPlan)
+
+    def begin_meanwhile(message: m.AnyMessage) -> list[m.Message]:
+        if isinstance(message, m.OpenDataset):
+            consumer.begin(ids(5, 6, 7))
+        return reopening(message)
+
+    server.instance, server.script = "two", begin_meanwhile
+    lose_server(server, consumer, 24)
+    wait_recovered(consumer)
+    assert wait_until(lambda: server.plans[-1] == [5, 6, 7], timeout_seconds=10.0)
+    consumer.advance(1)
+    assert server.wait_heard(m.Position)[-1].index == 1  # type: ignore[union-attr]
+    assert files_in_transit(config) == []
+
+
+def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_counts(
+    server: ScriptedServer, consumer: Consumer
+) -> None:
+    consumer.begin(order())
+    server.wait_heard(m.RegisterPlan)
+    consumer._connection, connection = None, consumer._connection
+    assert connection is not None
+    sent: list[m.Message] = []
+
+    class Slow:
+        def send(self, message: m.Message) -> None:
+            sent.append(message)
+            if len(sent) == 1:
+                consumer._begin_epoch(ids(5, 6, 7))
+            connection.send(message)
+
+        def close(self) -> None:
+            connection.close()
+
+    assert consumer._hand_over(Slow(), consumer.dataset)  # type: ignore[arg-type]
+    server.wait_heard(m.RegisterPlan, 3)
+    assert server.plans[1:] == [order().tolist(), [5, 6, 7]]
+
+
+def test_an_announcement_to_a_dead_server_is_made_good(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.begin(order())
+    consumer.announce(ids(1, 2, 3))
+    server.wait_heard(m.RegisterPlan, 2)
+    lose_server(server, consumer, NUM_FILES)
+    wait_recovered(consumer)
+    consumer.begin_announced(ids(1, 2, 3))
+    server.wait_heard(m.RegisterPlan, 4)
+    assert server.plans[-1] == [1, 2, 3]
+    assert server.of(m.RegisterPlan)[-1].upcoming is False  # type: ignore[union-attr]
+    assert server.of(m.AdoptUpcoming) == []
+
+
+def test_without_a_server_nothing_is_left_and_nothing_raised(
+    server: ScriptedServer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_AUTOSTART", "0")
+    consumer.dataset = NodeDataset(
+        number=1,
+        url=consumer.dataset.url,
+        manifest=consumer.dataset.manifest,
+        store_dir="",
+        instance="one",
+        config=resolve({}),
+    )
+    server.stop()
+    for _ in range(3):
+        consumer.begin(order())
+        consumer.extend(ids(1))
+        consumer.advance(5)
+        consumer.announce(order())
+        consumer.begin_announced(order())
+    assert not consumer.is_connected
+    assert files_in_transit(consumer.dataset.config) == []
+
+
+def test_a_killed_server_is_started_again_and_goes_on(config: Config, origin: Path) -> None:
+    node = NodeClient.connect(config)
+    consumer = Consumer(node, open_node_dataset(node, str(origin), config))
+    consumer.begin(order())
+    assert wait_until(lambda: node.statistics().resident_objects == NUM_FILES, timeout_seconds=10.0)
+    first = node.status().pid
+    with NodeClient.connect(config) as control:
+        assert control.clear(None).entries == NUM_FILES
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: consumer.advance(30) or not consumer.is_connected, timeout_seconds=10.0)
+    wait_recovered(consumer)
+    with NodeClient.connect(config) as control:
+        assert control.status().pid != first
+        assert wait_until(lambda: control.statistics().resident_objects == NUM_FILES - 30, timeout_seconds=10.0)
+        assert control.status().plans == 1
+        consumer.close()
+        assert wait_until(lambda: control.status().plans == 0, timeout_seconds=10.0)

@@ -1,0 +1,63 @@
+"""The origin, read without a server."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from nodes import content, memory_source
+from prefeed.client.direct import read_origin
+from prefeed.config import resolve
+from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
+from prefeed.testing.sources import CountingSource, Fault, FaultySource
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that were asked for; none is made."""
+    made: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            made.append(timeout)
+            return False
+
+    monkeypatch.setattr("prefeed.client.direct.threading.Event", Event)
+    return made
+
+
+def test_an_object_is_read() -> None:
+    assert read_origin(memory_source(2), "00001.bin", resolve({})) == content(1)
+
+
+def test_what_may_pass_is_tried_again(pauses: list[float]) -> None:
+    source = CountingSource(FaultySource(memory_source(2), {"00001.bin": Fault("error", times=3)}))
+    assert read_origin(source, "00001.bin", resolve({})) == content(1)
+    assert source.fetches == 4
+    assert len(pauses) == 3
+    assert pauses == sorted(pauses)
+
+
+def test_what_will_not_pass_is_raised_with_the_path(pauses: list[float]) -> None:
+    source = CountingSource(memory_source(2))
+    with pytest.raises(ObjectNotFoundError, match=r"memory://test/nothing"):
+        read_origin(source, "nothing", resolve({}))
+    assert (source.fetches, pauses) == (1, [])
+
+
+def test_the_last_error_is_raised_at_the_deadline(pauses: list[float]) -> None:
+    source = FaultySource(memory_source(2), {"00001.bin": Fault("truncated")})
+    with pytest.raises(TruncatedBodyError, match=r"00001\.bin"):
+        read_origin(source, "00001.bin", resolve({"retry_deadline": 0.2}))
+    assert len(pauses) >= 1
+
+
+def test_the_user_s_generator_is_left_alone(pauses: list[float]) -> None:
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    read_origin(FaultySource(memory_source(1), {"00000.bin": Fault("error", times=2)}), "00000.bin", resolve({}))
+    assert random.random() == expected

@@ -1,0 +1,123 @@
+"""A server is started once, whoever comes first, and says why when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from prefeed.client.launch import launch_and_connect, server_environment, start_server, try_connect
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, resolve
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
+from sandbox import Sandbox, servers_of
+
+
+@pytest.fixture
+def config() -> Config:
+    return resolve({})
+
+
+def test_a_server_that_was_started_answers(config: Config) -> None:
+    assert try_connect(config) is None
+    pid = start_server(config)
+    with NodeClient.connect(config, autostart=False) as node:
+        status = node.status()
+    assert (status.pid, status.home) == (pid, str(config.home))
+
+
+def test_it_does_not_belong_to_the_terminal_of_who_started_it(config: Config) -> None:
+    assert os.getsid(start_server(config)) != os.getsid(0)
+
+
+def test_a_second_start_says_who_runs(config: Config) -> None:
+    pid = start_server(config)
+    with pytest.raises(ServerAlreadyRunningError, match=f"pid {pid}"):
+        start_server(config)
+
+
+def test_clients_that_come_at_once_share_one_server(config: Config, sandbox: Sandbox) -> None:
+    pids: list[int] = []
+    failures: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            pid, sock = launch_and_connect(config)
+        except BaseException as err:
+            failures.append(err)
+        else:
+            pids.append(pid)
+            sock.close()
+
+    threads = [threading.Thread(target=connect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(set(pids)) == 1
+    with NodeClient.connect(config, autostart=False) as node:
+        assert node.status().pid == pids[0]
+
+
+def test_a_server_that_cannot_start_is_quoted(sandbox: Sandbox) -> None:
+    config = resolve({"memory": 1000})
+    with pytest.raises(ServerUnavailableError, match="at least") as caught:
+        start_server(config)
+    assert "PREFEED_MEMORY" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_this_start_is_quoted(config: Config) -> None:
+    config.runtime_dir.mkdir(parents=True, mode=0o700)
+    config.runtime_dir.parent.chmod(0o700)
+    (config.runtime_dir / "server.log").write_text("prefeed: words of an earlier server\n")
+    with pytest.raises(ServerUnavailableError) as caught:
+        start_server(resolve({"memory": 1000}))
+    assert "earlier" not in str(caught.value)
+
+
+def test_a_server_that_takes_too_long_is_not_waited_for(sandbox: Sandbox) -> None:
+    config = resolve({"start_timeout": 0.001})
+    with pytest.raises(ServerUnavailableError, match="PREFEED_START_TIMEOUT"):
+        start_server(config)
+    assert len(servers_of(sandbox)) <= 1
+
+
+def test_nothing_is_started_where_others_may_write(config: Config, sandbox: Sandbox) -> None:
+    config.runtime_dir.parent.mkdir()
+    config.runtime_dir.parent.chmod(0o777)
+    with pytest.raises(UnsafeDirectoryError, match="chmod 700"):
+        start_server(config)
+    assert servers_of(sandbox) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"memory": None, "enabled": False, "trust_samplers": True, "idle_timeout": 0.5},
+        {"memory": 12345678, "lookahead": "1MiB", "max_in_flight": 7, "index": "my list.txt", "progress": False},
+    ],
+)
+def test_the_server_s_settings_are_the_client_s(settings: dict[str, object], sandbox: Sandbox) -> None:
+    config = resolve(settings, environ={"PREFEED_HOME": str(sandbox.home)})
+    noise = {"PREFEED_LOOKAHEAD": "3", "PREFEED_MEMORY": "5GiB", "PATH": "/bin"}
+    environment = server_environment(config, noise)
+    assert resolve(environ=environment) == config
+    assert environment["PATH"] == "/bin"
+
+
+def test_a_setting_of_the_client_s_file_is_not_overruled(sandbox: Sandbox) -> None:
+    """The server reads the same file, if any; what was said in code goes through the environment."""
+    config = resolve({"max_in_flight": 3}, environ={"PREFEED_HOME": str(sandbox.home)})
+    assert server_environment(config, {})["PREFEED_MAX_IN_FLIGHT"] == "3"
+
+
+def test_the_log_lies_beside_the_socket(config: Config) -> None:
+    start_server(config)
+    log = Path(config.runtime_dir) / "server.log"
+    assert log.exists()
+    assert log.stat().st_mode & 0o077 == 0 or config.runtime_dir.stat().st_mode & 0o077 == 0

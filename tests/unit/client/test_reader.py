@@ -1,0 +1,362 @@
+"""The hit path, and everything that may happen off it: each read ends in the right bytes or the origin's error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodes import content
+from prefeed.client.connection import Connection
+from prefeed.client.dataset import NodeDataset, open_node_dataset
+from prefeed.client.node import NodeClient
+from prefeed.client.reader import ObjectReader
+from prefeed.config import Config, resolve
+from prefeed.core.actions import Outcome
+from prefeed.errors import ObjectNotFoundError
+from prefeed.sources.library import ManifestLibrary
+from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
+from prefeed.wire import messages as m
+from sandbox import Sandbox, servers_of
+from scripted import ScriptedServer, scripted
+
+NUM_FILES = 12
+
+
+@pytest.fixture
+def origin(sandbox: Sandbox) -> Path:
+    directory = sandbox.root / "origin"
+    directory.mkdir()
+    for index in range(NUM_FILES):
+        (directory / f"{index:02d}.bin").write_bytes(content(index))
+    return directory
+
+
+@pytest.fixture
+def config() -> Config:
+    return resolve({})
+
+
+@pytest.fixture
+def node(config: Config) -> Iterator[NodeClient]:
+    """A control connection to a server of its own."""
+    with NodeClient.connect(config) as node:
+        yield node
+
+
+@pytest.fixture
+def readers() -> Iterator[list[ObjectReader]]:
+    opened: list[ObjectReader] = []
+    yield opened
+    for reader in opened:
+        reader.close()
+    opened.clear()
+
+
+def reader_of(readers: list[ObjectReader], dataset: NodeDataset) -> ObjectReader:
+    readers.append(ObjectReader(dataset))
+    return readers[-1]
+
+
+# ------------------------------------------------------------ with a server
+
+
+def test_a_miss_is_fetched_by_the_server_and_a_hit_the_next_time(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    assert reader.read_many([3, 3, 5, 3]) == [content(3), content(3), content(5), content(3)]
+    reader.report()
+    statistics = node.statistics()
+    assert (statistics.hits, statistics.misses, statistics.direct_reads) == (2, 2, 0)
+    assert statistics.origin_requests == 2
+
+
+def test_a_hit_needs_no_server(node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]) -> None:
+    dataset = open_node_dataset(node, str(origin), config)
+    node.warm(str(origin))
+    os.kill(node.status().pid, signal.SIGKILL)
+    for path in origin.iterdir():
+        path.write_bytes(b"not read")
+    reader = reader_of(readers, dataset)
+    assert reader.read_many(range(NUM_FILES)) == [content(index) for index in range(NUM_FILES)]
+
+
+def test_an_object_larger_than_the_cache_comes_with_the_answer(origin: Path, readers: list[ObjectReader]) -> None:
+    config = resolve({"memory": MIN_BUDGET_BYTES})
+    large = os.urandom(MIN_BUDGET_BYTES)
+    (origin / "00.bin").write_bytes(large)
+    with NodeClient.connect(config) as node:
+        reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+        assert reader.try_read(0) == large
+        reader.report()
+        assert (node.statistics().misses, node.statistics().direct_reads) == (1, 0)
+
+
+def test_an_object_that_is_gone_is_the_error_it_would_be_without_prefeed(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    (origin / "03.bin").unlink()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"origin/03\.bin") as caught:
+            reader.read(3)
+        assert type(caught.value) is ObjectNotFoundError
+    assert node.statistics().origin_requests == 1
+    assert reader.read(4) == content(4)
+
+
+def test_a_changed_file_is_read_as_it_is_now(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    (origin / "03.bin").write_bytes(b"changed since it was listed")
+    assert reader.read(3) == b"changed since it was listed"
+    (origin / "03.bin").write_bytes(b"and again")
+    assert reader.read(3) == b"and again"
+
+
+def test_a_reader_travels_to_a_spawned_worker(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    reader.read(1)
+    copy = pickle.loads(pickle.dumps(reader))
+    readers.append(copy)
+    assert copy.read(1) == content(1)
+
+
+def test_a_reader_that_was_closed_reads_again(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    assert reader.read(1) == content(1)
+    reader.close()
+    assert reader.read(1) == content(1)
+
+
+def test_a_server_that_dies_is_replaced_without_a_wrong_byte(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    assert reader.read(1) == content(1)
+    os.kill(node.status().pid, signal.SIGKILL)
+    node.connection.wait_closed()
+    assert reader.read(2) == content(2)  # from the origin
+    with NodeClient.connect(config) as other:
+        assert reader.read(3) == content(3)
+        assert reader.read(1) == content(1)
+        reader.report()
+        statistics = other.statistics()
+        assert (statistics.misses, statistics.hits) == (1, 1)
+
+
+def test_another_server_may_keep_its_store_elsewhere(
+    node: NodeClient,
+    config: Config,
+    origin: Path,
+    readers: list[ObjectReader],
+    sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    assert reader.read(1) == content(1)
+    node.stop()
+    elsewhere = sandbox.memory_dir / "elsewhere"
+    elsewhere.mkdir()
+    with NodeClient.connect(resolve({"memory_dir": elsewhere})) as other:
+        assert [reader.read(2) for _ in range(4)] == [content(2)] * 4
+        reader.report()
+        statistics = other.statistics()
+        assert (statistics.misses, statistics.errors) == (1, {})
+
+
+# ------------------------------------------------------------ without one
+
+
+@pytest.fixture
+def dataset(origin: Path, config: Config, sandbox: Sandbox) -> NodeDataset:
+    """A dataset whose server is yet to be made; its tier holds object 1."""
+    manifest = ManifestLibrary(config.home).open(str(origin), config)
+    store = sandbox.memory_dir / "store"
+    writer = TierWriter.open(store, budget_bytes=MIN_BUDGET_BYTES)
+    writer.put_many([(manifest.key(1), b"in the tier", False)])
+    writer.close()
+    return NodeDataset(
+        number=1, url=str(origin), manifest=manifest, store_dir=str(store), instance="one", config=config
+    )
+
+
+@pytest.fixture
+def server(dataset: NodeDataset) -> Iterator[ScriptedServer]:
+    with scripted(dataset.config, store_dir=dataset.store_dir) as server:
+        yield server
+
+
+def answering(outcome: Outcome, **answer: object):  # type: ignore[no-untyped-def]
+    def script(message: m.AnyMessage) -> list[m.Message]:
+        if isinstance(message, m.Demand):
+            return [m.Answered(message.token, int(outcome), **answer)]  # type: ignore[arg-type]
+        if isinstance(message, m.Lost):
+            return [m.Answered(message.token, int(Outcome.READ_ORIGIN))]
+        return []
+
+    return script
+
+
+def test_without_a_server_the_origin_is_read(
+    dataset: NodeDataset, readers: list[ObjectReader], sandbox: Sandbox
+) -> None:
+    reader = reader_of(readers, dataset)
+    assert reader.try_read(3) is None
+    assert reader.read(3) == content(3)
+    assert reader.read(1) == b"in the tier"
+    assert servers_of(sandbox) == []  # a reader starts none
+    with pytest.raises(FileNotFoundError, match=r"origin/04\.bin"):
+        Path(dataset.manifest.url, "04.bin").unlink()
+        reader.read(4)
+
+
+def test_the_bytes_may_come_with_the_answer(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = answering(Outcome.INLINE, data=b"inline")
+    assert reader_of(readers, dataset).read(3) == b"inline"
+
+
+def test_an_empty_object_may_come_with_the_answer(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = answering(Outcome.INLINE, data=b"")
+    assert reader_of(readers, dataset).try_read(3) == b""
+
+
+def test_what_was_stored_meanwhile_is_looked_at_again(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    def store(message: m.AnyMessage) -> list[m.Message]:
+        if not isinstance(message, m.Demand):
+            return []
+        writer = TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES)
+        writer.put_many([(dataset.manifest.key(message.object_id), b"late", True)])
+        writer.close()
+        return [m.Answered(message.token, int(Outcome.STORED))]
+
+    server.script = store
+    assert reader_of(readers, dataset).read(3) == b"late"
+
+
+def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = answering(Outcome.STORED)
+    assert reader_of(readers, dataset).read(3) == content(3)
+    (lost,) = server.wait_heard(m.Lost)
+    assert (lost.dataset, lost.object_id) == (1, 3)  # type: ignore[union-attr]
+
+
+def test_the_server_may_leave_it_to_the_reader(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = answering(Outcome.READ_ORIGIN)
+    assert reader_of(readers, dataset).read(3) == content(3)
+
+
+def test_a_refusal_of_the_question_is_not_the_origin_s(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = lambda message: [m.Refused("prefeed-error", "no such dataset", getattr(message, "token", 0))]
+    assert reader_of(readers, dataset).read(3) == content(3)
+
+
+def test_a_server_that_dies_between_question_and_answer_is_not_waited_for(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = lambda message: None
+    reader = reader_of(readers, dataset)
+    assert reader.read(3) == content(3)
+    assert reader.read(4) == content(4)
+    assert len(server.of(m.Demand)) == 1  # it is not asked again at once
+
+
+def test_an_interrupted_read_does_not_give_its_bytes_to_the_next(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = lambda message: (
+        [m.Answered(message.token, int(Outcome.INLINE), data=content(message.object_id))]
+        if isinstance(message, m.Demand)
+        else []
+    )
+    reader = reader_of(readers, dataset)
+
+    def interrupt(connection: Connection) -> m.AnyMessage:
+        raise KeyboardInterrupt
+
+    assert reader.read(2) == content(2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Connection, "_receive", interrupt)
+        reader.read(3)
+    assert reader.read(4) == content(4)
+
+
+def test_reads_are_reported_in_groups_and_at_the_end(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    server.script = answering(Outcome.READ_ORIGIN)
+    reader = reader_of(readers, dataset)
+    for index in range(20):
+        reader.read(1 if index % 2 else 3)
+    (first,) = server.wait_heard(m.Consumed)
+    assert isinstance(first, m.Consumed)
+    assert (len(first.ids) // 8, first.hits, first.direct_reads) == (16, 8, 8)
+    reader.close()
+    last = server.wait_heard(m.Consumed, 2)[1]
+    assert isinstance(last, m.Consumed)
+    assert (len(last.ids) // 8, last.hits, last.direct_reads) == (4, 2, 2)
+
+
+def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[ObjectReader], config: Config) -> None:
+    small = resolve({"lookahead": 8 * len(b"in the tier")})
+    eager = NodeDataset(
+        number=1, url=dataset.url, manifest=dataset.manifest, store_dir=dataset.store_dir, instance="one", config=small
+    )
+    with scripted(small, store_dir=dataset.store_dir) as server:
+        reader = reader_of(readers, eager)
+        reader.read(1)
+        reader.read(1)
+        (report,) = server.wait_heard(m.Consumed)
+        assert isinstance(report, m.Consumed)
+        assert report.hits == 2
+
+
+def test_the_dataset_is_named_anew_on_another_server(
+    dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
+    with scripted(dataset.config, instance="two", store_dir=dataset.store_dir) as server:
+
+        def script(message: m.AnyMessage) -> list[m.Message]:
+            if isinstance(message, m.OpenDataset):
+                assert message.manifest_dir == str(dataset.manifest.directory)
+                return [m.DatasetOpened(message.token, 42, message.manifest_dir)]
+            return answering(Outcome.READ_ORIGIN)(message)
+
+        server.script = script
+        reader = reader_of(readers, dataset)
+        assert reader.read(3) == content(3)
+        (question,) = server.wait_heard(m.Demand)
+        assert question.dataset == 42  # type: ignore[union-attr]
+
+
+def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset, readers: list[ObjectReader]) -> None:
+    with scripted(dataset.config, instance="two", store_dir=dataset.store_dir) as server:
+        server.script = lambda message: [m.Refused("store-format", "no manifest", getattr(message, "token", 0))]
+        reader = reader_of(readers, dataset)
+        assert reader.read(3) == content(3)
+        assert server.of(m.Demand) == []
