@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -219,6 +222,16 @@ def rig(
         for thread in set(threading.enumerate()) - before:
             thread.join(10.0)
         vars(made).clear()  # pytest keeps what a fixture returned, and with it the mapped manifests
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it is gone."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        assert select.select([descriptor], [], [], 10.0)[0]
+    finally:
+        os.close(descriptor)
 
 
 def memory_source(num_objects: int, *, size: int = 5000, url: str = "memory://test") -> MemorySource:

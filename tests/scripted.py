@@ -36,6 +36,7 @@ class ScriptedServer:
     store_dir: str = ""
     instance: str = "one"
     protocol: int = m.PROTOCOL
+    ends_at_hello: bool = False
     script: Script = lambda message: []
     heard: list[m.AnyMessage] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)
@@ -100,6 +101,9 @@ class ScriptedServer:
 
     def _answer(self, message: m.AnyMessage) -> list[m.Message] | None:
         if isinstance(message, m.Hello):
+            if self.ends_at_hello:
+                self._listener.shutdown(socket.SHUT_RDWR)
+                return None
             if self.protocol != message.protocol:
                 return [m.Refused("version-mismatch", "another protocol")]
             return [m.Welcome("0", os.getpid(), self.store_dir, self.instance)]

@@ -20,6 +20,7 @@ import prefeed
 from e2e import samplers
 from e2e.images import Augment, Pixels, load_by_path, load_with_numpy, make_image_folder
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
+from prefeed.config import resolve
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -235,19 +236,16 @@ def test_subclass_with_other_indices(root: Path, num_workers: int) -> None:
 def test_indices_that_are_no_numbers(root: Path, num_workers: int, trust: bool) -> None:
     sized = Sized(str(root), Augment())
     named = Named(str(root), load_by_path, (".png",), transform=Augment())
-    config = prefeed.configure(trust_samplers=trust)
-    try:
-        for dataset, kwargs in (
-            (sized, {"batch_sampler": [[(3, 4), (1, 4)], [(2, 6), (9, 6), (11, 6)]]}),
-            (sized, {"batch_size": 2, "sampler": [(3, 4), (1, 4), (2, 6)]}),
-            (named, {"batch_size": 2, "sampler": ["3", "7", "0"]}),
-            (named, {"batch_size": None, "sampler": ["3", "7", "0"]}),
-        ):
-            kwargs = {"num_workers": num_workers, "batch_size": 1, **kwargs}
-            expected = see(TorchLoader, dataset, **kwargs)
-            assert_same(expected, see(prefeed.DataLoader, dataset, config=config, **kwargs))
-    finally:
-        prefeed.configure(trust_samplers=False)
+    config = resolve({"trust_samplers": trust})
+    for dataset, kwargs in (
+        (sized, {"batch_sampler": [[(3, 4), (1, 4)], [(2, 6), (9, 6), (11, 6)]]}),
+        (sized, {"batch_size": 2, "sampler": [(3, 4), (1, 4), (2, 6)]}),
+        (named, {"batch_size": 2, "sampler": ["3", "7", "0"]}),
+        (named, {"batch_size": None, "sampler": ["3", "7", "0"]}),
+    ):
+        kwargs = {"num_workers": num_workers, "batch_size": 1, **kwargs}
+        expected = see(TorchLoader, dataset, **kwargs)
+        assert_same(expected, see(prefeed.DataLoader, dataset, config=config, **kwargs))
 
 
 class TensorIndices:
@@ -305,7 +303,7 @@ def read_twice(path: str) -> torch.Tensor:
 def test_trusted_sampler_is_planned(root: Path) -> None:
     """Read ahead because the user says that it may be: the batches are the same for a sampler with its own state."""
     dataset = prefeed.datasets.ImageFolder(root, Pixels())
-    config = prefeed.Config(**{**_settings(), "trust_samplers": True})
+    config = resolve({"trust_samplers": True})
 
     def run(loader_class: Any, **kwargs: Any) -> list[str]:
         seed_all()
@@ -314,10 +312,3 @@ def test_trusted_sampler_is_planned(root: Path) -> None:
         return [digest(batch) for _ in range(3) for batch in loader]
 
     assert run(TorchLoader) == run(prefeed.DataLoader, config=config)
-
-
-def _settings() -> dict[str, Any]:
-    import dataclasses
-
-    config = prefeed.configure()
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

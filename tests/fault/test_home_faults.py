@@ -252,4 +252,5 @@ def test_server_stops_when_idle(root: Path, sandbox: Sandbox, monkeypatch: pytes
     assert_trains(root, num_workers=0)
     assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=20)
     assert not resolve().socket_path.exists()
+    assert prefeed.statistics() == prefeed.Statistics()  # and whoever asks for it finds none
     assert list(resolve().memory_dir.iterdir()) == []

@@ -17,6 +17,7 @@ from torchvision import datasets as torchvision_datasets
 import prefeed
 from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
+from prefeed.config import resolve
 from process.conditions import kill, make_objects, server_pid, status, wait_for
 from sandbox import Sandbox, servers_of
 
@@ -121,20 +122,17 @@ def test_kill_with_half_the_dataset_cached(
     wait_for(lambda: len(servers_of(sandbox)) == 1, "servers that came second to end")
 
 
-def test_no_server_may_come_back(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_may_come_back(root: Path) -> None:
     """With autostart off, the run that lost its server goes on at the origin to its end."""
     reference = torchvision_datasets.ImageFolder(str(root), Augment())
     own = prefeed.datasets.ImageFolder(root, Augment())
     pid = server_pid()
-    config = prefeed.configure(autostart=False)
-    try:
-        for kwargs in LOADERS[:2]:
-            expected = see(torch.utils.data.DataLoader, reference, kwargs)
-            actual = see(prefeed.DataLoader, own, {**kwargs, "config": config}, probe=at_look(5, lambda: end(pid)))
-            assert_same(expected, actual)
-        assert status() is None
-    finally:
-        prefeed.configure(autostart=True)
+    config = resolve({"autostart": False})
+    for kwargs in LOADERS[:2]:
+        expected = see(torch.utils.data.DataLoader, reference, kwargs)
+        actual = see(prefeed.DataLoader, own, {**kwargs, "config": config}, probe=at_look(5, lambda: end(pid)))
+        assert_same(expected, actual)
+    assert status() is None
 
 
 def end(pid: int) -> None:

@@ -79,13 +79,20 @@ class Connection:
             VersionMismatchError: It speaks another protocol.
         """
         sock = try_connect(config)
-        launched = sock is None
-        if sock is None:
-            if not (config.autostart if autostart is None else autostart):
-                raise ServerUnavailableError(
-                    f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
-                )
-            sock = launch_and_connect(config)[1]
+        if sock is not None:
+            with contextlib.suppress(ServerUnavailableError):  # it was about to end
+                return cls._greet(sock)[0]
+        if not (config.autostart if autostart is None else autostart):
+            raise ServerUnavailableError(
+                f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
+            )
+        connection, welcome = cls._greet(launch_and_connect(config)[1])
+        for notice in welcome.notices:
+            _log.warning("prefeed: %s", notice)
+        return connection
+
+    @classmethod
+    def _greet(cls, sock: socket.socket) -> tuple[Connection, m.Welcome]:
         connection = cls(sock)
         try:
             welcome = connection.request(m.Hello(m.PROTOCOL, version("prefeed"), os.getpid()), m.Welcome)
@@ -94,9 +101,7 @@ class Connection:
             raise
         connection.store_dir = welcome.store_dir
         connection.instance = welcome.instance
-        for notice in welcome.notices if launched else ():
-            _log.warning("prefeed: %s", notice)
-        return connection
+        return connection, welcome
 
     def next_token(self) -> int:
         """Return a number for a question whose answer carries it."""

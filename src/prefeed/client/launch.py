@@ -20,7 +20,7 @@ _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Servers that this process started and that have not been seen to end: collected at the next start."""
+"""Servers that this process started and that have not been seen to end."""
 
 
 def try_connect(config: Config) -> socket.socket | None:
@@ -30,8 +30,14 @@ def try_connect(config: Config) -> socket.socket | None:
         sock.connect(str(config.socket_path))
     except OSError:
         sock.close()
+        _collect_ended()
         return None
     return sock
+
+
+def _collect_ended() -> None:
+    """Ask after the servers that this process started: one that has ended is no zombie from then on."""
+    _started[:] = [process for process in _started if process.poll() is None]
 
 
 def start_server(config: Config) -> int:
@@ -61,7 +67,7 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
             cwd="/",
             env=server_environment(config, os.environ),
         )
-    _started[:] = [earlier for earlier in _started if earlier.poll() is None] + [process]
+    _started.append(process)
     deadline = time.monotonic() + config.start_timeout
     while time.monotonic() < deadline:
         status = process.poll()

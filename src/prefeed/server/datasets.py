@@ -14,6 +14,8 @@ from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES
 
 _CHUNK = 1 << 20
+_RELEASE_EVERY = 16
+_LARGE_MANIFEST = 4_000_000
 
 
 @dataclass(slots=True)
@@ -29,6 +31,17 @@ class Dataset:
     manifest: Manifest
     source: Source
     limit: ConcurrencyLimit
+    lookups: int = 0
+
+    def note_lookup(self) -> None:
+        """An object was looked up at random; of a large manifest, let go of what that mapped from time to time.
+
+        The kernel maps whole folios around each page that is touched, up to 2 MB: without this, a hundred fetches of a
+        manifest of 10 million objects add 300 MB to the server's resident set. It costs some 7 us a fetch.
+        """
+        self.lookups += 1
+        if self.lookups % _RELEASE_EVERY == 0 and self.manifest.num_objects >= _LARGE_MANIFEST:
+            self.manifest.release_pages()
 
     def key(self, object_id: int) -> bytes:
         """Return the entry key of the object."""

@@ -91,6 +91,7 @@ class Node:
         for other in idle:
             self._inherit(number, other.number, keys_of(other.manifest, self._resident_ids(other.number)))
         self._inherit(number, _ORPHANS, self._orphans_left())
+        manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
 
     def clear(self, url: str | None) -> ClearResult:
@@ -212,6 +213,7 @@ class Node:
         if ticket.attempts == 1:
             ticket.started = self._clock()
         self._origin_requests += 1
+        dataset.note_lookup()
         self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest))
 
     def _take_in(self, results: list[Result]) -> None:

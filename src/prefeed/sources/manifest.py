@@ -198,6 +198,11 @@ class Manifest:
             return range(self.num_objects)
         return range(self._lower_bound(directory + b"/"), self._lower_bound(directory + b"0"))  # "0" follows "/".
 
+    def release_pages(self) -> None:
+        """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
+        for view in (self.keys, self._blob, self.sizes, self.version_hashes, self._offsets):
+            _mmap_of(view).madvise(mmap.MADV_DONTNEED)
+
     def validate(self) -> None:
         """Check every invariant; reads all of it.
 
@@ -277,6 +282,13 @@ def _map(path: Path, size: int) -> memoryview:
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
+
+
+def _mmap_of(view: memoryview | NDArray[np.uint64]) -> mmap.mmap:
+    mapped: Any = view
+    while not isinstance(mapped, mmap.mmap):
+        mapped = mapped.obj if isinstance(mapped, memoryview) else mapped.base
+    return mapped
 
 
 def _map_numbers(path: Path, count: int) -> NDArray[np.uint64]:

@@ -64,6 +64,21 @@ def test_no_server_is_said_with_what_to_do(config: Config) -> None:
         Connection.open(config)
 
 
+def test_a_server_that_ends_before_its_first_word_is_none(server: ScriptedServer) -> None:
+    server.ends_at_hello = True
+    with pytest.raises(ServerUnavailableError, match="prefeed server start"):
+        Connection.open(server.config)
+
+
+def test_another_server_is_started_when_one_ends_before_its_first_word() -> None:
+    config = resolve({})
+    with scripted(config) as dying:
+        dying.ends_at_hello = True
+        connection = Connection.open(config)
+        assert NodeClient(connection).status().home == str(config.home)
+        connection.close()
+
+
 def test_a_server_of_another_protocol_is_refused(server: ScriptedServer) -> None:
     server.protocol = 99
     with pytest.raises(VersionMismatchError, match="another protocol"):

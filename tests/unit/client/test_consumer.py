@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from leaks import wait_until
-from nodes import content
+from nodes import content, kill
 from prefeed.client.connection import Connection
 from prefeed.client.consumer import Consumer
 from prefeed.client.dataset import NodeDataset, open_node_dataset
@@ -87,6 +86,7 @@ def files_in_transit(config: Config) -> list[str]:
 
 def lose_server(server: ScriptedServer, consumer: Consumer, position: int) -> None:
     """Let the connection break, and the consumer find out as it reports its position."""
+    server.instance = "two"
     server.hang_up()
 
     def is_noticed() -> bool:
@@ -158,9 +158,9 @@ def test_a_forked_child_says_nothing(server: ScriptedServer, consumer: Consumer,
 def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, consumer: Consumer) -> None:
     consumer.begin(order())
     server.wait_heard(m.RegisterPlan)
-    server.instance = "two"
     lose_server(server, consumer, 24)
     wait_recovered(consumer)
+    server.wait_heard(m.RegisterPlan, 2)
     assert server.plans == [order().tolist(), order()[24:].tolist()]
     assert server.of(m.RegisterPlan)[1].dataset == 42  # type: ignore[union-attr]
     consumer.advance(30)
@@ -174,6 +174,7 @@ def test_the_next_epoch_begins_at_its_beginning_again(server: ScriptedServer, co
     wait_recovered(consumer)
     consumer.begin(ids(5, 6, 7))
     consumer.advance(2)
+    server.wait_heard(m.RegisterPlan, 3)
     assert wait_until(
         lambda: bool(server.of(m.Position)) and server.of(m.Position)[-1].index == 2,  # type: ignore[union-attr]
         timeout_seconds=10.0,
@@ -192,7 +193,7 @@ def test_an_epoch_that_begins_while_the_server_is_replaced_is_the_one_that_count
             consumer.begin(ids(5, 6, 7))
         return reopening(message)
 
-    server.instance, server.script = "two", begin_meanwhile
+    server.script = begin_meanwhile
     lose_server(server, consumer, 24)
     wait_recovered(consumer)
     assert wait_until(lambda: server.plans[-1] == [5, 6, 7], timeout_seconds=10.0)
@@ -269,7 +270,7 @@ def test_a_killed_server_is_started_again_and_goes_on(config: Config, origin: Pa
     first = node.status().pid
     with NodeClient.connect(config) as control:
         assert control.clear(None).entries == NUM_FILES
-    os.kill(first, signal.SIGKILL)
+    kill(first)
     assert wait_until(lambda: consumer.advance(30) or not consumer.is_connected, timeout_seconds=10.0)
     wait_recovered(consumer)
     with NodeClient.connect(config) as control:

@@ -11,7 +11,7 @@ import pytest
 from prefeed.client.launch import launch_and_connect, server_environment, start_server, try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
 from sandbox import Sandbox, servers_of
 
 
@@ -40,12 +40,12 @@ def test_a_second_start_says_who_runs(config: Config) -> None:
 
 def test_clients_that_come_at_once_share_one_server(config: Config, sandbox: Sandbox) -> None:
     pids: list[int] = []
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def connect() -> None:
         try:
             pid, sock = launch_and_connect(config)
-        except BaseException as err:
+        except (PrefeedError, OSError) as err:
             failures.append(err)
         else:
             pids.append(pid)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nodes import content
+from nodes import content, kill
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, open_node_dataset
 from prefeed.client.node import NodeClient
@@ -79,7 +78,7 @@ def test_a_miss_is_fetched_by_the_server_and_a_hit_the_next_time(
 def test_a_hit_needs_no_server(node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]) -> None:
     dataset = open_node_dataset(node, str(origin), config)
     node.warm(str(origin))
-    os.kill(node.status().pid, signal.SIGKILL)
+    kill(node.status().pid)
     for path in origin.iterdir():
         path.write_bytes(b"not read")
     reader = reader_of(readers, dataset)
@@ -145,8 +144,7 @@ def test_a_server_that_dies_is_replaced_without_a_wrong_byte(
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
     reader = reader_of(readers, open_node_dataset(node, str(origin), config))
     assert reader.read(1) == content(1)
-    os.kill(node.status().pid, signal.SIGKILL)
-    node.connection.wait_closed()
+    kill(node.status().pid)
     assert reader.read(2) == content(2)  # from the origin
     with NodeClient.connect(config) as other:
         assert reader.read(3) == content(3)
