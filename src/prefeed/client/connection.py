@@ -58,21 +58,28 @@ class Connection:
     **Blocking**: until the server answers; its death ends every wait at once.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
         self.pid = os.getpid()
         _open.add(self)
         self.store_dir = ""
         self.instance = ""
         self._sock = sock
-        self._sock.settimeout(_ANSWER_SECONDS)
+        self._sock.settimeout(answer_seconds)
         self._frames = FrameReader()
         self._pending: list[m.AnyMessage] = []
         self._lock = threading.Lock()
         self._token = 0
 
     @classmethod
-    def open(cls, config: Config, *, autostart: bool | None = None) -> Connection:
+    def open(
+        cls, config: Config, *, autostart: bool | None = None, answer_seconds: float = _ANSWER_SECONDS
+    ) -> Connection:
         """Return a connection to the home's server, which is started first if need be and allowed.
+
+        Args:
+            config: Settings.
+            autostart: Start a server when none runs; defaults to the setting.
+            answer_seconds: A server that says nothing for so long is taken for dead.
 
         Raises:
             ServerUnavailableError: None runs and it may not, or could not, be started.
@@ -93,7 +100,7 @@ class Connection:
 
     @classmethod
     def _greet(cls, sock: socket.socket) -> tuple[Connection, m.Welcome]:
-        connection = cls(sock)
+        connection = cls(sock, answer_seconds=answer_seconds)
         try:
             welcome = connection.request(m.Hello(m.PROTOCOL, version("prefeed"), os.getpid()), m.Welcome)
         except BaseException:

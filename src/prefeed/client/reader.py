@@ -37,6 +37,8 @@ _REPORTS_A_LOOKAHEAD = 8
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
 
 _RECONNECT_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
+"""A reader waits that much longer for the server than a request to the origin may take; then it reads the origin."""
 
 
 class ObjectReader:
@@ -165,7 +167,11 @@ class ObjectReader:
     def _connect(self) -> Connection | None:
         if self._connection is None and time.monotonic() >= self._retry_at:
             try:
-                self._connection = Connection.open(self.dataset.config, autostart=False)
+                self._connection = Connection.open(
+                    self.dataset.config,
+                    autostart=False,
+                    answer_seconds=self.dataset.config.request_timeout + _GRACE_SECONDS,
+                )
                 self._use(reopen_on(NodeClient(self._connection), self.dataset))
             except (PrefeedError, OSError):
                 self._disconnect()
