@@ -88,18 +88,18 @@ class Connection:
         sock = try_connect(config)
         if sock is not None:
             with contextlib.suppress(ServerUnavailableError):  # it was about to end
-                return cls._greet(sock)[0]
+                return cls._greet(sock, answer_seconds)[0]
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
             )
-        connection, welcome = cls._greet(launch_and_connect(config)[1])
+        connection, welcome = cls._greet(launch_and_connect(config)[1], answer_seconds)
         for notice in welcome.notices:
             _log.warning("prefeed: %s", notice)
         return connection
 
     @classmethod
-    def _greet(cls, sock: socket.socket) -> tuple[Connection, m.Welcome]:
+    def _greet(cls, sock: socket.socket, answer_seconds: float) -> tuple[Connection, m.Welcome]:
         connection = cls(sock, answer_seconds=answer_seconds)
         try:
             welcome = connection.request(m.Hello(m.PROTOCOL, version("prefeed"), os.getpid()), m.Welcome)
