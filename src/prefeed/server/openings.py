@@ -104,8 +104,10 @@ class Openings:
         except PrefeedError as err:
             refusal = err
             self._call_soon(lambda: self._failed(key, refusal))
-        except OSError as err:
-            other = PrefeedError(f"cannot make the manifest of {key[0]} below {self._config.home}: {err}")
+        except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            other = PrefeedError(
+                f"cannot make the manifest of {key[0]} below {self._config.home}: {type(err).__name__}: {err}"
+            )
             self._call_soon(lambda: self._failed(key, other))
         else:
             self._call_soon(lambda: self._opened(key, manifest, source))

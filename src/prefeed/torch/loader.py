@@ -10,6 +10,7 @@ import copy
 import logging
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import (
@@ -61,6 +62,7 @@ class DataLoader(TorchDataLoader[T_co]):
         view.__dict__.update(dataset=served, _prefeed=_Planned(self._prefeed))
         if self.num_workers == 0:
             return _SingleProcessIter(view)
+        self._prefeed.foresee(self.generator or True)
         view.__dict__["worker_init_fn"] = WorkerStart(self.worker_init_fn)
         self.check_worker_number_rationality()
         return _MultiProcessIter(view)
@@ -115,6 +117,11 @@ class _Attachment:
             _log.warning("prefeed: this loader reads as torch's own: %s", reason)
             return None
         return self.served
+
+    def foresee(self, seed_source: torch.Generator | bool) -> None:
+        """Workers are about to be started: let the server fetch for the first batch meanwhile."""
+        if self.planned is not None:
+            self.planned.iterator_begins(seed_source)
 
     def _open(self, loader: DataLoader[Any]) -> str:
         """Attach to the node; return why not, or nothing."""

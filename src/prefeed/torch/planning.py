@@ -106,6 +106,15 @@ class PlannedSampler:
             self._begin(np.empty(0, dtype=np.int64))
             yield from self._tell(iter(self.inner))
 
+    def iterator_begins(self, seed_source: torch.Generator | bool) -> None:
+        """Torch is about to start workers, and then asks for the first batch: fetch for it meanwhile.
+
+        Args:
+            seed_source: What torch draws the base seed from when it makes an iterator.
+        """
+        if self._announced is None and is_readable_ahead(self.inner):
+            self._announce(shadow_order(self.inner, draw_seed_from=seed_source))
+
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
         if self._announced is None and is_readable_ahead(self.inner):

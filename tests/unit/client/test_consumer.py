@@ -154,7 +154,7 @@ def test_a_forked_child_says_nothing(server: ScriptedServer, consumer: Consumer,
     if child == 0:
         consumer.advance(3)
         consumer.begin(order())
-        os._exit(len(files_in_transit(config)))
+        os._exit(len(files_in_transit(config)) + (consumer._recovering is not None))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     consumer.advance(7)
     server.wait_heard(m.Position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,20 @@ def test_what_was_stored_meanwhile_is_looked_at_again(
     assert reader_of(readers, dataset).read(3) == b"late"
 
 
+def test_a_store_that_was_replaced_is_looked_for_anew(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, dataset)
+    assert reader.read(1) == b"in the tier"
+    TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES).destroy()
+    writer = TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES)
+    writer.put_many([(dataset.manifest.key(3), b"in the new one", False)])
+    writer.close()
+    server.script = answering(Outcome.STORED)
+    assert reader.read(3) == b"in the new one"
+    assert server.of(m.Lost) == []
+
+
 def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
     server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
 ) -> None:
@@ -281,6 +296,17 @@ def test_a_server_that_dies_between_question_and_answer_is_not_waited_for(
     assert reader.read(3) == content(3)
     assert reader.read(4) == content(4)
     assert len(server.of(m.Demand)) == 1  # it is not asked again at once
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_longer_than_the_origin(
+    dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 0.05)
+    hurried = replace(dataset, config=resolve({"request_timeout": 0}))
+    with scripted(dataset.config, store_dir=dataset.store_dir) as server:
+        reader = reader_of(readers, hurried)
+        assert reader.read(3) == content(3)
+        assert len(server.wait_heard(m.Demand)) == 1
 
 
 def test_an_interrupted_read_does_not_give_its_bytes_to_the_next(

@@ -243,6 +243,16 @@ def test_a_plan_is_read_from_the_private_directory_only(server: Desk, origin: Pa
     assert server.node.scheduler.num_plans == 0
 
 
+def test_the_server_s_own_files_are_no_plans(server: Desk, origin: Path) -> None:
+    client = server.connect()
+    dataset = open_dataset(client, origin).dataset
+    lock = server.config.runtime_dir / "server.lock"
+    lock.write_bytes(b"8 bytes.")
+    client.say(m.RegisterPlan(CONSUMER, dataset, str(lock), False))
+    settle(server)
+    assert lock.exists()
+
+
 # ------------------------------------------------------------ readers
 
 
