@@ -36,6 +36,7 @@ def run_foreground(config: Config) -> int:
     """
     ensure_private_dir(config.runtime_dir)
     with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
+        _remove_files_in_transit(config)
         handlers = Handlers(config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices)
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
@@ -76,6 +77,13 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                 return
             if not busy and not loop.owns_socket():
                 return  # the socket was removed, or another server listens there: nobody can reach this one
+
+
+def _remove_files_in_transit(config: Config) -> None:
+    """Plans and lists that a server before this one was killed over: nobody asks for them again."""
+    for pattern in ("plan-*", "paths-*"):
+        for path in config.runtime_dir.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
