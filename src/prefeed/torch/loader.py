@@ -7,6 +7,7 @@ worker asks for it. Batches, their order and every random generator are as torch
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from typing import Any, TypeVar
 
@@ -77,6 +78,16 @@ class DataLoader(TorchDataLoader[T_co]):
         state = dict(self.__dict__)
         state["_prefeed"] = _Attachment(self._prefeed.config)
         return state
+
+
+def _signature() -> inspect.Signature:
+    """Return torch's signature and ``config``: tools and frameworks look at it to make loaders anew."""
+    torchs = inspect.signature(TorchDataLoader.__init__)
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config | None)
+    return torchs.replace(parameters=[*torchs.parameters.values(), config])
+
+
+DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 class _Planned:
