@@ -99,7 +99,8 @@ class Fetchers:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
             self._results.append(self._fetch(job))
-            if self.is_urgent or len(self._results) >= _WAKE_AFTER:
+            under_way = self._num_submitted - self._num_finished
+            if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
 
     def _fetch(self, job: Job) -> Result:
