@@ -109,12 +109,26 @@ def test_a_reader_that_waits_is_woken_for_at_once(pool: Pool) -> None:
 
 
 def test_arrivals_that_nobody_waits_for_wake_in_groups(pool: Pool) -> None:
-    source = memory_source(100)
-    pool.submit(source, *range(15))
-    assert wait_until(lambda: len(pool.fetchers._results) == 15, timeout_seconds=10.0)
+    first = FaultySource(memory_source(100), {f"{i:05d}.bin": Fault("stall") for i in range(4)})
+    rest = FaultySource(memory_source(100), {f"{i:05d}.bin": Fault("stall") for i in range(15, 19)})
+    pool.submit(first, *range(4))  # all threads are busy: the others wait in line
+    first.wait_for_stalled(4)
+    pool.submit(rest, *range(4, 40))
+    first.release()
+    rest.wait_for_stalled(4)
+    assert len(pool.fetchers._results) == 15
     assert not pool.wakes.acquire(blocking=False)
-    pool.submit(source, 15)
+    rest.release()
     assert pool.wakes.acquire(timeout=10.0)
+
+
+def test_arrivals_wake_sooner_when_few_are_under_way(pool: Pool) -> None:
+    """Else an origin that takes few requests at a time would wait for the loop's next turn between them."""
+    source = FaultySource(memory_source(100), {"00001.bin": Fault("stall")})
+    pool.submit(source, 0, 1)
+    source.wait_for_stalled(1)
+    assert pool.wakes.acquire(timeout=10.0)
+    source.release()
 
 
 def test_the_end_lets_go_of_requests_that_were_not_made(pool: Pool) -> None:
