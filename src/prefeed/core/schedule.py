@@ -111,6 +111,7 @@ class Scheduler:
         entry = self._consumers.setdefault(consumer, _Consumer(dataset))
         self._end_plan(entry.upcoming)
         entry.upcoming = Plan(consumer, dataset, ids)
+        self._plan_room(dataset)
 
     def adopt_upcoming(self, consumer: int) -> bool:
         """The guess was right: the upcoming plan is the present one now. False when there is none."""
@@ -308,9 +309,11 @@ class Scheduler:
         return {entry.dataset for entry in self._consumers.values()}
 
     def _begin_epoch(self, dataset: int) -> None:
-        table = self.tables[dataset]
-        table.forget_failures()
-        self.residency.plan_lending(self.working_set_bytes(), table.mean_stored_bytes)
+        self.tables[dataset].forget_failures()
+        self._plan_room(dataset)
+
+    def _plan_room(self, dataset: int) -> None:
+        self.residency.plan_lending(self.working_set_bytes(), self.tables[dataset].mean_stored_bytes)
         # More may be resident than was expected to be wanted: what cannot stay needs room to stream through.
         self.holdings.trim(self.residency.budget_bytes - self.residency.lent_bytes, live=self.live_datasets())
 
