@@ -111,7 +111,7 @@ class Scheduler:
         entry = self._consumers.setdefault(consumer, _Consumer(dataset))
         self._end_plan(entry.upcoming)
         entry.upcoming = Plan(consumer, dataset, ids)
-        self._plan_room(dataset)
+        self._plan_room()
 
     def adopt_upcoming(self, consumer: int) -> bool:
         """The guess was right: the upcoming plan is the present one now. False when there is none."""
@@ -225,10 +225,7 @@ class Scheduler:
         if budget_bytes == residency.budget_bytes and residency.resident_bytes <= budget_bytes:
             return
         residency.budget_bytes = budget_bytes
-        tables = [self.tables[dataset] for dataset in self.live_datasets()]
-        mean = max((table.mean_stored_bytes for table in tables), default=0)
-        residency.plan_lending(self.working_set_bytes(), mean)
-        self.holdings.trim(budget_bytes - residency.lent_bytes, live=self.live_datasets())
+        self._plan_room()
 
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""
@@ -310,12 +307,14 @@ class Scheduler:
 
     def _begin_epoch(self, dataset: int) -> None:
         self.tables[dataset].forget_failures()
-        self._plan_room(dataset)
+        self._plan_room()
 
-    def _plan_room(self, dataset: int) -> None:
-        self.residency.plan_lending(self.working_set_bytes(), self.tables[dataset].mean_stored_bytes)
+    def _plan_room(self) -> None:
+        live = self.live_datasets()
+        mean = max((self.tables[dataset].mean_stored_bytes for dataset in live), default=0)
+        self.residency.plan_lending(self.working_set_bytes(), mean)
         # More may be resident than was expected to be wanted: what cannot stay needs room to stream through.
-        self.holdings.trim(self.residency.budget_bytes - self.residency.lent_bytes, live=self.live_datasets())
+        self.holdings.trim(self.residency.budget_bytes - self.residency.lent_bytes, live=live)
 
     def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
         table = self.tables[plan.dataset]
