@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +79,14 @@ def _path(value: str | os.PathLike[str]) -> Path:
     return Path(value).expanduser().absolute()
 
 
+def _paths(value: str | Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...] | None:
+    """Return absolute directories; None for ``auto``. In the environment they are separated as in ``PATH``."""
+    if value is None or value == "auto":
+        return None
+    parts = value.split(os.pathsep) if isinstance(value, str) else [os.fspath(part) for part in value]
+    return tuple(os.path.abspath(os.path.expanduser(part)) for part in parts if part)
+
+
 def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
@@ -118,6 +126,20 @@ class Config:
     trust_samplers: bool = _setting(
         parse_bool, False, "read every sampler ahead, not only those known to draw up front"
     )
+    roots: tuple[str, ...] | None = _setting(
+        _paths, None, "directories, separated by `:`, whose files are cached when a dataset opens them by path; "
+        "auto = every mounted network file system"
+    )  # fmt: skip
+    max_object: int = _setting(
+        parse_bytes, 64 * MIB, "files larger than this many bytes that a dataset opens by path are read past the cache"
+    )
+    resident: bool = _setting(
+        parse_bool, True, "keep objects for the next epoch; 0 = free each as soon as it was consumed (read once)"
+    )
+    revalidate: bool = _setting(
+        parse_bool, True, "ask each epoch whether files opened by path have changed; 0 = once a loader"
+    )
+    report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
     index: str = _setting(str, "index.txt", "name of the index file on a plain HTTP server")
     progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
 

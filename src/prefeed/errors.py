@@ -76,6 +76,12 @@ class EmptyListingError(SourceError, FileNotFoundError):
     code = "empty-listing"
 
 
+class PassedThroughError(SourceError):
+    """The file is not for the cache: too large, or no regular file; who wants it opens it."""
+
+    code = "passed-through"
+
+
 class CannotListError(SourceError):
     """The origin has no listing: an index file is needed."""
 
