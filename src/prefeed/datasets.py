@@ -203,7 +203,9 @@ class _Origin:
                 raise
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)
-        self.manifest = self._dataset.manifest if self._dataset is not None else self._list_here(url_or_path)
+        listed = self._list_here(url_or_path) if self._dataset is None else self._dataset.manifest
+        assert isinstance(listed, Manifest)
+        self.manifest = listed
 
     def read(self, object_id: int) -> bytes:
         """Return the object's bytes: from the loader's reader, the process's own, or the origin."""

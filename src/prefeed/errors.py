@@ -107,6 +107,12 @@ class TruncatedBodyError(TransientSourceError):
     code = "truncated-body"
 
 
+class FilesUnknownError(PrefeedError):
+    """Nothing is known about the files that a dataset's samples open, and nothing can be learned."""
+
+    code = "files-unknown"
+
+
 # ---------------------------------------------------------------- store
 
 

@@ -94,6 +94,27 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCounts:
+    """How the reads of one loader went since it was attached to the node.
+
+    Attributes:
+        hits, late, misses, direct_reads: As in ``Statistics``.
+        best_hit_ratio: The most that any policy could reach; 1.0 when its data fits; None without a plan.
+    """
+
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    direct_reads: int = 0
+    best_hit_ratio: float | None = None
+
+    @property
+    def reads(self) -> int:
+        """All reads, however served."""
+        return self.hits + self.late + self.misses + self.direct_reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """What ``prefeed server status`` shows.
 

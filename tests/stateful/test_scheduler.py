@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefeed.core.actions import Outcome
-from prefeed.core.table import RESIDENT
+from prefeed.core.table import FAILED, FREEING, RESIDENT, UNKNOWN_SIZE
 from ring import Key, Ring, as_ids
 
 CONSUMERS = st.integers(1, 3)
 OBJECTS = 12
+MOST_OBJECTS = 40
 IDS = st.lists(st.integers(0, OBJECTS - 1), max_size=20)
 SIZES = st.none() | st.integers(1, 60)
 
@@ -32,6 +34,8 @@ class Scheduling(RuleBasedStateMachine):
         self.ring = Ring(budget=1)
         self.dataset_of: dict[int, int] = {}
         self.unstored: set[Key] = set()
+        self.sizes: dict[int, list[int | None]] = {}
+        self.counted: dict[int, int] = {}
 
     @initialize(
         budget=st.integers(1, 1500),
@@ -48,17 +52,28 @@ class Scheduling(RuleBasedStateMachine):
         self.ring.set_budget(budget)
         for dataset, listed in enumerate(sizes, start=1):
             self.ring.add(dataset, listed, max_in_flight=most)
+            self.sizes[dataset] = list(listed)
 
     # ------------------------------------------------------------ consumers
 
-    @rule(consumer=CONSUMERS, dataset=st.integers(1, 2), ids=IDS, warm=st.booleans())
-    def register(self, consumer: int, dataset: int, ids: list[int], warm: bool) -> None:
-        self.ring.plan(consumer, dataset, ids, warm=warm)
+    @rule(consumer=CONSUMERS, dataset=st.integers(1, 2), ids=IDS, warm=st.booleans(), resident=st.booleans())
+    def register(self, consumer: int, dataset: int, ids: list[int], warm: bool, resident: bool) -> None:
+        self.ring.scheduler.register_plan(consumer, dataset, as_ids(ids), warm=warm, resident=resident)
         self.dataset_of[consumer] = dataset
+        self.counted.setdefault(consumer, 0)
 
-    @rule(consumer=CONSUMERS, ids=IDS)
-    def announce(self, consumer: int, ids: list[int]) -> None:
-        self.ring.upcoming(consumer, self.dataset_of.setdefault(consumer, 1), ids)
+    @rule(consumer=CONSUMERS, data=st.data())
+    def register_all(self, consumer: int, data: Any) -> None:
+        """An epoch of everything there is, those objects too that were appended."""
+        dataset = data.draw(st.integers(1, 2))
+        order = data.draw(st.permutations(range(len(self.sizes[dataset]))))
+        self.register(consumer, dataset, list(order), warm=False, resident=data.draw(st.booleans()))
+
+    @rule(consumer=CONSUMERS, ids=IDS, resident=st.booleans())
+    def announce(self, consumer: int, ids: list[int], resident: bool) -> None:
+        dataset = self.dataset_of.setdefault(consumer, 1)
+        self.ring.scheduler.register_upcoming(consumer, dataset, as_ids(ids), resident=resident)
+        self.counted.setdefault(consumer, 0)
 
     @rule(consumer=CONSUMERS)
     def begin_announced(self, consumer: int) -> None:
@@ -80,6 +95,29 @@ class Scheduling(RuleBasedStateMachine):
     def end(self, consumer: int) -> None:
         self.ring.scheduler.end_consumer(consumer)
         self.dataset_of.pop(consumer, None)
+        self.counted.pop(consumer, None)
+
+    # ------------------------------------------------------------ datasets
+
+    @rule(dataset=st.integers(1, 2), more=st.lists(SIZES, max_size=6))
+    def grow(self, dataset: int, more: list[int | None]) -> None:
+        """Files that nobody had named before were opened."""
+        listed = self.sizes[dataset]
+        listed += more[: MOST_OBJECTS - len(listed)]
+        column = np.array([UNKNOWN_SIZE if size is None else size for size in listed], dtype=np.uint64)
+        self.ring.scheduler.grow_dataset(dataset, column)
+
+    @rule(dataset=st.integers(1, 2), mean=st.integers(0, 100))
+    def guess(self, dataset: int, mean: int) -> None:
+        self.ring.scheduler.tables[dataset].guess_mean(mean)
+
+    @rule(dataset=st.integers(0, 2), object_id=st.integers(0, 4))
+    def invalidate(self, dataset: int, object_id: int) -> None:
+        table = self.ring.scheduler.tables[dataset]
+        if object_id < len(table):
+            before = table.state[object_id]
+            assert self.ring.scheduler.invalidate(dataset, object_id) == (before == RESIDENT)
+            assert table.state[object_id] == (FREEING if before == RESIDENT else before)
 
     # ------------------------------------------------------------ readers
 
@@ -87,13 +125,22 @@ class Scheduling(RuleBasedStateMachine):
     def read(self, consumer: int, dataset: int, object_id: int) -> None:
         """A worker looks into the tier first, and asks only if there is nothing."""
         if (dataset, object_id) not in self.ring.tier:
-            self.ring.demand(dataset, object_id, consumer=consumer)
+            self.ask(consumer, dataset, object_id)
+        else:
+            self.ring.scheduler.count_reads(consumer, 1, 0)
+            self._count(consumer)
         self.ring.scheduler.consumed(consumer, dataset, [object_id])
 
     @rule(consumer=st.integers(0, 3), dataset=st.integers(1, 2), object_id=st.integers(0, OBJECTS - 1))
     def ask(self, consumer: int, dataset: int, object_id: int) -> None:
         """Its look may also have been long ago."""
+        if self.ring.scheduler.tables[dataset].state[object_id] != FAILED:
+            self._count(consumer)
         self.ring.demand(dataset, object_id, consumer=consumer)
+
+    def _count(self, consumer: int) -> None:
+        if consumer in self.counted:
+            self.counted[consumer] += 1
 
     @rule(dataset=st.integers(1, 2), object_id=st.integers(0, OBJECTS - 1))
     def lose(self, dataset: int, object_id: int) -> None:
@@ -154,7 +201,8 @@ class Scheduling(RuleBasedStateMachine):
         if 1 in self.dataset_of.values():
             return
         residents = self.ring.scheduler.tables[1].ids_in(RESIDENT).tolist()
-        others = data.draw(st.permutations(range(OBJECTS)))[: len(residents)]
+        others = data.draw(st.permutations(range(len(self.sizes[2]))))[: len(residents)]
+        residents = residents[: len(others)]
         before = {other for other in others if self.ring.scheduler.tables[2].state[other] == RESIDENT}
         self.ring.scheduler.transfer(1, residents, 2, others)
         for old, new in zip(residents, others, strict=True):
@@ -166,6 +214,19 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         self.ring.collect()
+
+    @invariant()
+    def reads_are_counted_by_consumer(self) -> None:
+        for consumer in range(4):
+            counts = self.ring.scheduler.counts_of(consumer)
+            assert (None if counts is None else counts.reads) == self.counted.get(consumer)
+
+    @invariant()
+    def tables_are_as_long_as_their_datasets(self) -> None:
+        for dataset, listed in self.sizes.items():
+            table = self.ring.scheduler.tables[dataset]
+            assert len(table) == len(table.states) == len(listed)
+            assert table.total_bytes >= 0
 
     @invariant()
     def residents_are_in_the_tier(self) -> None:

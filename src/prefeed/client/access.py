@@ -12,46 +12,108 @@ import numpy.typing as npt
 from prefeed.client.dataset import NodeDataset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
+from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.learned import LearnedMap
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessMap:
-    """Sample index → object id.
+    """Sample index → object ids: ``indices`` first, if there are any, then one of ``ids``, ``starts``, ``learned``.
 
     Attributes:
         dataset: Where the objects are.
         ids: Object id of each sample, shape (num_samples,); None when sample i is object i.
+        starts: Sample i is made of the objects ``starts[i]`` to ``starts[i + 1] - 1``, shape (num_samples + 1,).
+        learned: Knows what samples opened before.
+        indices: Sample i is sample ``indices[i]`` of the above, as in a ``Subset``; shape (num_indices,).
     """
 
     dataset: NodeDataset
-    ids: npt.NDArray[np.int64] | None
+    ids: Indices | None = None
+    starts: Indices | None = None
+    learned: LearnedMap | None = None
+    indices: Indices | None = None
 
-    def object_ids(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """Return the object ids that these samples need, in the same order; shapes (n,) → (n,).
+    def object_ids(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], Indices | None]:
+        """Return the objects that these samples need, in the same order, and how many each needs; None: one each.
 
-        Negative indices count from the end. An index that the map does not have is left out: which object it needs is
-        not known, and reading it is the dataset's own affair.
+        Negative indices count from the end. What an index that the map does not have needs is not known: nothing.
+
+        Args:
+            samples: Shape (num_accesses,).
+
+        Returns:
+            Object ids, shape (num_objects,), and counts, shape (num_accesses,).
         """
-        length = self._length
+        length = len(self)
+        known = None
         if len(samples) and (int(samples.min()) < 0 or int(samples.max()) >= length):
             samples = np.where(samples < 0, samples + length, samples)
-            samples = samples[(samples >= 0) & (samples < length)]
-        return samples if self.ids is None else self.ids[samples]
+            known = (samples >= 0) & (samples < length)
+            samples = samples[known]
+        ids, counts = self._objects(samples if self.indices is None else self.indices[samples])
+        if known is not None:
+            some = np.ones(len(samples), dtype=np.int64) if counts is None else counts
+            counts = np.zeros(len(known), dtype=np.int64)
+            counts[known] = some
+        return ids, counts
 
-    def object_id(self, sample: Any) -> int | None:
-        """Return the object that this sample needs; None when the map does not have it."""
+    def objects_of(self, sample: Any) -> tuple[int, ...]:
+        """Return the objects of one sample; nothing when the map does not know it."""
+        base = self.base_sample(sample)
+        if base is None:
+            return ()
+        if self.learned is not None:
+            return self.learned.objects_of(base)
+        if self.starts is not None:
+            return tuple(range(int(self.starts[base]), int(self.starts[base + 1])))
+        return (base if self.ids is None else int(self.ids[base]),)
+
+    def base_sample(self, sample: Any) -> int | None:
+        """Return the index of a sample without ``indices``; None when the map does not have it."""
         try:
             index = operator.index(sample)
         except TypeError:
             return None
-        length = self._length
+        length = len(self)
         if not -length <= index < length:
             return None
-        return index % length if self.ids is None else int(self.ids[index])
+        return index % length if self.indices is None else int(self.indices[index])
 
-    @property
-    def _length(self) -> int:
-        return self.dataset.manifest.num_objects if self.ids is None else len(self.ids)
+    def refresh(self) -> None:
+        """Take in what was learned since."""
+        if self.learned is not None:
+            self.learned.refresh()
+
+    def __len__(self) -> int:
+        if self.indices is not None:
+            return len(self.indices)
+        if self.learned is not None:
+            return self.dataset.num_samples
+        if self.starts is not None:
+            return len(self.starts) - 1
+        if self.ids is not None:
+            return len(self.ids)
+        manifest = self.dataset.manifest
+        return manifest.num_declared if isinstance(manifest, Catalogue) else manifest.num_objects
+
+    def _objects(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], Indices | None]:
+        if self.learned is not None:
+            return self.learned.object_ids(samples.astype(np.int64, copy=False))
+        if self.starts is not None:
+            return _gathered(self.starts, samples)
+        return (samples if self.ids is None else self.ids[samples]), None
+
+
+def _gathered(starts: Indices, samples: npt.NDArray[np.integer]) -> tuple[Indices, Indices]:
+    """Return every id from ``starts[i]`` to ``starts[i + 1] - 1``, for each sample i in turn, and how many these are."""
+    first = starts[samples]
+    counts = starts[samples + 1] - first
+    ends = np.cumsum(counts)
+    ids = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+    return ids, counts
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.errors import PrefeedError, ServerError
+from prefeed.types import ReadCounts
 from prefeed.wire import messages as m
 
 _RECOVER_SECONDS = 2.0
@@ -34,6 +35,8 @@ class Consumer:
     """
 
     def __init__(self, node: NodeClient, dataset: NodeDataset) -> None:
+        """Speak for a loader of this dataset on this connection, which the consumer closes."""
+        self._has_begun = False
         self.number = secrets.randbits(62)
         self.dataset = dataset
         self._connection: Connection | None = node.connection
@@ -47,16 +50,23 @@ class Consumer:
         self._recovering: threading.Thread | None = None
         self._recover_at = 0.0
         self._closed = False
+        self._rechecked = False
 
     def begin(self, ids: Ids) -> None:
         """The loader begins an epoch in this order; ids may be empty and come later by ``extend``."""
         self._begin_epoch(ids)
-        self._register(ids, upcoming=False)
+        self._register(ids, upcoming=False, recheck=self._takes_recheck())
 
-    def announce(self, ids: Ids) -> None:
-        """The next epoch will probably have this order."""
+    def announce(self, ids: Ids, *, begins: bool = False) -> None:
+        """The next epoch will probably have this order.
+
+        Args:
+            ids: Its objects in order.
+            begins: It is about to begin: from now on files count as they are now.
+        """
         self._announced_to = self._connection
-        self._register(ids, upcoming=True)
+        self._rechecked = begins and self._takes_recheck()
+        self._register(ids, upcoming=True, recheck=self._rechecked)
 
     def begin_announced(self, ids: Ids) -> None:
         """The epoch that was announced begins."""
@@ -64,7 +74,9 @@ class Consumer:
             self.begin(ids)  # it was announced to a server that is gone
             return
         self._begin_epoch(ids)
-        self._send(m.AdoptUpcoming(self.number))
+        recheck = not self._rechecked and self._takes_recheck()
+        self._rechecked = False
+        self._send(m.AdoptUpcoming(self.number, recheck))
 
     def extend(self, ids: Ids) -> None:
         """The sampler drew these."""
@@ -88,24 +100,39 @@ class Consumer:
         if connection is not None:
             connection.close()
 
+    def read_counts(self) -> ReadCounts | None:
+        """Return how the reads went so far; None when no server tells."""
+        connection = self._connection
+        if connection is None or self._pid != os.getpid():
+            return None
+        try:
+            return NodeClient(connection).read_counts(self.number)
+        except PrefeedError:
+            return None
+
     @property
     def is_connected(self) -> bool:
         """False while no server knows of this consumer."""
         return self._connection is not None
+
+    def _takes_recheck(self) -> bool:
+        """Files opened by path are asked whether they changed: at the first epoch, and at each if so set."""
+        first, self._has_begun = not self._has_begun, True
+        return first or self.dataset.config.revalidate
 
     def _begin_epoch(self, ids: Ids) -> None:
         with self._lock:
             self._ids, self._position, self._start = ids, 0, 0
             self._epoch += 1
 
-    def _register(self, ids: Ids, *, upcoming: bool) -> None:
+    def _register(self, ids: Ids, *, upcoming: bool, recheck: bool) -> None:
         if self._pid != os.getpid():
             return
         if self._connection is None:
             self._recover_in_background()
             return
         with contextlib.suppress(OSError):
-            message = _plan_message(self.number, self.dataset, ids, upcoming=upcoming)
+            message = _plan_message(self.number, self.dataset, ids, upcoming=upcoming, recheck=recheck)
             self._send(message)
             if not self.is_connected:
                 os.unlink(message.ids_file)
@@ -151,7 +178,7 @@ class Consumer:
         while not self._closed:
             with self._lock:
                 epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
-            connection.send(_plan_message(self.number, dataset, rest, upcoming=False))
+            connection.send(_plan_message(self.number, dataset, rest, upcoming=False, recheck=False))
             with self._lock:
                 if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
                     self.dataset, self._connection, self._start = dataset, connection, start
@@ -159,11 +186,11 @@ class Consumer:
         return False
 
 
-def _plan_message(consumer: int, dataset: NodeDataset, ids: Ids, *, upcoming: bool) -> m.RegisterPlan:
+def _plan_message(consumer: int, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool) -> m.RegisterPlan:
     """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
     small = dataset.manifest.num_objects < 1 << 32
     suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
     descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
     with os.fdopen(descriptor, "wb") as file:
         np.ascontiguousarray(ids, dtype=dtype).tofile(file)
-    return m.RegisterPlan(consumer, dataset.number, name, upcoming)
+    return m.RegisterPlan(consumer, dataset.number, name, upcoming, dataset.config.resident, recheck)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
+from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.file_catalogues import name_of_learned, name_of_list
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
@@ -23,26 +25,31 @@ class NodeDataset:
     Attributes:
         number: Names the dataset on the server that opened it.
         url: Root as the user gave it; it may hold credentials, so it is not shown.
-        manifest: Its listing.
+        manifest: Its listing, or the catalogue of files opened by path.
         store_dir: Directory of the memory tier.
         instance: Which server: a number of one means nothing to another.
         config: Settings that were in force when it was opened.
+        num_samples: Samples whose files are learned; 0 where they are known.
     """
 
     number: int
     url: str = field(repr=False)
-    manifest: Manifest
+    manifest: Manifest | Catalogue
     store_dir: str
     instance: str
     config: Config
+    num_samples: int = 0
 
 
 def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     """Return the same dataset as this server knows it, when it is not the one that opened it."""
     if dataset.instance == node.connection.instance:
         return dataset
-    opened = node.open_dataset(dataset.url, manifest_dir=str(dataset.manifest.directory))
-    return _node_dataset(node, opened, dataset.url, dataset.config)
+    directory = str(dataset.manifest.directory)
+    opened = node.open_dataset(dataset.url, manifest_dir=directory, num_samples=dataset.num_samples)
+    return replace(
+        dataset, number=opened.dataset, store_dir=node.connection.store_dir, instance=node.connection.instance
+    )
 
 
 def open_node_dataset(
@@ -55,19 +62,37 @@ def open_node_dataset(
         ServerUnavailableError: The server went away.
     """
     opened = node.open_dataset(url, refresh=refresh, listing=listing)
-    return _node_dataset(node, opened, url, config)
+    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
 
 
-def open_listed_dataset(
-    node: NodeClient, paths: Sequence[str], config: Config, *, listing: ListingProgress | None = None
+def open_listed_dataset(node: NodeClient, paths: Sequence[str], config: Config) -> NodeDataset:
+    """Return the dataset of these files, absolute paths, in this order: object id i is ``paths[i]``."""
+    return _open_catalogue(node, name_of_list(paths), paths, config, num_samples=0)
+
+
+def open_learned_dataset(node: NodeClient, fingerprint: str, num_samples: int, config: Config) -> NodeDataset:
+    """Return the dataset of files that become known as samples open them.
+
+    Args:
+        node: Where it is opened.
+        fingerprint: Hex digits that tell datasets apart, the same in every process and run.
+        num_samples: Samples of the dataset.
+        config: Settings.
+    """
+    return _open_catalogue(node, name_of_learned(fingerprint), (), config, num_samples=num_samples)
+
+
+def _open_catalogue(
+    node: NodeClient, name: str, paths: Sequence[str], config: Config, *, num_samples: int
 ) -> NodeDataset:
-    """Return the dataset of these files, in this order: object id i is ``paths[i]``."""
     ensure_private_dir(config.runtime_dir)
-    descriptor, name = tempfile.mkstemp(prefix="paths-", dir=config.runtime_dir)
+    descriptor, paths_file = tempfile.mkstemp(prefix="paths-", dir=config.runtime_dir)
     with os.fdopen(descriptor, "wb") as file:
         file.write(b"\0".join(os.fsencode(path) for path in paths))
-    opened = node.open_dataset("", paths_file=name, listing=listing)
-    return _node_dataset(node, opened, "/", config)
+    opened = node.open_catalogue(name, paths_file, num_samples=num_samples)
+    return replace(
+        _node_dataset(node, opened, Catalogue.open(Path(opened.manifest_dir)), "/", config), num_samples=num_samples
+    )
 
 
 def locate_object(node: NodeClient, url: str, config: Config) -> tuple[NodeDataset, int] | None:
@@ -76,16 +101,18 @@ def locate_object(node: NodeClient, url: str, config: Config) -> tuple[NodeDatas
     if located.dataset < 0:
         return None
     opened = DatasetOpened(0, located.dataset, located.manifest_dir)
-    dataset = _node_dataset(node, opened, "", config)
-    return replace(dataset, url=dataset.manifest.url), located.object_id
+    manifest = Manifest.open(Path(opened.manifest_dir))
+    return _node_dataset(node, opened, manifest, manifest.url, config), located.object_id
 
 
-def _node_dataset(node: NodeClient, opened: DatasetOpened, url: str, config: Config) -> NodeDataset:
+def _node_dataset(
+    node: NodeClient, opened: DatasetOpened, manifest: Manifest | Catalogue, url: str, config: Config
+) -> NodeDataset:
     connection = node.connection
     return NodeDataset(
         number=opened.dataset,
         url=url,
-        manifest=Manifest.open(Path(opened.manifest_dir)),
+        manifest=manifest,
         store_dir=connection.store_dir,
         instance=connection.instance,
         config=config,

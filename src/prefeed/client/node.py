@@ -8,7 +8,7 @@ from types import TracebackType
 from prefeed.client.connection import Connection
 from prefeed.config import Config
 from prefeed.sources.urls import canonical_url
-from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, ListingProgress, ReadCounts, ServerStatus, Statistics, WarmResult
 from prefeed.wire import messages as m
 
 
@@ -52,8 +52,8 @@ class NodeClient:
         url: str,
         *,
         refresh: bool = False,
-        paths_file: str = "",
         manifest_dir: str = "",
+        num_samples: int = 0,
         listing: ListingProgress | None = None,
     ) -> m.DatasetOpened:
         """Return the number and the manifest's directory of a URL, listed first if it never was.
@@ -61,15 +61,33 @@ class NodeClient:
         Args:
             url: Root of the objects.
             refresh: List it anew.
-            paths_file: List of files instead of a URL, NUL-separated; the server removes it.
-            manifest_dir: Instead of a URL, a manifest that another server made.
+            manifest_dir: Instead of a URL, a manifest or catalogue that another server had open.
+            num_samples: Samples of a dataset whose files are learned; 0 for others.
             listing: Told how far a listing has come.
 
         Raises:
             SourceError: The origin cannot be listed; the message says what to change.
         """
-        question = m.OpenDataset(self._connection.next_token(), _anywhere(url), refresh, paths_file, manifest_dir)
+        question = m.OpenDataset(
+            self._connection.next_token(), _anywhere(url), refresh, manifest_dir=manifest_dir, num_samples=num_samples
+        )
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
+
+    def open_catalogue(self, name: str, paths_file: str, *, num_samples: int = 0) -> m.DatasetOpened:
+        """Return the number and the directory of a catalogue of files.
+
+        Args:
+            name: Of the catalogue.
+            paths_file: Files that it begins with, NUL-separated; the server removes it.
+            num_samples: Samples of a dataset whose files are learned; 0 for others.
+        """
+        token = self._connection.next_token()
+        question = m.OpenDataset(token, "", catalogue=name, paths_file=paths_file, num_samples=num_samples)
+        return self._connection.request(question, m.DatasetOpened)
+
+    def read_counts(self, consumer: int) -> ReadCounts:
+        """Return how the reads of one loader went."""
+        return self._connection.request(m.GetReadCounts(consumer), m.ReadCountsReport).counts
 
     def warm(
         self,

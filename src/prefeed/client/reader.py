@@ -24,6 +24,7 @@ from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.core.actions import Outcome
 from prefeed.errors import PrefeedError, ServerError
+from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
 from prefeed.store.tier import TierReader
@@ -35,6 +36,9 @@ _REPORT_EVERY = 16
 
 _REPORTS_A_LOOKAHEAD = 8
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
+
+_NO_KEY = bytes(ENTRY_KEY_BYTES)
+"""What the tier is asked for instead of the key of an object that the catalogue did not have when it was mapped."""
 
 _RECONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 5.0
@@ -59,6 +63,7 @@ class ObjectReader:
         self._source: Source | None = None
         self._retry_at = 0.0
         self._consumed = array("q")
+        self._opened = array("q")
         self._hits = 0
         self._direct_reads = 0
         self._unreported_bytes = 0
@@ -85,20 +90,39 @@ class ObjectReader:
         if self._pid != os.getpid():
             self._start_anew()
         start = object_id * ENTRY_KEY_BYTES
-        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]))
+        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]) or _NO_KEY)
         self._consumed.append(object_id)
         if data is not None:
             self._hits += 1
-            self._unreported_bytes += len(data)
         else:
-            data = self._ask(object_id)
-            if data is None:
-                self._direct_reads += 1
-            else:
-                self._unreported_bytes += len(data)
-        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
-            self.report()
+            data = self._ask_object(object_id)
+        self._count(data)
         return data
+
+    def try_read_file(self, path: str) -> tuple[Buffer | None, int | None]:
+        """Return the bytes of a file that has no object id yet, or None, and the id that it has now, or None.
+
+        The dataset must be a catalogue; it takes the file in. The server reads it.
+
+        Raises:
+            SourceError: As the server learned it from the origin.
+        """
+        if self._pid != os.getpid():
+            self._start_anew()
+        connection = self._connect()
+        if connection is None:
+            return None, None
+        token = connection.next_token()
+        question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path))
+        data, object_id = self._ask(connection, question)
+        if object_id is not None:
+            self._consumed.append(object_id)
+            self._count(data)
+        return data, object_id
+
+    def learn(self, sample: int, object_ids: Sequence[int]) -> None:
+        """Tell the server, with the next report, which objects a sample opened."""
+        self._opened.extend((sample, len(object_ids), *object_ids))
 
     def read_many(self, object_ids: Sequence[int]) -> list[Buffer]:
         """Return the bytes of each object."""
@@ -106,6 +130,10 @@ class ObjectReader:
 
     def report(self) -> None:
         """Tell the server what was consumed since the last report."""
+        if self._opened:
+            records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())
+            del self._opened[:]
+            self._send(records)
         if not self._consumed:
             return
         message = m.Consumed(
@@ -113,12 +141,7 @@ class ObjectReader:
         )
         del self._consumed[:]
         self._hits = self._direct_reads = self._unreported_bytes = 0
-        connection = self._connect()
-        if connection is not None:
-            try:
-                connection.send(message)
-            except ServerError:
-                self._disconnect()
+        self._send(message)
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -131,27 +154,52 @@ class ObjectReader:
             self._source = None
         self._tier.close()
 
-    def _ask(self, object_id: int) -> Buffer | None:
+    def _count(self, data: Buffer | None) -> None:
+        if data is None:
+            self._direct_reads += 1
+        else:
+            self._unreported_bytes += len(data)
+        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
+            self.report()
+
+    def _ask_object(self, object_id: int) -> Buffer | None:
         """Ask the server for an object that the tier does not hold."""
         connection = self._connect()
         if connection is None:
             return None
+        question = m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id)
+        return self._ask(connection, question)[0]
+
+    def _ask(self, connection: Connection, question: m.Demand | m.DemandFile) -> tuple[Buffer | None, int | None]:
+        """Return the bytes, None if only the origin can give them, and the object's id, None if nobody told it."""
         try:
-            question = m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id)
             answer = connection.request(question, m.Answered)
+            object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id
             if answer.outcome == Outcome.STORED:
-                return self._look_again(connection, object_id)
+                return self._look_again(connection, object_id), object_id
         except ServerError:
             self._disconnect()
-            return None
+            return None, None
         except PrefeedError:
-            return None  # the server does not know the dataset: it is another one than opened it
+            return None, None  # the server does not know the dataset: it is another one than opened it
         if answer.outcome == Outcome.FAILED:
             raise error_of(answer.code, answer.text)
-        return answer.data if answer.outcome == Outcome.INLINE else None
+        return answer.data if answer.outcome == Outcome.INLINE else None, object_id
+
+    def _send(self, message: m.Message) -> None:
+        connection = self._connect()
+        if connection is not None:
+            try:
+                connection.send(message)
+            except ServerError:
+                self._disconnect()
 
     def _look_again(self, connection: Connection, object_id: int) -> bytes | None:
-        key = self.dataset.manifest.key(object_id)
+        manifest = self.dataset.manifest
+        if isinstance(manifest, Catalogue):
+            manifest.refresh()
+            self._keys = manifest.keys
+        key = manifest.key(object_id)
         data = self._tier.get(key)
         if data is None and self._tier.reopen_if_replaced():
             data = self._tier.get(key)
@@ -199,6 +247,7 @@ class ObjectReader:
         self._pid = os.getpid()
         self._retry_at = 0.0
         del self._consumed[:]
+        del self._opened[:]
         self._hits = self._direct_reads = self._unreported_bytes = 0
 
 

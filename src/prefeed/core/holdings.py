@@ -154,6 +154,12 @@ class Holdings:
         elif placement == Placement.TRANSIENT:
             self.residency.release_transient(cost)
 
+    def may_get_room(self, cost: int) -> bool:
+        """Return True when a transient of that cost has room once others are consumed and what is being freed is gone."""
+        residency = self.residency
+        left = residency.budget_bytes - residency.resident_bytes + self._freeing_bytes
+        return cost <= min(residency.lent_bytes, left)
+
     def unreserve(self, ticket: Ticket) -> None:
         """Give back the ticket's room."""
         self.cancel(ticket.placement, ticket.reserved_bytes)

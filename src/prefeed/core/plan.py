@@ -30,20 +30,23 @@ class Plan:
         dataset: Number of the manifest that the ids belong to.
         ids: Shape (num_accesses,), any integer dtype; not copied.
         warm: Fill the cache with these and expect no reader.
+        resident: Keep what is fetched, as far as there is room; if not, each object is freed once it was read.
+            A warm plan always keeps.
 
     Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``.
     """
 
     __slots__ = (
         "_costs", "_order", "_reports", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "outstanding", "position",
-        "warm",
+        "resident", "warm",
     )  # fmt: skip
 
-    def __init__(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False) -> None:
+    def __init__(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False, resident: bool = True) -> None:
         self.consumer = consumer
         self.dataset = dataset
         self.ids = ids
         self.warm = warm
+        self.resident = resident or warm
         self.cursor = 0
         self.position = 0
         self.ahead_bytes = 0

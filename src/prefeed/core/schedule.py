@@ -20,16 +20,12 @@ import numpy.typing as npt
 
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
-from prefeed.core.holdings import Holdings, Key
+from prefeed.core.consumers import ConsumerCounts, Consumers
+from prefeed.core.holdings import Holdings
+from prefeed.core.lookahead import Lookahead
 from prefeed.core.plan import Ids, Plan
 from prefeed.core.residency import Residency
 from prefeed.core.table import ObjectTable
-
-_NOT_RESIDENT = np.ones(256, dtype=bool)
-_NOT_RESIDENT[[states.RESIDENT, states.FAILED]] = False
-
-_WARM_WANTED = np.zeros(256, dtype=bool)
-_WARM_WANTED[states.ABSENT] = True
 
 
 @dataclass(slots=True)
@@ -39,13 +35,6 @@ class Counts:
     late: int = 0
     misses: int = 0
     passed_unread: int = 0
-
-
-@dataclass(slots=True)
-class _Consumer:
-    dataset: int
-    plan: Plan | None = None
-    upcoming: Plan | None = None
 
 
 class Scheduler:
@@ -63,10 +52,11 @@ class Scheduler:
 
     def __init__(self, *, budget_bytes: int, lookahead_bytes: int) -> None:
         self.holdings = Holdings(budget_bytes)
-        self.lookahead_bytes = lookahead_bytes
-        self.counts = Counts()
-        self._consumers: dict[int, _Consumer] = {}
+        self._consumers = Consumers(self.holdings)
+        self._lookahead = Lookahead(self.holdings, self._consumers, lookahead_bytes=lookahead_bytes)
         self._demanded: list[Fetch] = []
+        self._late = 0
+        self._misses = 0
 
     @property
     def tables(self) -> dict[int, ObjectTable]:
@@ -78,6 +68,11 @@ class Scheduler:
         """The byte budget."""
         return self.holdings.residency
 
+    @property
+    def counts(self) -> Counts:
+        """What the scheduler counts itself, of all consumers; a snapshot."""
+        return Counts(self._late, self._misses, self._consumers.passed_unread)
+
     # ------------------------------------------------------------ events: datasets
 
     def add_dataset(
@@ -85,6 +80,12 @@ class Scheduler:
     ) -> ObjectTable:
         """A manifest was opened; its objects are absent until ``adopt`` says otherwise."""
         return self.holdings.add_table(dataset, sizes, stored_bytes)
+
+    def grow_dataset(self, dataset: int, sizes: npt.NDArray[np.uint64]) -> None:
+        """Objects were appended, which are absent; ``sizes`` are those of all, the old ones first."""
+        self.tables[dataset].grow(sizes)
+        if dataset in self.live_datasets():
+            self._lookahead.plan_room()
 
     def adopt(self, dataset: int, ids: Iterable[int], sizes_bytes: Iterable[int]) -> None:
         """These objects are in the tier already, residents of an earlier life; they count against the budget."""
@@ -98,63 +99,66 @@ class Scheduler:
         """Free every resident of the dataset."""
         self.holdings.clear(dataset)
 
+    def invalidate(self, dataset: int, object_id: int) -> bool:
+        """What the tier holds of this resident is out of date: it is freed. False when it is no resident.
+
+        A plan whose cursor has passed it does not fetch it again: its reader asks for it.
+        """
+        if self.tables[dataset].state[object_id] != states.RESIDENT:
+            return False
+        self.holdings.free(dataset, object_id)
+        return True
+
     # ------------------------------------------------------------ events: plans
 
-    def register_plan(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False) -> None:
-        """The consumer begins an epoch; what it had registered before is over."""
-        self.end_consumer(consumer)
-        self._consumers[consumer] = _Consumer(dataset, plan=Plan(consumer, dataset, ids, warm=warm))
+    def register_plan(
+        self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False, resident: bool = True
+    ) -> None:
+        """The consumer begins an epoch; what it had registered before is over.
+
+        Args:
+            consumer: Whose plan it is; its counts go on.
+            dataset: Number of the manifest that the ids belong to.
+            ids: Object ids in reading order, shape (num_accesses,).
+            warm: Fill the cache with these and expect no reader.
+            resident: Keep what is fetched, as far as there is room. If not, each object is freed once it was read.
+        """
+        self._consumers.register(Plan(consumer, dataset, ids, warm=warm, resident=resident))
         self._begin_epoch(dataset)
 
-    def register_upcoming(self, consumer: int, dataset: int, ids: Ids) -> None:
+    def register_upcoming(self, consumer: int, dataset: int, ids: Ids, *, resident: bool = True) -> None:
         """The consumer will probably read these next; a wrong guess costs fetches, never a sample."""
-        entry = self._consumers.setdefault(consumer, _Consumer(dataset))
-        self._end_plan(entry.upcoming)
-        entry.upcoming = Plan(consumer, dataset, ids)
-        self._plan_room()
+        self._consumers.announce(Plan(consumer, dataset, ids, resident=resident))
+        self._lookahead.plan_room()
 
     def adopt_upcoming(self, consumer: int) -> bool:
         """The guess was right: the upcoming plan is the present one now. False when there is none."""
-        entry = self._consumers.get(consumer)
-        if entry is None or entry.upcoming is None:
+        dataset = self._consumers.adopt_upcoming(consumer)
+        if dataset is None:
             return False
-        self._end_plan(entry.plan)
-        entry.plan, entry.upcoming = entry.upcoming, None
-        entry.dataset = entry.plan.dataset
-        self._begin_epoch(entry.plan.dataset)
+        self._begin_epoch(dataset)
         return True
 
     def extend_plan(self, consumer: int, ids: Ids) -> None:
         """The sampler went on."""
-        entry = self._consumers.get(consumer)
-        if entry is not None and entry.plan is not None:
-            entry.plan.extend(ids)
+        self._consumers.extend(consumer, ids)
 
     def consumed(self, consumer: int, dataset: int, ids: Sequence[int]) -> None:
         """The consumer's workers read these objects, whichever way."""
-        entry = self._consumers.get(consumer)
-        plans = [] if entry is None else [p for p in (entry.plan, entry.upcoming) if p and p.dataset == dataset]
-        state = self.tables[dataset].state
-        for object_id in ids:
-            if any(plan.try_consume(object_id) for plan in plans):
-                self.holdings.unexpect((dataset, object_id))
-            elif plans and state[object_id] != states.RESIDENT and not plans[0].take_expected_report(object_id):
-                plans[0].skip_once(object_id)
+        self._consumers.consumed(consumer, dataset, ids)
 
     def position(self, consumer: int, position: int) -> None:
         """The consumer's loop has the samples before this index of its plan."""
-        entry = self._consumers.get(consumer)
-        if entry is not None and entry.plan is not None:
-            for object_id in entry.plan.advance(position):
-                self.counts.passed_unread += 1
-                self.holdings.unexpect((entry.plan.dataset, object_id))
+        self._consumers.advance(consumer, position)
+
+    def count_reads(self, consumer: int, hits: int, direct_reads: int) -> None:
+        """So many of the consumer's reads needed no question, or had no answer; what asks is counted by ``demand``."""
+        self._consumers.count(consumer, hits=hits, direct_reads=direct_reads)
 
     def end_consumer(self, consumer: int) -> None:
-        """The consumer is gone, or begins anew."""
-        entry = self._consumers.pop(consumer, None)
-        if entry is not None:
-            self._end_plan(entry.plan)
-            self._end_plan(entry.upcoming)
+        """The consumer is gone."""
+        if self._consumers.end(consumer):
+            self._lookahead.plan_room()  # nothing more has to stream through for it
 
     # ------------------------------------------------------------ events: readers
 
@@ -163,18 +167,21 @@ class Scheduler:
         table = self.tables[dataset]
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
-            self.counts.late += 1  # it came between the reader's look and its question
+            self._count(consumer, is_late=True)  # it came between the reader's look and its question
             self.holdings.answer(token, (dataset, object_id), Outcome.STORED)
         elif state == states.FAILED:
             code, message = table.failures[object_id]
             self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
         elif state == states.FREEING:
-            self.counts.misses += 1
+            self._count(consumer, is_late=False)
             self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
         else:
-            self._demand_fetch(token, dataset, object_id, is_late=state == states.FETCHING)
+            self._count(consumer, is_late=state == states.FETCHING)
+            if state == states.ABSENT:
+                self._fetch_now(consumer, dataset, object_id)
+            self.holdings.wait((dataset, object_id), token)
             if self.holdings.ticket((dataset, object_id)).placement == Placement.DIRECT:
-                self._pass_over(consumer, dataset, object_id)
+                self._consumers.pass_over(consumer, dataset, object_id)
 
     def lost(self, token: int, dataset: int, object_id: int) -> None:
         """A reader was told STORED and found nothing: the entry is gone, and the reader reads the origin."""
@@ -225,7 +232,7 @@ class Scheduler:
         if budget_bytes == residency.budget_bytes and residency.resident_bytes <= budget_bytes:
             return
         residency.budget_bytes = budget_bytes
-        self._plan_room()
+        self._lookahead.plan_room()
 
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""
@@ -248,11 +255,7 @@ class Scheduler:
         """Return everything to be done now; each action exactly once."""
         actions: list[Action] = [*self.holdings.take_actions(), *self._demanded]
         self._demanded.clear()
-        for plan in sorted(self._plans(), key=lambda plan: plan.ahead_bytes):
-            table = self.tables[plan.dataset]
-            capacity = table.max_in_flight - table.in_flight
-            if capacity > 0:
-                actions.extend(self._scan_warm(plan, capacity) if plan.warm else self._scan(plan, capacity))
+        actions.extend(self._lookahead.plan_fetches())
         actions.extend(self.holdings.take_actions())  # room to be made
         return actions
 
@@ -264,7 +267,7 @@ class Scheduler:
     @property
     def num_plans(self) -> int:
         """Consumers with a plan."""
-        return sum(1 for entry in self._consumers.values() if entry.plan is not None)
+        return self._consumers.num_plans
 
     @property
     def num_transients(self) -> int:
@@ -273,13 +276,21 @@ class Scheduler:
 
     def has_work(self, consumer: int) -> bool:
         """Return True while the consumer's plan has entries that were not looked at."""
-        entry = self._consumers.get(consumer)
-        return entry is not None and entry.plan is not None and entry.plan.cursor < len(entry.plan)
+        plan = self._consumers.plan_of(consumer)
+        return plan is not None and plan.cursor < len(plan)
 
     def dataset_of(self, consumer: int) -> int | None:
         """Return the dataset that the consumer reads; None when it has no plan."""
-        entry = self._consumers.get(consumer)
-        return None if entry is None or entry.plan is None else entry.plan.dataset
+        plan = self._consumers.plan_of(consumer)
+        return None if plan is None else plan.dataset
+
+    def counts_of(self, consumer: int) -> ConsumerCounts | None:
+        """Return how the consumer's reads went since it was registered first; None when it is not registered."""
+        return self._consumers.counts_of(consumer)
+
+    def live_datasets(self) -> set[int]:
+        """Return the datasets that some consumer reads."""
+        return self._consumers.live_datasets()
 
     def working_set_bytes(self) -> int:
         """Return about what all datasets with a consumer would cost in the tier."""
@@ -287,94 +298,31 @@ class Scheduler:
 
     def validate(self) -> None:
         """Check every invariant; raises AssertionError."""
-        expected: dict[Key, int] = {}
-        for plan in self._plans():
-            plan.validate()
-            for object_id, indices in plan.outstanding.items():
-                key = (plan.dataset, object_id)
-                expected[key] = expected.get(key, 0) + len(indices)
-        self.holdings.validate(expected)
+        self.holdings.validate(self._consumers.validate())
 
     # ------------------------------------------------------------ inside
 
-    def _plans(self) -> list[Plan]:
-        entries = self._consumers.values()
-        return [plan for entry in entries for plan in (entry.plan, entry.upcoming) if plan is not None]
-
-    def live_datasets(self) -> set[int]:
-        """Return the datasets that some consumer reads."""
-        return {entry.dataset for entry in self._consumers.values()}
-
     def _begin_epoch(self, dataset: int) -> None:
         self.tables[dataset].forget_failures()
-        self._plan_room()
+        self._lookahead.plan_room()
 
-    def _plan_room(self) -> None:
-        live = self.live_datasets()
-        mean = max((self.tables[dataset].mean_stored_bytes for dataset in live), default=0)
-        self.residency.plan_lending(self.working_set_bytes(), mean)
-        # More may be resident than was expected to be wanted: what cannot stay needs room to stream through.
-        self.holdings.trim(self.residency.budget_bytes - self.residency.lent_bytes, live=live)
-
-    def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
-        table = self.tables[plan.dataset]
-        fetches: list[Fetch] = []
-        for index, object_id in plan.scan(_NOT_RESIDENT, table.states):
-            state = table.state[object_id]
-            if plan.take_skip(object_id):
-                plan.pass_entry()
-                continue
-            cost = table.stored_bytes(object_id)
-            if plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes:
-                break
-            if state == states.FREEING:
-                break  # it is absent in a moment, and then fetched again
-            if state == states.ABSENT:
-                if len(fetches) >= capacity:
-                    break
-                placement = self.holdings.reserve(cost, Placement.RESIDENT)
-                if placement != Placement.RESIDENT and self.holdings.make_room(cost, live=self.live_datasets()):
-                    self.holdings.cancel(placement, cost)
-                    break  # there is room in a moment
-                if placement == Placement.DIRECT:
-                    if cost <= self.residency.lent_bytes:
-                        break  # a reader gives room back
-                    plan.pass_entry()  # no room will come: its reader asks for it
-                    continue
-                fetches.append(self.holdings.start(plan.dataset, object_id, placement, cost))
-            plan.add_outstanding(index, object_id, cost)
-            self.holdings.expect((plan.dataset, object_id))
-            plan.pass_entry()
-        return fetches
-
-    def _scan_warm(self, plan: Plan, capacity: int) -> list[Fetch]:
-        table = self.tables[plan.dataset]
-        fetches: list[Fetch] = []
-        for _, object_id in plan.scan(_WARM_WANTED, table.states):
-            if table.state[object_id] != states.ABSENT:
-                plan.pass_entry()  # it is in the plan twice
-                continue
-            if len(fetches) >= capacity:
-                break
-            cost = table.stored_bytes(object_id)
-            if not self.residency.try_reserve_resident(cost):
-                if not self.holdings.make_room(cost, live=self.live_datasets()):
-                    plan.advance(len(plan))
-                break
-            fetches.append(self.holdings.start(plan.dataset, object_id, Placement.RESIDENT, cost))
-            plan.pass_entry()
-        return fetches
-
-    def _demand_fetch(self, token: int, dataset: int, object_id: int, *, is_late: bool) -> None:
+    def _count(self, consumer: int, *, is_late: bool) -> None:
         if is_late:
-            self.counts.late += 1
+            self._late += 1
+            self._consumers.count(consumer, late=1)
         else:
-            self.counts.misses += 1
-            cost = self.tables[dataset].stored_bytes(object_id)
-            placement = Placement.RESIDENT if self.residency.try_reserve_resident(cost) else Placement.DIRECT
-            reserved = 0 if placement == Placement.DIRECT else cost
-            self._demanded.append(self.holdings.start(dataset, object_id, placement, reserved))
-        self.holdings.wait((dataset, object_id), token)
+            self._misses += 1
+            self._consumers.count(consumer, misses=1)
+
+    def _fetch_now(self, consumer: int, dataset: int, object_id: int) -> None:
+        """Fetch an absent object for a reader that waits; one that reads once keeps it only until it was read."""
+        key, cost = (dataset, object_id), self.tables[dataset].stored_bytes(object_id)
+        if self._consumers.reads_once(consumer, dataset):
+            placement = self.holdings.reserve(cost, Placement.TRANSIENT, is_expected=self.holdings.is_expected(key))
+        else:
+            placement = self.holdings.reserve(cost, Placement.RESIDENT, is_expected=False)
+        reserved = 0 if placement == Placement.DIRECT else cost
+        self._demanded.append(self.holdings.start(dataset, object_id, placement, reserved))
 
     def _wanted_placement(self, ticket: Ticket, *, changed: bool) -> Placement:
         """Return where the object should go now: expected readers may have come or gone since the request."""
@@ -384,17 +332,3 @@ class Scheduler:
         if is_expected:
             return Placement.TRANSIENT
         return Placement.DIRECT
-
-    def _pass_over(self, consumer: int, dataset: int, object_id: int) -> None:
-        """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
-        entry = self._consumers.get(consumer)
-        plan = None if entry is None else entry.plan
-        if plan is not None and plan.dataset == dataset and object_id not in plan.outstanding:
-            plan.skip_once(object_id)
-            plan.expect_report(object_id)
-
-    def _end_plan(self, plan: Plan | None) -> None:
-        if plan is None:
-            return
-        for object_id in plan.drop_outstanding():
-            self.holdings.unexpect((plan.dataset, object_id))

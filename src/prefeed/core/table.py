@@ -8,6 +8,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from prefeed.core.sizes import UNKNOWN_SIZE, ObjectSizes
+
+__all__ = [
+    "ABSENT", "FAILED", "FETCHING", "FREEING", "RESIDENT", "TRANSIENT", "UNKNOWN_SIZE", "ObjectTable",
+]  # fmt: skip
+
 ABSENT: Final = 0
 FETCHING: Final = 1
 RESIDENT: Final = 2
@@ -15,15 +21,8 @@ TRANSIENT: Final = 3
 FAILED: Final = 4
 FREEING: Final = 5
 
-UNKNOWN_SIZE: Final = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-"""Stands in ``sizes`` for an object whose listing gave no size."""
-
-_FIRST_GUESS_BYTES: Final = 256 * 1024
-_CHUNK: Final = 1 << 20
-
-
 class ObjectTable:
-    """States and sizes of the objects of one manifest.
+    """States and sizes of the objects of one manifest, or of a catalogue, which grows.
 
     Args:
         sizes: Bytes of each object, uint64, shape (num_objects,); ``UNKNOWN_SIZE`` where the listing has none.
@@ -33,65 +32,71 @@ class ObjectTable:
         in_flight: Fetches under way.
         max_in_flight: Most fetches ahead of demand under way; the interpreter tunes it to the origin.
         resident_bytes: Cost of the residents in the tier, in bytes.
+        state: State of each object; longer than the table, as room for more. ``grow`` may replace it.
+        states: The same memory as an array, shape (num_objects,). ``grow`` replaces it.
 
     Invariants: ``state[i]`` is one of the constants above; ``failures`` holds exactly the FAILED ids.
     """
 
     __slots__ = (
-        "_listed_bytes", "_mean", "_observed", "_seen", "_sizes", "_stored_bytes", "failures", "in_flight", "max_in_flight",
-        "resident_bytes", "state", "states",
+        "_sizes", "_stored_bytes", "failures", "in_flight", "max_in_flight", "resident_bytes", "state", "states",
     )  # fmt: skip
 
     def __init__(self, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> None:
-        self._sizes = sizes
-        self._observed: dict[int, int] = {}
+        self._sizes = ObjectSizes(sizes, stored_bytes)
+        self._stored_bytes = stored_bytes
         self.resident_bytes = 0
         self.in_flight = 0
         self.max_in_flight = 32
         self.state = bytearray(len(sizes))
         self.states: npt.NDArray[np.uint8] = np.frombuffer(self.state, dtype=np.uint8)
         self.failures: dict[int, tuple[str, str]] = {}
-        self._stored_bytes = stored_bytes
-        self._seen = 0
-        self._mean = float(_FIRST_GUESS_BYTES)
-        self._listed_bytes = _estimate_total(sizes, stored_bytes)
 
     def __len__(self) -> int:
-        return len(self.state)
+        return len(self.states)
 
     @property
     def total_bytes(self) -> int:
-        """About what all objects would cost in the tier, in bytes: as listed, or guessed from those seen."""
-        if self._listed_bytes is None:
-            return len(self.state) * self._stored_bytes(int(self._mean))
-        return self._listed_bytes
+        """About what all objects would cost in the tier, in bytes: as listed or seen, guessed where nothing is known."""
+        return self._sizes.total_cost
 
     @property
     def mean_stored_bytes(self) -> int:
         """About what one object costs in the tier, in bytes."""
-        return self.total_bytes // max(1, len(self.state))
+        return self.total_bytes // max(1, len(self))
+
+    def grow(self, sizes: npt.NDArray[np.uint64]) -> None:
+        """Objects were appended, which are absent; amortised O(1) for each.
+
+        Args:
+            sizes: Of all objects, the old ones first; may be another array than before.
+
+        Raises:
+            ValueError: There are fewer than before.
+        """
+        old, new = len(self), len(sizes)
+        self._sizes.grow(sizes)
+        if new > len(self.state):
+            room = bytearray(max(1024, 2 * new))  # a new one: an array stands on the old one, which cannot be resized
+            room[:old] = self.state[:old]
+            self.state = room
+        self.states = np.frombuffer(self.state, dtype=np.uint8, count=new)
+
+    def guess_mean(self, mean_bytes: int) -> None:
+        """Take objects of unknown size to be about that large until some were seen; nothing when some are known."""
+        self._sizes.guess_mean(mean_bytes)
 
     def size_bytes(self, object_id: int) -> int:
-        """Return the object's size as last seen; a guess from those seen while nothing is known."""
-        size = self._observed.get(object_id)
-        if size is None:
-            size = int(self._sizes[object_id])
-            if size == UNKNOWN_SIZE:
-                size = int(self._mean)
-        return size
+        """Return the object's size as last seen or listed; a guess from the others when it is not known."""
+        return self._sizes.get(object_id)
 
     def stored_bytes(self, object_id: int) -> int:
         """Return what the object costs in the tier, in bytes."""
-        return self._stored_bytes(self.size_bytes(object_id))
+        return self._stored_bytes(self._sizes.get(object_id))
 
     def observe_size(self, object_id: int, size_bytes: int) -> int:
         """Return the object's cost in the tier now that its true size is known; later calls agree."""
-        if size_bytes != self._sizes[object_id]:
-            self._observed[object_id] = size_bytes
-        else:
-            self._observed.pop(object_id, None)
-        self._seen += 1
-        self._mean += (size_bytes - self._mean) / min(self._seen, 1000)
+        self._sizes.observe(object_id, size_bytes)
         return self._stored_bytes(size_bytes)
 
     def forget_failures(self) -> None:
@@ -105,23 +110,3 @@ class ObjectTable:
         mask = np.zeros(256, dtype=bool)
         mask[list(states)] = True
         return np.flatnonzero(mask[self.states])
-
-
-def _estimate_total(sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> int | None:
-    """Return about what all objects cost in the tier, in bytes; None if no size is known.
-
-    A chunk at a time, for sizes may be a mapped file.
-    """
-    total = known = 0
-    for start in range(0, len(sizes), _CHUNK):
-        chunk = sizes[start : start + _CHUNK]
-        chunk = chunk[chunk != UNKNOWN_SIZE]
-        total += int(chunk.sum())
-        known += len(chunk)
-    if known == 0:
-        return None
-    # A value costs its size rounded up to pages; the mean rounding is measured on a sample.
-    sample = sizes[:: max(1, len(sizes) // 1000)]
-    sample = sample[sample != UNKNOWN_SIZE]
-    rounding = sum(stored_bytes(int(size)) - int(size) for size in sample) / max(1, len(sample))
-    return int((total / known + rounding) * len(sizes))

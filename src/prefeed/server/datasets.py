@@ -9,29 +9,60 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.types import ENTRY_KEY_BYTES
+from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 _CHUNK = 1 << 20
 _RELEASE_EVERY = 16
 _LARGE_MANIFEST = 4_000_000
 
 
+@dataclass(slots=True, kw_only=True)
+class Opened:
+    """What a client asked to be opened, before it has a number.
+
+    Attributes:
+        manifest: Its objects: a manifest, or the catalogue of files opened by path.
+        source: Reads them.
+        mean_bytes: About how many bytes an object of a new catalogue has; None when nothing tells.
+        learned: Which sample opens which objects of the catalogue, where nobody declares it.
+    """
+
+    manifest: Manifest | CatalogueWriter
+    source: Source
+    mean_bytes: int | None = None
+    learned: LearnedMapWriter | None = None
+
+
 @dataclass(slots=True)
 class Dataset:
-    """One manifest in use.
+    """One manifest or catalogue in use.
 
     Attributes:
         number: Names it on this server.
         limit: How many requests its origin takes.
+        learned: See ``Opened``.
     """
 
     number: int
-    manifest: Manifest
+    manifest: Manifest | CatalogueWriter
     source: Source
     limit: ConcurrencyLimit
+    learned: LearnedMapWriter | None = None
     lookups: int = 0
+
+    @property
+    def catalogue(self) -> CatalogueWriter | None:
+        """The catalogue, when it is one: its files are asked whether they changed, and it grows."""
+        return self.manifest if isinstance(self.manifest, CatalogueWriter) else None
+
+    @property
+    def entry_keys(self) -> memoryview:
+        """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
+        return self.manifest.known_keys() if isinstance(self.manifest, CatalogueWriter) else self.manifest.keys
 
     def note_lookup(self) -> None:
         """An object was looked up at random; of a large manifest, let go of what that mapped from time to time.
@@ -41,11 +72,26 @@ class Dataset:
         """
         self.lookups += 1
         if self.lookups % _RELEASE_EVERY == 0 and self.manifest.num_objects >= _LARGE_MANIFEST:
+            self.release_pages()
+
+    def release_pages(self) -> None:
+        """Let the kernel have back what was read of the manifest."""
+        if isinstance(self.manifest, Manifest):
             self.manifest.release_pages()
 
-    def key(self, object_id: int) -> bytes:
+    def key(self, object_id: int) -> EntryKey:
         """Return the entry key of the object."""
+        if isinstance(self.manifest, CatalogueWriter):
+            return self.manifest.known_key(object_id)
         return self.manifest.key(object_id)
+
+    def close(self) -> None:
+        """Let go of the source and of what is open for writing."""
+        self.source.close()
+        if isinstance(self.manifest, CatalogueWriter):
+            self.manifest.close()
+        if self.learned is not None:
+            self.learned.close()
 
 
 class KeyIndex:
@@ -80,7 +126,7 @@ class KeyIndex:
         return np.concatenate([empty, *ours]), np.concatenate([empty, *theirs])
 
 
-def keys_of(manifest: Manifest, ids: npt.NDArray[np.int64]) -> list[bytes]:
+def keys_of(dataset: Dataset, ids: npt.NDArray[np.int64]) -> list[bytes]:
     """Return the entry keys of these objects."""
-    table = np.frombuffer(manifest.keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
+    table = np.frombuffer(dataset.entry_keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
     return [row.tobytes() for row in table[ids]]

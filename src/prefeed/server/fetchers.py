@@ -11,7 +11,9 @@ from queue import SimpleQueue
 from prefeed.clock import Clock
 from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
+from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.posix import stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import FetchedObject
 
@@ -26,8 +28,25 @@ class Job:
 
     ticket: Ticket
     source: Source
-    manifest: Manifest
+    manifest: Manifest | CatalogueWriter
     started: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """Files of a catalogue to be asked for their versions."""
+
+    dataset: int
+    ids: list[int]
+    catalogue: CatalogueWriter
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Versions of the files, in the job's order; ``""`` where a file could not be asked."""
+
+    job: CheckJob
+    versions: list[str]
 
 
 @dataclass(slots=True)
@@ -52,14 +71,14 @@ class Fetchers:
         self._max_threads = max_threads
         self._clock = clock
         self._wake = wake
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._results: deque[Result] = deque()
+        self._jobs: SimpleQueue[Job | CheckJob | None] = SimpleQueue()
+        self._results: deque[Result | CheckResult] = deque()
         self._threads: list[threading.Thread] = []
         self._num_submitted = 0
         self._num_finished = 0
         self._is_closed = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job | CheckJob) -> None:
         """Queue the request; a thread takes it as soon as one is free."""
         self._num_submitted += 1
         pending = self._num_submitted - self._num_finished
@@ -67,9 +86,9 @@ class Fetchers:
             self._start_thread()
         self._jobs.put(job)
 
-    def take(self, most: int) -> list[Result]:
+    def take(self, most: int) -> list[Result | CheckResult]:
         """Return results that came in since, at most that many."""
-        results: list[Result] = []
+        results: list[Result | CheckResult] = []
         while self._results and len(results) < most:
             results.append(self._results.popleft())
         self._num_finished += len(results)
@@ -98,7 +117,7 @@ class Fetchers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
-            self._results.append(self._fetch(job))
+            self._results.append(self._fetch(job) if isinstance(job, Job) else _check(job))
             under_way = self._num_submitted - self._num_finished
             if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
@@ -113,3 +132,7 @@ class Fetchers:
             wrapped = err if isinstance(err, PrefeedError) else SourceError(f"{type(err).__name__}: {err}")
             return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
         return Result(job, fetched, None, self._clock() - job.started)
+
+
+def _check(job: CheckJob) -> CheckResult:
+    return CheckResult(job, stat_files([job.catalogue.path(object_id) for object_id in job.ids])[1])

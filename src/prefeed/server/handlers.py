@@ -59,6 +59,9 @@ class Handlers:
             m.Position: self._position,
             m.EndConsumer: self._end_consumer,
             m.Demand: self._demand,
+            m.DemandFile: self._demand_file,
+            m.SamplesOpened: self._samples_opened,
+            m.GetReadCounts: self._read_counts,
             m.Lost: self._lost,
             m.Locate: self._locate,
             m.GetStatus: self._status,
@@ -72,7 +75,11 @@ class Handlers:
         """Answer through this loop, for this node; once, before the first message."""
         self.loop, self.node = loop, node
         self._openings = Openings(
-            self._config, clock=self._clock, call_soon=loop.call_soon, add_dataset=node.add_dataset
+            self._config,
+            clock=self._clock,
+            call_soon=loop.call_soon,
+            find_dataset=node.find_dataset,
+            add_dataset=node.add_dataset,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
 
@@ -98,7 +105,7 @@ class Handlers:
     def on_closed(self, connection: Connection) -> None:
         """A client is gone: its plans are over, and what it pinned in the tier is reclaimed."""
         for consumer in self._consumers.pop(connection, ()):
-            self.node.scheduler.end_consumer(consumer)
+            self.node.end_consumer(consumer)
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
         self.node.reclaim_dead_readers()
@@ -152,12 +159,14 @@ class Handlers:
             reply = m.DatasetOpened(token, dataset.number, str(dataset.manifest.directory))
             self.loop.send(connection, reply)
 
-        if request.manifest_dir:
-            opened(self._openings.reopen(Path(request.manifest_dir), request.url))
-            return
-        paths_file = self._in_transit(request.paths_file) if request.paths_file else None
         waiter = self._waiter(connection, token, opened)
-        self._openings.open(request.url, waiter, refresh=request.refresh, paths_file=paths_file)
+        if request.manifest_dir:
+            self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter)
+        elif request.catalogue:
+            paths_file = self._in_transit(request.paths_file)
+            self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
+        else:
+            self._openings.open_url(request.url, waiter, refresh=request.refresh)
 
     def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
         return Waiter(
@@ -169,7 +178,7 @@ class Handlers:
     def _locate(self, connection: Connection, request: m.Locate) -> None:
         for dataset in self.node.datasets.values():
             root = dataset.source.url
-            if is_below(request.url, root):
+            if dataset.catalogue is None and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
                     directory = str(dataset.manifest.directory)
@@ -183,13 +192,18 @@ class Handlers:
         path = self._in_transit(plan.ids_file)
         ids = np.fromfile(path, dtype=np.uint32) if path.suffix == ".u32" else np.fromfile(path, dtype=np.int64)
         path.unlink()
-        self.node.require_ids(plan.dataset, ids)
+        self.node.begin_plan(
+            plan.consumer,
+            plan.dataset,
+            ids,
+            upcoming=plan.upcoming,
+            resident=plan.resident,
+            recheck=plan.recheck,
+        )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
-        register = self.node.scheduler.register_upcoming if plan.upcoming else self.node.scheduler.register_plan
-        register(plan.consumer, plan.dataset, ids)
 
     def _adopt_upcoming(self, _: Connection, request: m.AdoptUpcoming) -> None:
-        self.node.scheduler.adopt_upcoming(request.consumer)
+        self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
 
     def _in_transit(self, name: str) -> Path:
         """Return the path of a file that a client left for this server, which removes it: only from here."""
@@ -199,11 +213,7 @@ class Handlers:
         return path
 
     def _extend_plan(self, _: Connection, request: m.ExtendPlan) -> None:
-        ids = np.frombuffer(request.ids, dtype=np.int64)
-        dataset = self.node.scheduler.dataset_of(request.consumer)
-        if dataset is not None:
-            self.node.require_ids(dataset, ids)
-            self.node.scheduler.extend_plan(request.consumer, ids)
+        self.node.extend_plan(request.consumer, np.frombuffer(request.ids, dtype=np.int64))
 
     def _consumed(self, _: Connection, request: m.Consumed) -> None:
         ids = np.frombuffer(request.ids, dtype=np.int64)
@@ -211,24 +221,37 @@ class Handlers:
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
 
     def _position(self, _: Connection, request: m.Position) -> None:
-        self.node.scheduler.position(request.consumer, request.index)
+        self.node.advance(request.consumer, request.index)
 
     def _end_consumer(self, connection: Connection, request: m.EndConsumer) -> None:
         self._consumers.get(connection, set()).discard(request.consumer)
-        self.node.scheduler.end_consumer(request.consumer)
+        self.node.end_consumer(request.consumer)
 
     def _demand(self, connection: Connection, request: m.Demand) -> None:
         answer = self._answerer(connection, request.token)
         self.node.demand(request.consumer, request.dataset, request.object_id, answer)
 
+    def _demand_file(self, connection: Connection, request: m.DemandFile) -> None:
+        object_id = self.node.object_of(request.dataset, os.fsdecode(request.path))
+        answer = self._answerer(connection, request.token, object_id)
+        self.node.demand(request.consumer, request.dataset, object_id, answer)
+
+    def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:
+        self.node.samples_opened(request.dataset, np.frombuffer(request.records, dtype=np.int64))
+
+    def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
+        self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))
+
     def _lost(self, connection: Connection, request: m.Lost) -> None:
         self.node.lost(request.dataset, request.object_id, self._answerer(connection, request.token))
 
-    def _answerer(self, connection: Connection, token: int) -> Callable[[Outcome, str, str, Buffer], None]:
+    def _answerer(
+        self, connection: Connection, token: int, object_id: int = -1
+    ) -> Callable[[Outcome, str, str, Buffer], None]:
         def answer(outcome: Outcome, code: str, text: str, data: Buffer) -> None:
             if len(data) > MAX_INLINE_BYTES:
                 outcome, data = Outcome.READ_ORIGIN, b""
-            self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data)))
+            self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data), object_id))
 
         return answer
 
@@ -242,7 +265,8 @@ class Handlers:
             if connection.is_open:
                 self._warm_consumers.setdefault(connection, set()).add(self._warm_ups.begin(dataset, report))
 
-        self._openings.open(request.url, self._waiter(connection, request.token, opened), refresh=request.refresh)
+        waiter = self._waiter(connection, request.token, opened)
+        self._openings.open_url(request.url, waiter, refresh=request.refresh)
 
     def _clear(self, connection: Connection, request: m.Clear) -> None:
         url = None if request.url is None else canonical_url(request.url)

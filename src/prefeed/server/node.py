@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,13 @@ from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT, UNKNOWN_SIZE
 from prefeed.errors import StoreError, ThrottledError, TierFullError
-from prefeed.server.datasets import Dataset, KeyIndex, keys_of
-from prefeed.server.fetchers import Fetchers, Job, Result
+from prefeed.server.checks import Checks
+from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
+from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result
+from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import Manifest, version_hash
-from prefeed.sources.protocol import Source
 from prefeed.store.tier import TierWriter, stored_bytes
-from prefeed.types import Buffer, ClearResult, Statistics
+from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
@@ -60,6 +62,7 @@ class Node:
         self.datasets: dict[int, Dataset] = {}
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
         self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake)
+        self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit)
         self._tier = tier
         self._clock = clock
         self._call_later = call_later
@@ -78,21 +81,57 @@ class Node:
 
     # ------------------------------------------------------------ datasets
 
-    def add_dataset(self, manifest: Manifest, source: Source) -> Dataset:
-        """The manifest is in use; what the tier holds of it is known, whoever fetched it."""
+    def find_dataset(self, directory: Path) -> Dataset | None:
+        """Return the dataset whose manifest or catalogue lies there, if it is in use."""
         for dataset in self.datasets.values():
-            if dataset.manifest.directory == manifest.directory:  # named after its content
+            if dataset.manifest.directory == directory:
                 return dataset
+        return None
+
+    def add_dataset(self, opened: Opened) -> Dataset:
+        """It is in use; what the tier holds of it is known, whoever fetched it."""
+        found = self.find_dataset(opened.manifest.directory)  # a manifest is named after its content
+        if found is not None:
+            return found
         number = 1 + max(self.datasets, default=_ORPHANS)
-        dataset = Dataset(number, manifest, source, ConcurrencyLimit(self.config.max_in_flight))
-        self.scheduler.add_dataset(number, manifest.sizes, stored_bytes)
+        limit = ConcurrencyLimit(self.config.max_in_flight)
+        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
+        table = self.scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
+        if opened.mean_bytes is not None:
+            table.guess_mean(opened.mean_bytes)
         idle = [other for other in self.datasets.values() if other.number not in self.scheduler.live_datasets()]
         self.datasets[number] = dataset
         for other in idle:
-            self._inherit(number, other.number, keys_of(other.manifest, self._resident_ids(other.number)))
+            self._inherit(number, other.number, keys_of(other, self._resident_ids(other.number)))
         self._inherit(number, _ORPHANS, self._orphans_left())
-        manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
+        dataset.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
+
+    def object_of(self, dataset: int, path: str) -> int:
+        """Return the object id of a file in a catalogue, which grows by it if need be.
+
+        Raises:
+            KeyError: There is no such catalogue.
+        """
+        catalogue = self.datasets[dataset].catalogue
+        if catalogue is None:
+            raise KeyError(f"dataset {dataset} is no catalogue")
+        object_id = catalogue.index_of(path)
+        if object_id is None:
+            object_id = catalogue.append([path]).start
+            self.scheduler.grow_dataset(dataset, catalogue.sizes)
+        return object_id
+
+    def samples_opened(self, dataset: int, records: npt.NDArray[np.int64]) -> None:
+        """Workers saw which objects samples open: sample, number of objects, their ids, one sample after the other."""
+        learned = self.datasets[dataset].learned
+        at = 0
+        while learned is not None and at + 2 <= len(records):
+            sample, count = int(records[at]), int(records[at + 1])
+            ids = records[at + 2 : at + 2 + count]
+            self.require_ids(dataset, ids)
+            learned.record(sample, ids.tolist())
+            at += 2 + count
 
     def clear(self, url: str | None) -> ClearResult:
         """Free every resident of the datasets at or below the URL; of all of them, and what nobody names, if None."""
@@ -106,12 +145,56 @@ class Node:
         self.pump()
         return ClearResult(entries=entries, bytes=size_bytes)
 
+    # ------------------------------------------------------------ plans
+
+    def begin_plan(
+        self, consumer: int, dataset: int, ids: npt.NDArray[np.integer], *, upcoming: bool, resident: bool,
+        recheck: bool,
+    ) -> None:  # fmt: skip
+        """A consumer begins an epoch in this order, or will probably do so next."""
+        self.require_ids(dataset, ids)
+        if upcoming:
+            self.scheduler.register_upcoming(consumer, dataset, ids, resident=resident)
+        else:
+            self.scheduler.register_plan(consumer, dataset, ids, resident=resident)
+        if upcoming and not recheck:
+            self.checks.announce(consumer, dataset, ids)
+        else:
+            self.checks.begin(consumer, dataset, ids, recheck=recheck)
+
+    def adopt_upcoming(self, consumer: int, *, recheck: bool) -> None:
+        """The plan that was announced has begun."""
+        self.scheduler.adopt_upcoming(consumer)
+        self.checks.adopt(consumer, recheck=recheck)
+
+    def extend_plan(self, consumer: int, ids: npt.NDArray[np.int64]) -> None:
+        """The sampler drew more."""
+        dataset = self.scheduler.dataset_of(consumer)
+        if dataset is not None:
+            self.require_ids(dataset, ids)
+            self.scheduler.extend_plan(consumer, ids)
+            self.checks.extend(dataset, ids)
+
+    def advance(self, consumer: int, position: int) -> None:
+        """The consumer's loop has what comes before this index of its plan."""
+        self.scheduler.position(consumer, position)
+        self.checks.advance(consumer, position)
+
+    def end_consumer(self, consumer: int) -> None:
+        """The consumer is gone."""
+        self.scheduler.end_consumer(consumer)
+        self.checks.end(consumer)
+
     # ------------------------------------------------------------ readers
 
     def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader waits for the object."""
         self.require_ids(dataset, [object_id])
-        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
+        if self.checks.is_due(dataset, object_id):
+            self.fetchers.is_urgent = True
+            self.checks.wait(dataset, object_id, lambda: self._demand(consumer, dataset, object_id, answer))
+        else:
+            self._demand(consumer, dataset, object_id, answer)
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
@@ -123,6 +206,7 @@ class Node:
         """Readers are done with these objects."""
         self._hits += hits
         self._direct_reads += direct_reads
+        self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 
     def require_ids(self, dataset: int, ids: npt.ArrayLike) -> None:
@@ -146,9 +230,11 @@ class Node:
             if not actions and not results:
                 break
             self._carry_out(actions)
-            self._take_in(results)
+            self._take_in([result for result in results if isinstance(result, Result)])
+            self._take_checks([result for result in results if isinstance(result, CheckResult)])
+        self.checks.ask_ahead()
         self._inline.clear()
-        self.fetchers.is_urgent = bool(self._answerers)
+        self.fetchers.is_urgent = bool(self._answerers) or self.checks.has_waiting
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counts."""
@@ -172,6 +258,19 @@ class Node:
             best_hit_ratio=best if working_set else None,
         )
 
+    def read_counts(self, consumer: int) -> ReadCounts:
+        """Return how the consumer's reads went; all zero for one that is not known."""
+        counts = self.scheduler.counts_of(consumer)
+        if counts is None:
+            return ReadCounts()
+        return ReadCounts(
+            hits=counts.hits,
+            late=counts.late,
+            misses=counts.misses,
+            direct_reads=counts.direct_reads,
+            best_hit_ratio=self.statistics().best_hit_ratio,
+        )
+
     def validate(self) -> None:
         """Check the invariants; raises AssertionError."""
         self.scheduler.validate()
@@ -191,7 +290,7 @@ class Node:
         """Let go of threads and sources; the tier belongs to the caller."""
         self.fetchers.close()
         for dataset in self.datasets.values():
-            dataset.source.close()
+            dataset.close()
 
     # ------------------------------------------------------------ carrying out
 
@@ -231,9 +330,18 @@ class Node:
             if placement == Placement.DIRECT:
                 self._inline[ticket.dataset, ticket.object_id] = data
             else:
+                if isinstance(manifest := result.job.manifest, CatalogueWriter):
+                    manifest.observe(ticket.object_id, result.fetched.version, size)
                 puts.append((ticket, data))
         if puts:
             self._commit(puts, [])
+
+    def _take_checks(self, results: list[CheckResult]) -> None:
+        for result in results:
+            self.checks.take(result)
+            self._carry_out(self.scheduler.take_actions())  # a changed file's entry goes before it is fetched again
+            for then in self.checks.take_waiting(result):
+                then()
 
     def _commit(self, puts: list[tuple[Ticket, Buffer]], frees: list[Free]) -> None:
         """Store and free in one commit, or, if the tier refuses, store nothing and say so."""
@@ -255,6 +363,8 @@ class Node:
         else:
             for ticket, _ in puts:
                 self.scheduler.stored(ticket)
+                if isinstance(catalogue := self.datasets[ticket.dataset].manifest, CatalogueWriter):
+                    catalogue.publish(ticket.object_id)
         for free in frees:
             self.scheduler.freed(free)
 
@@ -297,6 +407,8 @@ class Node:
         """True when the origin gave another version, or another size, than the manifest has."""
         assert result.fetched is not None
         manifest, object_id = result.job.manifest, result.job.ticket.object_id
+        if not isinstance(manifest, Manifest):
+            return False  # a catalogue lists what is there when it is read
         listed_size = manifest.sizes[object_id]
         if listed_size != UNKNOWN_SIZE and listed_size != memoryview(result.fetched.data).nbytes:
             self._errors["object-changed"] += 1
@@ -308,6 +420,9 @@ class Node:
         return True
 
     # ------------------------------------------------------------ inside
+
+    def _demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
+        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
 
     def _remember(self, answer: Answerer) -> int:
         token = self._next_token
@@ -339,7 +454,7 @@ class Node:
         if not keys:
             return
         ids = self._resident_ids(source)
-        at, found = KeyIndex(keys).match(self.datasets[target].manifest.keys)
+        at, found = KeyIndex(keys).match(self.datasets[target].entry_keys)
         self.scheduler.transfer(source, ids[at].tolist(), target, found.tolist())
 
 

@@ -12,18 +12,19 @@ from pathlib import Path
 from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.errors import PrefeedError
-from prefeed.server.datasets import Dataset
+from prefeed.server.datasets import Dataset, Opened
+from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
+from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
-from prefeed.sources.path_list import open_path_list
-from prefeed.sources.protocol import Source
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1
 """Pause between two reports of one listing."""
 
-_Key = tuple[str, str, bool]
+_Open = Callable[[ListingProgress], Opened]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,77 +53,116 @@ class Openings:
         *,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
-        add_dataset: Callable[[Manifest, Source], Dataset],
+        find_dataset: Callable[[Path], Dataset | None],
+        add_dataset: Callable[[Opened], Dataset],
     ) -> None:
         self._config = config
         self._clock = clock
         self._call_soon = call_soon
+        self._find_dataset = find_dataset
         self._add_dataset = add_dataset
         self._library = ManifestLibrary(config.home)
-        self._openings: dict[_Key, _Opening] = {}
+        self._openings: dict[str, _Opening] = {}
 
-    def open(self, url: str, waiter: Waiter, *, refresh: bool = False, paths_file: Path | None = None) -> None:
-        """Open the dataset of a URL, or of the paths listed in a file, which is removed."""
-        key = ("", str(paths_file), False) if paths_file else (canonical_url(url), "", refresh)
-        opening = self._openings.get(key)
-        if opening is None:
-            opening = self._openings[key] = _Opening()
-            args = (key, url, refresh, paths_file)
-            threading.Thread(target=self._run, args=args, name="prefeed-listing", daemon=True).start()
-        opening.waiters.append(waiter)
+    def open_url(self, url: str, waiter: Waiter, *, refresh: bool = False) -> None:
+        """Open the dataset of a URL, listed first if it never was."""
 
-    def reopen(self, directory: Path, url: str) -> Dataset:
-        """Return the dataset of a manifest that another server made for a client.
+        def list_objects(progress: ListingProgress) -> Opened:
+            manifest = self._library.open(
+                url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
+            )
+            return Opened(manifest=manifest, source=open_source(url, self._config))
+
+        self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)}", list_objects, waiter)
+
+    def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
+        """Open the catalogue of this name, which begins with the paths in a file; that is removed.
 
         Raises:
-            PrefeedError: It lies elsewhere than this home's manifests do.
-            StoreFormatError: It is no manifest.
+            PrefeedError: That is no name of a catalogue.
+        """
+        directory = directory_of(self._config.home, name)
+
+        def read_paths(_: ListingProgress) -> Opened:
+            return self._open_catalogue(directory, _take_paths(paths_file), num_samples)
+
+        if not self._begin(name, read_paths, waiter, directory=directory):
+            paths_file.unlink(missing_ok=True)
+
+    def reopen(self, directory: Path, url: str, num_samples: int, waiter: Waiter) -> None:
+        """Open a manifest or catalogue that a client had open on another server.
+
+        Raises:
+            PrefeedError: It lies elsewhere than this home's do.
         """
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
-        manifest = Manifest.open(directory)
-        return self._add_dataset(manifest, open_source(url or manifest.url, self._config))
+        if is_catalogue(self._config.home, directory):
+            self._begin(
+                directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
+                directory=directory,
+            )  # fmt: skip
+            return
 
-    def _run(self, key: _Key, url: str, refresh: bool, paths_file: Path | None) -> None:
+        def reopen_manifest(_: ListingProgress) -> Opened:
+            manifest = Manifest.open(directory)
+            return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
+
+        self._begin(str(directory), reopen_manifest, waiter)
+
+    def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int) -> Opened:
+        catalogue, mean_bytes = open_catalogue(directory, paths)
+        learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
+        source = PosixSource(catalogue.url, max_bytes=self._config.max_object)
+        return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned)
+
+    def _begin(self, name: str, open_it: _Open, waiter: Waiter, *, directory: Path | None = None) -> bool:
+        """Open it in a thread; False when it is open, or being opened, already."""
+        found = None if directory is None else self._find_dataset(directory)
+        if found is not None:  # it is open for writing, and must not be opened a second time
+            waiter.opened(found)
+            return False
+        opening = self._openings.get(name)
+        if opening is not None:
+            opening.waiters.append(waiter)
+            return False
+        self._openings[name] = _Opening([waiter])
+        threading.Thread(target=self._run, args=(name, open_it), name="prefeed-listing", daemon=True).start()
+        return True
+
+    def _run(self, name: str, open_it: _Open) -> None:
         next_report = 0.0
 
         def progress(objects: int, size: int) -> None:
             nonlocal next_report
             if self._clock() >= next_report:
                 next_report = self._clock() + _REPORT_SECONDS
-                self._call_soon(lambda: self._tell(key, objects, size))
+                self._call_soon(lambda: self._tell(name, objects, size))
 
         try:
-            if paths_file:
-                manifest = open_path_list(self._config.home, _take_paths(paths_file), progress=progress)
-                source = open_source(manifest.url, self._config)
-            else:
-                manifest = self._library.open(
-                    url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
-                )
-                source = open_source(url, self._config)
+            opened = open_it(progress)
         except PrefeedError as err:
             refusal = err
-            self._call_soon(lambda: self._failed(key, refusal))
+            self._call_soon(lambda: self._failed(name, refusal))
         except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             other = PrefeedError(
-                f"cannot make the manifest of {key[0]} below {self._config.home}: {type(err).__name__}: {err}"
+                f"cannot make the manifest of {name} below {self._config.home}: {type(err).__name__}: {err}"
             )
-            self._call_soon(lambda: self._failed(key, other))
+            self._call_soon(lambda: self._failed(name, other))
         else:
-            self._call_soon(lambda: self._opened(key, manifest, source))
+            self._call_soon(lambda: self._opened(name, opened))
 
-    def _tell(self, key: _Key, objects: int, size: int) -> None:
-        for waiter in self._openings[key].waiters:
+    def _tell(self, name: str, objects: int, size: int) -> None:
+        for waiter in self._openings[name].waiters:
             waiter.listing(objects, size)
 
-    def _opened(self, key: _Key, manifest: Manifest, source: Source) -> None:
-        dataset = self._add_dataset(manifest, source)
-        for waiter in self._openings.pop(key).waiters:
+    def _opened(self, name: str, opened: Opened) -> None:
+        dataset = self._add_dataset(opened)
+        for waiter in self._openings.pop(name).waiters:
             waiter.opened(dataset)
 
-    def _failed(self, key: _Key, error: PrefeedError) -> None:
-        for waiter in self._openings.pop(key).waiters:
+    def _failed(self, name: str, error: PrefeedError) -> None:
+        for waiter in self._openings.pop(name).waiters:
             waiter.failed(error)
 
 

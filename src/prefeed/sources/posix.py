@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, NoReturn
@@ -11,12 +12,19 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.errors import AccessDeniedError, ObjectNotFoundError, SourceError, TransientSourceError, TruncatedBodyError
+from prefeed.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    PassedThroughError,
+    SourceError,
+    TransientSourceError,
+    TruncatedBodyError,
+)
 from prefeed.types import FetchedObject, ObjectInfo
 
 LISTING_THREADS: Final = 32
 _STAT_BATCH: Final = 1000
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer must not hold a thread
 
 # What one task of a listing gives: files found (still to be asked for size and time), directories found, objects done.
 _Chain = frozenset[tuple[int, int]]
@@ -28,14 +36,16 @@ def version_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}-{status.st_size}"
 
 
-def stat_paths(paths: Sequence[str], *, threads: int = LISTING_THREADS) -> tuple[NDArray[np.int64], list[str]]:
+def stat_paths(
+    paths: Sequence[str], *, threads: int = LISTING_THREADS, batch: int = _STAT_BATCH
+) -> tuple[NDArray[np.int64], list[str]]:
     """Return sizes, shape (num_paths,), and versions of files given by absolute path, in the given order.
 
     A path that does not exist or cannot be asked for has size -1 and version ``""``: reading it will say why.
     """
-    starts = range(0, len(paths), _STAT_BATCH)
+    starts = range(0, len(paths), batch)
     with ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
-        batches = list(pool.map(lambda start: _stat_batch(paths[start : start + _STAT_BATCH]), starts))
+        batches = list(pool.map(lambda start: stat_files(paths[start : start + batch]), starts))
     sizes = np.fromiter((size for sizes, _ in batches for size in sizes), np.int64, len(paths))
     return sizes, [version for _, versions in batches for version in versions]
 
@@ -49,9 +59,15 @@ class PosixSource:
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
-    def __init__(self, root: str) -> None:
-        """Read below ``root``, an absolute path without a trailing slash."""
+    def __init__(self, root: str, *, max_bytes: int | None = None) -> None:
+        """Read below ``root``, an absolute path without a trailing slash.
+
+        Args:
+            root: Directory.
+            max_bytes: Files larger than this are refused; None: of any size are read.
+        """
         self.url = root
+        self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
 
     def locate(self, path: str) -> str:
@@ -76,7 +92,11 @@ class PosixSource:
     def _read(self, descriptor: int, path: str) -> FetchedObject:
         before = os.fstat(descriptor)
         size = before.st_size
-        data = os.read(descriptor, size)
+        if not stat.S_ISREG(before.st_mode) or size > self._max_bytes:
+            self._refuse(before, path)
+        data = os.read(descriptor, size or 1)
+        if len(data) > size:  # files that the kernel makes up say that they are empty
+            raise PassedThroughError(f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path))
         if len(data) != size:
             data = _read_rest(descriptor, data, size)
         after = os.fstat(descriptor)
@@ -87,6 +107,17 @@ class PosixSource:
                 path=self.locate(path),
             )
         return FetchedObject(data=data, version=version_of(before))
+
+    def _refuse(self, status: os.stat_result, path: str) -> NoReturn:
+        where = self.locate(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(status.st_mode):
+            raise PassedThroughError(f"{where} is no regular file", path=where)
+        raise PassedThroughError(
+            f"{where} has {status.st_size} bytes, more than max_object ({self._max_bytes}), and is read past the cache",
+            path=where,
+        )
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every file below the directory; see ``Source.list_objects``.
@@ -172,7 +203,8 @@ def _parts(files: list[str]) -> Iterator[list[str]]:
         yield files[start : start + _STAT_BATCH]
 
 
-def _stat_batch(paths: Sequence[str]) -> tuple[list[int], list[str]]:
+def stat_files(paths: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return sizes and versions of these files, one after the other; see ``stat_paths``."""
     sizes: list[int] = []
     versions: list[str] = []
     for path in paths:

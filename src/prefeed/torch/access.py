@@ -1,34 +1,119 @@
-"""Which objects the samples of a dataset are made of: prefeed's own datasets say so, torchvision's keep a list."""
+"""Which objects the samples of a dataset are made of: it says so, or it keeps a list, or it is learned.
+
+In this order: prefeed's own datasets know their objects; ``declared_paths`` finds what a dataset lists; any other is
+watched, and what its samples open below the roots is known the next time.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from torch.utils.data import Subset
+
 from prefeed.client.access import Accessible, AccessMap
-from prefeed.client.dataset import open_listed_dataset
+from prefeed.client.dataset import open_learned_dataset, open_listed_dataset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
+from prefeed.errors import FilesUnknownError
+from prefeed.sources.learned import LearnedMap
+from prefeed.sources.mounts import Roots
+from prefeed.torch.declared import Declared, declared_paths, is_in_memory
+from prefeed.torch.fingerprint import fingerprint
+
+OpenAccess = Callable[[NodeClient], AccessMap]
+"""Opens the access map on a node."""
+
+_PROBES = 16
 
 
-def access_of(dataset: Any, node: NodeClient, config: Config) -> AccessMap | None:
-    """Return the dataset's access map on this node; None when nothing is known about it.
+def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
+    """Return how to open the dataset's access map; asks the dataset, and no server.
+
+    Args:
+        dataset: The user's, map-style.
+        config: Settings.
+        explicit: The user asked for this dataset to be cached, also if it lies on a local disk.
 
     Raises:
-        PrefeedError: The node cannot list it.
+        FilesUnknownError: There is nothing to serve; the message says why, and what to change.
+        ValueError: What the dataset says of itself is not understood.
     """
-    if isinstance(dataset, Accessible):
-        return dataset.prefeed_access(node, config)
-    paths = listed_paths(dataset)
-    if paths is None:
-        return None
-    return AccessMap(dataset=open_listed_dataset(node, paths, config), ids=None)
+    base, indices = _unwrapped(dataset)
+    if isinstance(base, Accessible):
+        return lambda node: _indexed(base.prefeed_access(node, config), indices)
+    name, roots = type(dataset).__name__, Roots.of(config)
+    if is_in_memory(dataset):
+        raise FilesUnknownError(f"a {name} holds its samples in memory")
+    declared = declared_paths(dataset)
+    if declared is not None:
+        _require_slow(declared, name, roots, explicit=explicit)
+        return lambda node: _listed(node, declared, config)
+    if not roots:
+        raise FilesUnknownError(
+            f"nothing is known about the files of a {name}, no network file system is mounted, and PREFEED_ROOTS does "
+            f"not name the directory that holds them"
+        )
+    if not hasattr(base, "__len__"):
+        raise FilesUnknownError(f"a {name} has no length")
+    return lambda node: _learned(node, base, indices, config)
 
 
-def listed_paths(dataset: Any) -> list[str] | None:
-    """Return the file of each sample of torchvision's ``DatasetFolder`` and ``ImageFolder``; None for others."""
-    folder = sys.modules.get("torchvision.datasets.folder")  # who has such a dataset has imported it
-    if folder is None or not isinstance(dataset, folder.DatasetFolder) or not dataset.samples:
-        return None
-    return [os.path.abspath(path) for path, _ in dataset.samples]
+def _unwrapped(dataset: Any) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]] | None]:
+    """Return what is below all ``Subset``s, and which of its samples are meant; None: all, in order."""
+    if type(dataset) is not Subset or not _are_indices(dataset.indices):
+        return dataset, None
+    base, indices = _unwrapped(dataset.dataset)
+    chosen = np.array(dataset.indices, dtype=np.int64)
+    if indices is None:
+        return base, chosen
+    return (base, indices[chosen]) if _are_within(chosen, len(indices)) else (dataset, None)
+
+
+def _are_indices(indices: Any) -> bool:
+    found = np.asarray(indices if len(indices) else np.zeros(0, dtype=np.int64))
+    return found.ndim == 1 and found.dtype.kind in "iu"
+
+
+def _are_within(indices: np.ndarray[Any, np.dtype[np.int64]], length: int) -> bool:
+    return not len(indices) or bool(-length <= indices.min() and indices.max() < length)
+
+
+def _indexed(access: AccessMap, indices: np.ndarray[Any, np.dtype[np.int64]] | None) -> AccessMap:
+    if indices is None:
+        return access
+    length = len(access)
+    if not _are_within(indices, length):
+        raise FilesUnknownError(f"a Subset names samples that its dataset of {length} does not have")
+    return AccessMap(
+        dataset=access.dataset,
+        ids=access.ids,
+        starts=access.starts,
+        learned=access.learned,
+        indices=np.where(indices < 0, indices + length, indices),
+    )
+
+
+def _require_slow(declared: Declared, name: str, roots: Roots, *, explicit: bool) -> None:
+    """Refuse files on local disks, unless somebody asked for them."""
+    probes = declared.paths[:: max(1, len(declared.paths) // _PROBES)]
+    if not explicit and not any(map(roots.covers, probes)):
+        raise FilesUnknownError(
+            f"the files of a {name}, such as {probes[0]}, do not lie on a network file system; "
+            f"set PREFEED_ROOTS to their directory to cache them all the same"
+        )
+
+
+def _listed(node: NodeClient, declared: Declared, config: Config) -> AccessMap:
+    dataset = open_listed_dataset(node, declared.paths, config)
+    return AccessMap(dataset=dataset, starts=declared.starts, indices=declared.indices)
+
+
+def _learned(
+    node: NodeClient, base: Any, indices: np.ndarray[Any, np.dtype[np.int64]] | None, config: Config
+) -> AccessMap:
+    num_samples = len(base)
+    dataset = open_learned_dataset(node, fingerprint(base), num_samples, config)
+    learned = LearnedMap.open(dataset.manifest.directory, num_samples)
+    return _indexed(AccessMap(dataset=dataset, learned=learned), indices)

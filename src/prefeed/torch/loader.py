@@ -6,10 +6,12 @@ worker asks for it. Batches, their order and every random generator are as torch
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
+from abc import ABCMeta
+from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -25,18 +27,28 @@ from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.errors import PrefeedError
-from prefeed.torch.access import access_of, listed_paths
+from prefeed.torch.access import access_of
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.serving import Served, WorkerStart
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "make_iterator", "set_all_loaders"]
 
 _log = logging.getLogger("prefeed")
+_all_loaders = False
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(TorchDataLoader[T_co]):
+class _LoaderType(ABCMeta):
+    """While every loader is served, every loader of torch's is an instance of ``prefeed.DataLoader``."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or (
+            cls is DataLoader and _all_loaders and isinstance(instance, TorchDataLoader)
+        )
+
+
+class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     """``torch.utils.data.DataLoader`` whose samples are in memory before they are asked for.
 
     Takes torch's arguments, and one more. A dataset whose objects are not known, an ``IterableDataset``, or a node
@@ -48,36 +60,19 @@ class DataLoader(TorchDataLoader[T_co]):
         **kwargs: As torch's.
 
     **Threads and processes**: as torch's; workers may be forked, spawned or served. The main process never touches
-    an object store, whose threads would not survive a fork.
+    an object store, whose threads would not survive a fork. A copy, or what was pickled, begins anew.
     """
+
+    _prefeed_config: Config | None = None
 
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._prefeed = _Attachment(config or current())
+        if config is not None:
+            self._prefeed_config = config
+        _attachments[self] = _Attachment(config or current(), explicit=True)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        served = self._prefeed.attach(self)
-        if served is None:
-            return super()._get_iterator()
-        view = copy.copy(self)
-        view.__dict__.update(dataset=served, _prefeed=_Planned(self._prefeed))
-        if self.num_workers == 0:
-            return _SingleProcessIter(view)
-        self._prefeed.foresee(self.generator or True)
-        view.__dict__["worker_init_fn"] = WorkerStart(self.worker_init_fn)
-        self.check_worker_number_rationality()
-        return _MultiProcessIter(view)
-
-    @property
-    def _index_sampler(self) -> Any:
-        sampler = self.batch_sampler if self._auto_collation else self.sampler
-        state = self.__dict__.get("_prefeed")
-        return state.planned if isinstance(state, _Planned) else sampler
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state["_prefeed"] = _Attachment(self._prefeed.config)
-        return state
+        return make_iterator(self, super()._get_iterator, explicit=True)
 
 
 def _signature() -> inspect.Signature:
@@ -90,84 +85,133 @@ def _signature() -> inspect.Signature:
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-class _Planned:
-    """Marks the loader's copy that iterators are made from: its sampler is the planned one."""
+def make_iterator(
+    loader: TorchDataLoader[Any], original: Callable[[], _BaseDataLoaderIter], *, explicit: bool
+) -> _BaseDataLoaderIter:
+    """Return an iterator over an epoch of any loader, served where that is possible.
 
-    def __init__(self, attachment: _Attachment) -> None:
-        self.config = attachment.config
-        self.attachment = attachment
-        assert attachment.planned is not None
-        self.planned = attachment.planned
+    Args:
+        loader: The user's; nothing of it is changed.
+        original: Makes torch's own iterator, for a loader that cannot be helped.
+        explicit: The user asked for this loader to be served; it is not one of all.
+    """
+    attachment = _attachment_of(loader, explicit=explicit)
+    served = attachment.attach(loader)
+    if served is None:
+        return original()
+    view = attachment.view(loader, served)
+    if loader.num_workers == 0:
+        return _SingleProcessIter(view, attachment)
+    attachment.foresee(loader.generator or True)
+    view.__dict__["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
+    loader.check_worker_number_rationality()
+    return _MultiProcessIter(view, attachment)
+
+
+def set_all_loaders(served: bool) -> None:
+    """Every loader of torch's counts as ``prefeed.DataLoader``, or only those that were made as such.
+
+    In the latter case the others are let go: their next epochs are torch's own. Iterators that are in use go on to
+    their end. Workers that were kept between epochs are started anew, which draws one more base seed.
+    """
+    global _all_loaders
+    _all_loaders = served
+    if served:
+        return
+    for loader, attachment in list(_attachments.items()):
+        if not attachment.explicit:
+            del _attachments[loader]
+            if isinstance(loader._iterator, _MultiProcessIter):
+                loader._iterator = None
 
 
 class _Attachment:
     """What ties one loader to the node server; opened at its first epoch.
 
-    **Ownership**: the loader. When it is collected, the consumer's connection closes and the server forgets its plan.
+    **Ownership**: ``_attachments``, while there is the loader, and iterators. When the last of them is collected, the
+    consumer's connection closes and the server forgets its plan.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config | None, *, explicit: bool) -> None:
+        self.explicit = explicit
         self.planned: PlannedSampler | None = None
         self.served: Served | None = None
+        self._config = config
         self._consumer: Consumer | None = None
         self._given_up = False
 
-    def attach(self, loader: DataLoader[Any]) -> Served | None:
+    def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
         """Return the served dataset; None when this loader cannot be helped, which is said once."""
         if self.served is not None and (self._consumer is None or self._consumer.is_connected):
             return self.served
         if self._given_up and self.served is None:
             return None
-        try:
-            reason = self._open(loader)
-        except (PrefeedError, OSError) as err:
-            reason = str(err)
+        reason = self._try_open(loader)
         if reason:
             self._given_up = True
-            _log.warning("prefeed: this loader reads as torch's own: %s", reason)
+            level = logging.WARNING if self.explicit else logging.INFO
+            _log.log(level, "prefeed: this loader reads as torch's own: %s", reason)
             return None
         return self.served
+
+    def view(self, loader: TorchDataLoader[Any], served: Served) -> Any:
+        """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned."""
+        # Made by hand: a subclass may have its own idea of what a copy is.
+        view: Any = object.__new__(type(loader))
+        sampler = "batch_sampler" if loader._auto_collation else "sampler"
+        view.__dict__.update(loader.__dict__, dataset=served, **{sampler: self.planned})
+        return view
 
     def foresee(self, seed_source: torch.Generator | bool) -> None:
         """Workers are about to be started: let the server fetch for the first batch meanwhile."""
         if self.planned is not None:
             self.planned.iterator_begins(seed_source)
 
-    def _open(self, loader: DataLoader[Any]) -> str:
+    def _try_open(self, loader: TorchDataLoader[Any]) -> str:
         """Attach to the node; return why not, or nothing."""
-        if not self.config.enabled:
+        try:
+            return self._open(loader, self._config or current())
+        except (PrefeedError, OSError) as err:
+            return str(err)
+        except Exception as err:
+            if self.explicit:
+                raise
+            # Nobody asked for this loader to be served: whatever its dataset does to us, it must not be noticed.
+            _log.debug("prefeed: attaching failed", exc_info=True)
+            return f"{type(err).__name__}: {err}"
+
+    def _open(self, loader: TorchDataLoader[Any], config: Config) -> str:
+        if not config.enabled:
             return "PREFEED_ENABLED is 0"
         if isinstance(loader.dataset, IterableDataset):
             return "an IterableDataset has no order to know beforehand"
-        node = NodeClient.connect(self.config)
+        if not _samples_as_torchs(loader):
+            return f"a {type(loader).__name__} chooses its sampler in a way of its own"
+        open_access = access_of(loader.dataset, config, explicit=self.explicit)
+        node = NodeClient.connect(config)
         try:
-            access = access_of(loader.dataset, node, self.config)
+            access = open_access(node)
         except BaseException:
             node.close()
             raise
-        if access is None:
-            node.close()
-            return f"nothing is known about the files of a {type(loader.dataset).__name__}"
         self._let_go()
         self._consumer = Consumer(node, access.dataset)
-        self._set_up(loader, access, self._consumer)
+        self._set_up(loader, access, self._consumer, config)
         return ""
 
-    def _set_up(self, loader: DataLoader[Any], access: AccessMap, consumer: Consumer) -> None:
-        opens_files = listed_paths(loader.dataset) is not None
-        self.served = Served(loader.dataset, access, consumer.number, opens_files=opens_files)
+    def _set_up(self, loader: TorchDataLoader[Any], access: AccessMap, consumer: Consumer, config: Config) -> None:
         draws_seed = not (loader.persistent_workers and loader.num_workers > 0)
         seed_source = (loader.generator or True) if draws_seed else None
         self.planned = PlannedSampler(
-            loader.batch_sampler if loader._auto_collation else loader.sampler,
+            loader._index_sampler,
             access,
             consumer,
-            trust=self.config.trust_samplers,
+            trust=config.trust_samplers,
             num_workers=loader.num_workers,
             batches_ahead=max(1, (loader.prefetch_factor or 0) * loader.num_workers),
             seed_source=seed_source,
         )
+        self.served = Served(loader.dataset, access, consumer.number)
 
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
@@ -180,10 +224,27 @@ class _Attachment:
             self._consumer.close()
 
 
+_attachments: WeakKeyDictionary[TorchDataLoader[Any], _Attachment] = WeakKeyDictionary()
+"""By loader, and not in it: pickles, copies and ``vars`` of a loader are as torch's."""
+
+
+def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> _Attachment:
+    attachment = _attachments.get(loader)
+    if attachment is None:
+        config = loader._prefeed_config if explicit and type.__instancecheck__(DataLoader, loader) else None
+        attachment = _attachments[loader] = _Attachment(config, explicit=explicit)
+    return attachment
+
+
+def _samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``."""
+    return loader._index_sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
+
+
 class _SingleProcessIter(_SingleProcessDataLoaderIter):
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
-        self._attachment = loader._prefeed.attachment
+    def __init__(self, view: Any, attachment: _Attachment) -> None:
+        super().__init__(view)
+        self._attachment = attachment
 
     def _next_data(self) -> Any:
         try:
@@ -194,9 +255,9 @@ class _SingleProcessIter(_SingleProcessDataLoaderIter):
 
 
 class _MultiProcessIter(_MultiProcessingDataLoaderIter):
-    def __init__(self, loader: Any) -> None:
-        self._attachment = loader._prefeed.attachment
-        super().__init__(loader)
+    def __init__(self, view: Any, attachment: _Attachment) -> None:
+        self._attachment = attachment
+        super().__init__(view)
 
     def _next_data(self) -> Any:
         try:

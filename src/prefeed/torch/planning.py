@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from prefeed.client.access import AccessMap
@@ -86,7 +87,8 @@ class PlannedSampler:
         self._num_workers = num_workers
         self._batches_ahead = batches_ahead
         self._seed_source = seed_source
-        self._announced: Order | None = None
+        self._announced: npt.NDArray[np.integer] | None = None
+        self._ends: Order | None = None
         self._last_epoch: int | None = None
 
     def __len__(self) -> int:
@@ -113,7 +115,7 @@ class PlannedSampler:
             seed_source: What torch draws the base seed from when it makes an iterator.
         """
         if self._announced is None and is_readable_ahead(self.inner):
-            self._announce(shadow_order(self.inner, draw_seed_from=seed_source))
+            self._announce(shadow_order(self.inner, draw_seed_from=seed_source), begins=True)
 
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
@@ -122,8 +124,8 @@ class PlannedSampler:
 
     def _begin(self, order: Order) -> None:
         announced, self._announced = self._announced, None
-        plan = self._plan(order)
-        if announced is not None and np.array_equal(announced, order):
+        plan, self._ends = self._plan(order)
+        if announced is not None and np.array_equal(announced, plan):
             self._consumer.begin_announced(plan)
         else:
             self._consumer.begin(plan)
@@ -140,15 +142,24 @@ class PlannedSampler:
         self._last_epoch = sampler.epoch
         self._announce(shadow_order(with_epoch(self.inner, sampler.epoch + 1 if counts else sampler.epoch)))
 
-    def _announce(self, order: Order) -> None:
-        self._announced = order
-        self._consumer.announce(self._plan(order))
+    def _announce(self, order: Order, *, begins: bool = False) -> None:
+        self._announced = self._plan(order)[0]
+        self._consumer.announce(self._announced, begins=begins)
 
-    def _plan(self, order: Order) -> Any:
+    def _plan(self, order: Order) -> tuple[npt.NDArray[np.integer], Order | None]:
+        """Return the object ids in the order of reading, and where in them each sample ends; None: one a sample."""
         batch_size = getattr(self.inner, "batch_size", None)
         if isinstance(batch_size, int):
             order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
-        return self._access.object_ids(order)
+        self._access.refresh()
+        ids, counts = self._access.object_ids(order)
+        return ids, None if counts is None else np.cumsum(counts)
+
+    def _advance(self, samples: int) -> None:
+        """The loop has that many samples."""
+        if self._ends is not None and samples:
+            samples = int(self._ends[min(samples, len(self._ends)) - 1]) if len(self._ends) else 0
+        self._consumer.advance(samples)
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches of a plan that is registered, and say how far the loop is."""
@@ -158,11 +169,11 @@ class PlannedSampler:
             done = len(ends) - 1 - self._batches_ahead
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
-                self._consumer.advance(ends[done - done % max(1, self._num_workers)])
+                self._advance(ends[done - done % max(1, self._num_workers)])
             yield batch
 
     def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches as torch asks for them, and tell the server of each."""
         for batch in batches:
-            self._consumer.extend(self._access.object_ids(drawn_order([batch])))
+            self._consumer.extend(self._access.object_ids(drawn_order([batch]))[0])
             yield batch

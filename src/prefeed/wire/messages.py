@@ -1,16 +1,16 @@
 """Every message of the protocol. Ids travel as raw little-endian int64, shape (n,).
 
 A client says ``Hello`` first and is answered ``Welcome`` or ``Refused``. Requests are answered in order, except
-``Demand``, ``OpenDataset`` and ``Warm``, whose answers carry the token of the question.
+``Demand``, ``DemandFile``, ``OpenDataset`` and ``Warm``, whose answers carry the token of the question.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from prefeed.types import ClearResult, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, ReadCounts, ServerStatus, Statistics, WarmResult
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -45,15 +45,19 @@ class Refused(Message, frozen=True):
 
 
 class OpenDataset(Message, frozen=True):
-    """Open, and build if need be, the manifest of a URL, or of the paths in a file, or the one in a directory.
+    """Open, and build if need be, the manifest of a URL, a catalogue of files, or what lies in a directory.
 
-    The paths are separated by NUL; a client that finds another server than it had names the directory.
+    A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
+    become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
+    finds another server than it had names the directory.
     """
 
     token: int
     url: str
-    refresh: bool
+    refresh: bool = False
+    catalogue: str = ""
     paths_file: str = ""
+    num_samples: int = 0
     manifest_dir: str = ""
 
 
@@ -74,18 +78,24 @@ class DatasetOpened(Message, frozen=True):
 
 
 class RegisterPlan(Message, frozen=True):
-    """A consumer's order: raw int64 ids in a file that the server removes."""
+    """A consumer's order: raw int64 ids in a file that the server removes.
+
+    ``resident`` is False for a consumer that reads once; ``recheck`` asks whether files of a catalogue have changed.
+    """
 
     consumer: int
     dataset: int
     ids_file: str
     upcoming: bool
+    resident: bool = True
+    recheck: bool = False
 
 
 class AdoptUpcoming(Message, frozen=True):
     """The plan registered as upcoming has begun."""
 
     consumer: int
+    recheck: bool = False
 
 
 class ExtendPlan(Message, frozen=True):
@@ -127,6 +137,22 @@ class Demand(Message, frozen=True):
     object_id: int
 
 
+class DemandFile(Message, frozen=True):
+    """A reader of this consumer opens a file that it has no object id for, and waits; ``path`` as the system has it."""
+
+    token: int
+    consumer: int
+    dataset: int
+    path: bytes
+
+
+class SamplesOpened(Message, frozen=True):
+    """Which objects samples opened: int64 sample, number of objects, their ids; one sample after the other."""
+
+    dataset: int
+    records: bytes
+
+
 class Lost(Message, frozen=True):
     """A reader was told that the object is stored, and did not find it."""
 
@@ -143,6 +169,7 @@ class Answered(Message, frozen=True):
     code: str = ""
     text: str = ""
     data: bytes = b""
+    object_id: int = -1
 
 
 class Locate(Message, frozen=True):
@@ -177,6 +204,18 @@ class StatisticsReport(Message, frozen=True):
     """Answer to ``GetStatistics``."""
 
     statistics: Statistics
+
+
+class GetReadCounts(Message, frozen=True):
+    """Ask how the reads of one consumer went."""
+
+    consumer: int
+
+
+class ReadCountsReport(Message, frozen=True):
+    """Answer to ``GetReadCounts``."""
+
+    counts: ReadCounts
 
 
 class Warm(Message, frozen=True):
@@ -215,11 +254,11 @@ class Stopping(Message, frozen=True):
     """The server ends; the connection closes when it is gone."""
 
 
-UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, Position, EndConsumer)
+UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EndConsumer)
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
-    | Consumed | Position | EndConsumer | Demand | Lost | Answered | Locate | Located | GetStatus | StatusReport
-    | GetStatistics | StatisticsReport | Warm | WarmReport | Clear | Cleared | Stop | Stopping
+    | Consumed | SamplesOpened | Position | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
+    | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | Warm | WarmReport | Clear | Cleared | Stop | Stopping
 )  # fmt: skip

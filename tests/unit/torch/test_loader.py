@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import inspect
+import pickle
+import weakref
+from typing import Any
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import prefeed
+from prefeed.config import resolve
+from prefeed.torch import loader as module
 
 
 def test_signature_is_torchs_and_config() -> None:
@@ -18,3 +26,37 @@ def test_signature_is_torchs_and_config() -> None:
 
 def test_it_is_torchs_loader() -> None:
     assert issubclass(prefeed.DataLoader, TorchDataLoader)
+
+
+def test_nothing_of_ours_is_in_it() -> None:
+    loader: Any = prefeed.DataLoader([1, 2, 3])
+    assert list(loader) == [torch.tensor([1]), torch.tensor([2]), torch.tensor([3])]
+
+    assert vars(loader).keys() == vars(TorchDataLoader([1, 2, 3])).keys()
+    assert vars(copy.copy(loader)) == vars(loader)
+
+
+def test_given_settings_go_with_copies_and_pickles() -> None:
+    config = resolve({"enabled": False})
+    loader: Any = prefeed.DataLoader([1, 2, 3], config=config)
+
+    for same in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert module._attachment_of(same, explicit=True)._config == config
+        assert [int(batch) for batch in same] == [1, 2, 3]
+
+
+def test_a_copy_has_an_attachment_of_its_own() -> None:
+    loader: Any = prefeed.DataLoader([1, 2, 3])
+    other = copy.copy(loader)
+
+    assert module._attachment_of(loader, explicit=True) is module._attachment_of(loader, explicit=True)
+    assert module._attachment_of(other, explicit=True) is not module._attachment_of(loader, explicit=True)
+
+
+def test_attachment_ends_with_its_loader() -> None:
+    loader: Any = prefeed.DataLoader([1, 2, 3])
+    attachment = weakref.ref(module._attachment_of(loader, explicit=True))
+    del loader
+    gc.collect()
+
+    assert attachment() is None

@@ -1,0 +1,100 @@
+"""Something to be done once a module has been imported, without importing it. Costs next to nothing until then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+__all__ = ["after_import", "forget"]
+
+Act = Callable[[], None]
+
+
+class _Finder:
+    """First of ``sys.meta_path`` while anything is waited for; finds what the others find, and listens."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Act]] = {}
+        self._here = threading.local()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the others' spec of a module that is waited for, its loader listened to; None for all others."""
+        if name not in self.waiting or getattr(self._here, "is_searching", False):
+            return None
+        self._here.is_searching = True  # others may ask all finders as well, us included
+        try:
+            spec = _found_by_others(self, name, path, target)
+        finally:
+            self._here.is_searching = False
+        if spec is not None and spec.loader is not None:
+            self._listen(name, spec.loader)
+        return spec
+
+    def _listen(self, name: str, loader: Any) -> None:
+        """Let this loader, which loads one module once, tell when it has."""
+        load = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)  # the module's loader is as it was
+            load(module)
+            self.imported(name)
+
+        loader.exec_module = exec_module
+
+    def imported(self, name: str) -> None:
+        """Do what was waiting for the module."""
+        acts = self.waiting.pop(name, [])
+        self.settle()
+        for act in acts:
+            act()
+
+    def settle(self) -> None:
+        """Be among the finders if and only if something is waited for."""
+        if self.waiting and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        if not self.waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _found_by_others(
+    own: _Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    for finder in list(sys.meta_path):
+        if finder is own or not hasattr(finder, "find_spec"):
+            continue
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+_finder = _Finder()
+
+
+def after_import(name: str, act: Act) -> None:
+    """``act`` is called once the module is there, at once if it is; it must not raise."""
+    if name in sys.modules:
+        act()
+        return
+    acts = _finder.waiting.setdefault(name, [])
+    if act not in acts:
+        acts.append(act)
+    _finder.settle()
+
+
+def forget(name: str, act: Act) -> None:
+    """``act`` is no longer waiting; nothing if it was not."""
+    acts = _finder.waiting.get(name, [])
+    if act in acts:
+        acts.remove(act)
+    if not acts:
+        _finder.waiting.pop(name, None)
+    _finder.settle()

@@ -1,0 +1,104 @@
+"""Zero code: after ``import prefeed.auto`` every ``torch.utils.data.DataLoader`` of the process is served.
+
+torch is not imported for it: when the program imports torch, before or after, its loaders change in place. What cannot
+be helped behaves exactly as before, and one line of the log says why. ``prefeed run`` does the same for a program, and
+for those that it starts, with no line at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from prefeed.after_import import after_import, forget
+from prefeed.config import current
+
+__all__ = ["disable", "enable"]
+
+_log = logging.getLogger("prefeed")
+_PREFIX = "prefeed: "
+
+
+def enable() -> None:
+    """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
+    after_import("torch", _begin)
+
+
+def disable() -> None:
+    """Leave torch as it was; loaders are torch's own from their next epoch on."""
+    forget("torch", _begin)
+    _voice.remove()
+    if "prefeed.torch.patch" in sys.modules:
+        from prefeed.torch import patch
+
+        patch.disable()
+
+
+def _begin() -> None:
+    """torch is there."""
+    try:
+        if not current().enabled:
+            return
+        from prefeed.torch import patch
+
+        _voice.add()
+        patch.enable()
+    except Exception as err:  # a program that only imports torch must not fail for us
+        _log.warning("prefeed: off in this process: %s", err)
+
+
+class _Voice(logging.Handler):
+    """Lets a user who configured no logging see what prefeed has to say: on stderr, from INFO on.
+
+    As soon as there is a handler of the user's, for these messages or for all, it is silent, and the user's levels hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._level_before = logging.NOTSET
+
+    def add(self) -> None:
+        """Speak; a second call does nothing."""
+        if self in _log.handlers:
+            return
+        _log.addHandler(self)
+        _log.addFilter(self._is_wanted)
+        self._level_before = _log.level
+        if _log.level == logging.NOTSET:
+            _log.setLevel(logging.INFO)
+
+    def remove(self) -> None:
+        """Leave the logger as it was."""
+        if self not in _log.handlers:
+            return
+        _log.removeHandler(self)
+        _log.removeFilter(self._is_wanted)
+        if self._level_before == logging.NOTSET and _log.level == logging.INFO:
+            _log.setLevel(logging.NOTSET)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line, if nobody else does."""
+        if self._others():
+            return
+        try:
+            sys.stderr.write(f"{_PREFIX}{self.format(record).removeprefix(_PREFIX)}\n")
+        except Exception:
+            self.handleError(record)
+
+    def _is_wanted(self, record: logging.LogRecord) -> bool:
+        """Return what the logger's level would say if it had not been lowered for this handler."""
+        if self._level_before != logging.NOTSET or _log.level != logging.INFO or not self._others():
+            return True
+        above = _log.parent
+        return above is None or record.levelno >= above.getEffectiveLevel()
+
+    def _others(self) -> bool:
+        """Return True when a handler of the user's will see what the logger says."""
+        own = any(handler is not self for handler in _log.handlers)
+        above = _log.parent
+        return own or (_log.propagate and above is not None and above.hasHandlers())
+
+
+_voice = _Voice()
+
+enable()

@@ -1,0 +1,36 @@
+"""Found by every Python that ``prefeed run`` starts, by way of PYTHONPATH; prefeed.auto is imported when torch is.
+
+Kept as cheap as it can be, for every Python process imports it; and silent where prefeed is not installed.
+"""
+
+import os
+import sys
+
+
+def _enable():  # type: () -> None
+    import prefeed.auto  # noqa: F401
+
+
+def _step_aside():  # type: () -> None
+    """Take this directory from the path, and run the sitecustomize that it hides, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as err:
+        if err.name != "sitecustomize":
+            raise
+    finally:
+        if own is not None:
+            sys.modules.setdefault("sitecustomize", own)
+
+
+if os.environ.get("PREFEED_AUTO") == "1":
+    try:
+        from prefeed.after_import import after_import
+    except ImportError:
+        pass
+    else:
+        after_import("torch", _enable)
+_step_aside()

@@ -1,0 +1,95 @@
+"""``prefeed run``.
+
+Python is started anew in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
+program runs as ``python script.py`` would run it, to the last detail: ``sys.argv`` and ``sys.path``, tracebacks, exit
+codes, signals. And what it starts itself, however it does, has the environment too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from prefeed.cli.options import config_of, home_option
+from prefeed.config import Config
+
+AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
+
+
+@click.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option("--memory", metavar="SIZE", help="Most bytes of the memory tier, such as 8GiB (PREFEED_MEMORY).")
+@click.option(
+    "--root", "roots", multiple=True, metavar="DIR",
+    help="Directory whose files are cached; may be repeated (PREFEED_ROOTS). Default: network file systems.",
+)  # fmt: skip
+@home_option
+@click.option("--read-once", is_flag=True, help="Keep nothing for the next epoch (PREFEED_RESIDENT=0).")
+@click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
+@click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *, memory: str | None, roots: tuple[str, ...], home: str | None, read_once: bool, report_interval: str | None,
+    as_module: bool, program: str, arguments: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run a training program with every DataLoader served.
+
+    PROGRAM is a Python script, with -m a module, or a command that starts Python, such as torchrun. All that follows it
+    is the program's own. Programs that it starts in turn are served as well.
+    """
+    given: dict[str, Any] = {"memory": memory, "home": home, "report_interval": report_interval}
+    if roots:
+        given["roots"] = roots
+    if read_once:
+        given["resident"] = False
+    config = config_of(**given)
+    environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
+    line = command_line(program, arguments, as_module=as_module)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(line[0], line, environment)
+
+
+def run_environment(given: set[str], config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with these settings in it, in which every Python process is served.
+
+    Args:
+        given: Names of the settings to be passed on; the others are found again by who needs them.
+        config: Where their values are.
+        environ: What else is in it.
+    """
+    environment = dict(environ)
+    for name in given:
+        environment[f"PREFEED_{name.upper()}"] = _as_text(getattr(config, name))
+    paths = [str(AUTOSTART), environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment["PREFEED_AUTO"] = "1"
+    return environment
+
+
+def command_line(program: str, arguments: tuple[str, ...], *, as_module: bool) -> list[str]:
+    """Return what to start: Python with a script or a module, or a command of that name when there is no such file."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise click.UsageError("python was started with -E, -I or -S, which keeps it from finding prefeed")
+    python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+    if as_module:
+        return [*python, "-m", program, *arguments]
+    found = None if os.path.exists(program) or program.endswith(".py") else shutil.which(program)
+    return [found, *arguments] if found else [*python, program, *arguments]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return os.pathsep.join(value)
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,193 @@
+"""Who reads on this node: the plans of every consumer, how far each has come, and how its reads went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from prefeed.core import table as states
+from prefeed.core.holdings import Holdings, Key
+from prefeed.core.plan import Ids, Plan
+
+
+@dataclass(slots=True)
+class ConsumerCounts:
+    """How the reads of one consumer went since it was registered first."""
+
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    direct_reads: int = 0
+
+    @property
+    def reads(self) -> int:
+        """All reads, however served."""
+        return self.hits + self.late + self.misses + self.direct_reads
+
+
+@dataclass(slots=True)
+class _Consumer:
+    dataset: int
+    counts: ConsumerCounts = field(default_factory=ConsumerCounts)
+    plan: Plan | None = None
+    upcoming: Plan | None = None
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [plan for plan in (self.plan, self.upcoming) if plan is not None]
+
+
+class Consumers:
+    """Keeps the plans of all consumers, and tells the books which objects they expect.
+
+    Args:
+        holdings: Told of every reader that is expected, and of each that is done or will not come.
+
+    Attributes:
+        passed_unread: Accesses that a position passed and that nobody reported as read.
+
+    **Invariants**: see ``validate``.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self.passed_unread = 0
+        self._holdings = holdings
+        self._consumers: dict[int, _Consumer] = {}
+
+    # ------------------------------------------------------------ plans
+
+    def register(self, plan: Plan) -> None:
+        """The plan's consumer begins an epoch; what it had registered before is over, its counts go on."""
+        old = self._consumers.pop(plan.consumer, None)
+        entry = _Consumer(plan.dataset)
+        if old is not None:
+            self._drop(old)
+            entry.counts = old.counts
+        entry.plan = plan
+        self._consumers[plan.consumer] = entry
+
+    def announce(self, plan: Plan) -> None:
+        """The plan's consumer will probably read these next."""
+        entry = self._consumers.setdefault(plan.consumer, _Consumer(plan.dataset))
+        self._end_plan(entry.upcoming)
+        entry.upcoming = plan
+
+    def adopt_upcoming(self, consumer: int) -> int | None:
+        """The upcoming plan is the present one now: return its dataset; None when there is no such plan."""
+        entry = self._consumers.get(consumer)
+        if entry is None or entry.upcoming is None:
+            return None
+        self._end_plan(entry.plan)
+        entry.plan, entry.upcoming = entry.upcoming, None
+        entry.dataset = entry.plan.dataset
+        return entry.dataset
+
+    def extend(self, consumer: int, ids: Ids) -> None:
+        """The sampler went on."""
+        plan = self.plan_of(consumer)
+        if plan is not None:
+            plan.extend(ids)
+
+    def end(self, consumer: int) -> bool:
+        """The consumer is gone; True when it was one that reads once, and has given room back."""
+        entry = self._consumers.pop(consumer, None)
+        if entry is None:
+            return False
+        streams = not all(plan.resident for plan in entry.plans)
+        self._drop(entry)
+        return streams
+
+    # ------------------------------------------------------------ progress
+
+    def consumed(self, consumer: int, dataset: int, ids: Sequence[int]) -> None:
+        """The consumer's workers read these objects, whichever way."""
+        entry = self._consumers.get(consumer)
+        plans = [] if entry is None else [plan for plan in entry.plans if plan.dataset == dataset]
+        state = self._holdings.tables[dataset].state
+        for object_id in ids:
+            if any(plan.try_consume(object_id) for plan in plans):
+                self._holdings.unexpect((dataset, object_id))
+            elif plans and state[object_id] != states.RESIDENT and not plans[0].take_expected_report(object_id):
+                plans[0].skip_once(object_id)
+
+    def advance(self, consumer: int, position: int) -> None:
+        """The consumer's loop has the samples before this index of its plan."""
+        plan = self.plan_of(consumer)
+        if plan is not None:
+            for object_id in plan.advance(position):
+                self.passed_unread += 1
+                self._holdings.unexpect((plan.dataset, object_id))
+
+    def pass_over(self, consumer: int, dataset: int, object_id: int) -> None:
+        """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
+        plan = self.plan_of(consumer)
+        if plan is not None and plan.dataset == dataset and object_id not in plan.outstanding:
+            plan.skip_once(object_id)
+            plan.expect_report(object_id)
+
+    # ------------------------------------------------------------ what there is
+
+    def plan_of(self, consumer: int) -> Plan | None:
+        """Return the plan that the consumer follows now."""
+        entry = self._consumers.get(consumer)
+        return None if entry is None else entry.plan
+
+    def counts_of(self, consumer: int) -> ConsumerCounts | None:
+        """Return a copy of the consumer's counts; None when it is not registered."""
+        entry = self._consumers.get(consumer)
+        return None if entry is None else replace(entry.counts)
+
+    def count(self, consumer: int, *, hits: int = 0, late: int = 0, misses: int = 0, direct_reads: int = 0) -> None:
+        """Add to the consumer's counts; nothing when it is not registered."""
+        entry = self._consumers.get(consumer)
+        if entry is not None:
+            counts = entry.counts
+            counts.hits += hits
+            counts.late += late
+            counts.misses += misses
+            counts.direct_reads += direct_reads
+
+    def reads_once(self, consumer: int, dataset: int) -> bool:
+        """Return True when the consumer has a plan for the dataset, and keeps nothing of it."""
+        entry = self._consumers.get(consumer)
+        plans = [] if entry is None else entry.plans
+        return bool(plans) and plans[0].dataset == dataset and not plans[0].resident
+
+    def plans(self) -> list[Plan]:
+        """Return every plan, present and upcoming."""
+        return [plan for entry in self._consumers.values() for plan in entry.plans]
+
+    @property
+    def num_plans(self) -> int:
+        """Consumers with a plan."""
+        return sum(1 for entry in self._consumers.values() if entry.plan is not None)
+
+    def live_datasets(self) -> set[int]:
+        """Return the datasets that some consumer reads."""
+        return {entry.dataset for entry in self._consumers.values()}
+
+    def kept_datasets(self) -> set[int]:
+        """Return those of them that some consumer reads to keep."""
+        return {entry.dataset for entry in self._consumers.values() if any(plan.resident for plan in entry.plans)}
+
+    def validate(self) -> dict[Key, int]:
+        """Check the plans; return how many readers they expect, by object."""
+        expected: dict[Key, int] = {}
+        for plan in self.plans():
+            plan.validate()
+            for object_id, indices in plan.outstanding.items():
+                key = (plan.dataset, object_id)
+                expected[key] = expected.get(key, 0) + len(indices)
+        return expected
+
+    # ------------------------------------------------------------ inside
+
+    def _drop(self, entry: _Consumer) -> None:
+        self._end_plan(entry.plan)
+        self._end_plan(entry.upcoming)
+
+    def _end_plan(self, plan: Plan | None) -> None:
+        if plan is None:
+            return
+        for object_id in plan.drop_outstanding():
+            self._holdings.unexpect((plan.dataset, object_id))

@@ -1,0 +1,14 @@
+"""Reads of files by path, answered by a ``FileReader`` while a sample is made.
+
+``reads_from(reader)`` is in force in the thread that entered it, and there alone: ``open``, ``numpy.fromfile``,
+``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and what it does not have is
+opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json``, ``gzip``)
+reads through ``open``. What a caller gets is told apart from the real thing by nobody who does not look for it.
+
+Start reading in ``opening.py``; ``files.py`` is what an open file is made of, ``scope.py`` when any of it is in place.
+"""
+
+from prefeed.interception.protocol import FileReader as FileReader
+from prefeed.interception.scope import install as install
+from prefeed.interception.scope import reads_from as reads_from
+from prefeed.interception.scope import uninstall as uninstall

@@ -1,0 +1,105 @@
+"""Readers of images that open their files in C++: ``cv2.imread``, and what torchvision reads with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from prefeed.interception.asking import Replacement, ask, asking
+from prefeed.interception.paths import absolute_path, path_name
+from prefeed.types import Buffer
+
+_COLOR_BGR = 1  # cv2's default flag
+_UNCHANGED = -1
+_LOAD_GDAL = 8  # a reader that wants the file itself
+
+
+class ImRead(Replacement):
+    """In place of ``cv2.imread``."""
+
+    home = "cv2"
+
+    def imread(self, *args: Any, **kwargs: Any) -> Any:
+        if asking.reader is not None:
+            asked = _imread_arguments(args, kwargs)
+            image = None if asked is None else _decoded(*asked)
+            if image is not None:
+                return image
+        return self.original(*args, **kwargs)
+
+
+def imread_in_place_of(original: Callable[..., Any]) -> Any:
+    """Return what stands in for ``cv2.imread``."""
+    ImRead.imread.__doc__ = original.__doc__
+    ImRead.imread.__qualname__ = "imread"
+    ImRead.imread.__module__ = getattr(original, "__module__", None) or "cv2"
+    return ImRead(original).imread
+
+
+def _imread_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int] | None:
+    """Return file name and flags; None for a call that reads into an array of the caller's, or is wrong."""
+    names = ("filename", "flags") if len(args) == 2 and args[1] is not None else ("filename", "dst", "flags")
+    given = dict(zip(names, args, strict=False))
+    if len(args) > len(names) or given.keys() & kwargs.keys():
+        return None
+    given.update(kwargs)
+    flags = given.pop("flags", _COLOR_BGR)
+    if "filename" not in given or given.get("dst") is not None or given.keys() - {"filename", "dst"}:
+        return None
+    if type(flags) is not int or (flags != _UNCHANGED and flags & _LOAD_GDAL):
+        return None
+    return given["filename"], flags
+
+
+def _decoded(file: Any, flags: int) -> Any:
+    cv2 = sys.modules["cv2"]
+    if type(file) is not str:
+        try:
+            cv2.haveImageWriter(file)  # looks at the ending alone: does this version take bytes, a Path?
+        except (TypeError, cv2.error):
+            return None
+    data = _bytes_of(file)
+    if not data:
+        return None
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error:
+        return None
+
+
+class ReadFile(Replacement):
+    """In place of the operator beneath torchvision's ``read_file``, ``read_image`` and ``decode_image``.
+
+    The operator and not the functions: those are also imported by name, and they warn and check as they like.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if asking.reader is not None and len(args) == 1 and not kwargs and type(args[0]) is str:
+            data = _bytes_of(args[0])
+            if data:
+                torch = sys.modules["torch"]
+                return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return self.original(*args, **kwargs)
+
+
+def read_file_in_place_of(original: Any) -> Any:
+    """Return an operator that is called as ours, and to TorchScript and the compiler is the one that it replaces."""
+    answering = ReadFile(original)
+
+    def call(_self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return answering(*args, **kwargs)
+
+    kind = type(original)
+    operator: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__}))
+    operator.__dict__.update(original.__dict__)
+    operator.__dict__["__self__"] = answering
+    return operator
+
+
+def _bytes_of(file: Any) -> Buffer | None:
+    name = path_name(file)
+    path = None if name is None else absolute_path(name)
+    return None if path is None else ask(path)

@@ -1,0 +1,95 @@
+"""When replacements are in place: while any thread is inside a scope, or for good."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from prefeed.interception.asking import asking
+from prefeed.interception.places import Places
+from prefeed.interception.protocol import FileReader
+
+
+class _Process:
+    """What the threads of a process share; ``lock`` guards the rest.
+
+    Attributes:
+        num_inside: Scopes entered and not left, all threads together.
+        is_for_good: Installed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may read files as well
+        self.places = Places()
+        self.num_inside = 0
+        self.is_for_good = False
+
+    def continue_forked(self) -> None:
+        """In a forked child: of the threads that were inside, one is left."""
+        self.num_inside = asking.depth
+        if not self.num_inside and not self.is_for_good:
+            self.places.restore_all()
+        self.lock.release()
+
+
+_process = _Process()
+os.register_at_fork(
+    before=_process.lock.acquire,
+    after_in_parent=_process.lock.release,
+    after_in_child=_process.continue_forked,
+)
+
+
+class _Scope:
+    __slots__ = ("_before", "_reader")
+
+    def __init__(self, reader: FileReader) -> None:
+        self._reader = reader
+
+    def __enter__(self) -> None:
+        with _process.lock:
+            if _process.places.num_modules != len(sys.modules):
+                _process.places.replace_all()
+            _process.num_inside += 1
+        self._before = asking.reader
+        asking.reader = self._reader
+        asking.depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        asking.reader = self._before
+        asking.depth -= 1
+        with _process.lock:
+            _process.num_inside -= 1
+            if not _process.num_inside and not _process.is_for_good:
+                _process.places.restore_all()
+
+
+def reads_from(reader: FileReader) -> AbstractContextManager[None]:
+    """Inside it, and in this thread only, files that are read by path are asked of the reader first.
+
+    Scopes nest: the inner reader is asked alone. Entering costs about a microsecond once installed.
+    """
+    return _Scope(reader)
+
+
+def install() -> None:
+    """Replacements are in place from now on, scope or no scope: entering one is cheaper. Idempotent."""
+    with _process.lock:
+        _process.is_for_good = True
+        _process.places.replace_all()
+
+
+def uninstall() -> None:
+    """Everything is as it was before ``install``, as soon as no thread is inside a scope. Idempotent.
+
+    What someone else has put over a replacement is left alone, and goes on working.
+    """
+    with _process.lock:
+        _process.is_for_good = False
+        if not _process.num_inside:
+            _process.places.restore_all()

@@ -1,0 +1,162 @@
+"""Whether files of catalogues have changed since they were read: asked ahead of their readers, once an epoch.
+
+A reader finds an object of a catalogue by its published key. When an epoch begins, the keys of its plan are
+withdrawn; each file is then asked for its version, in the order of the plan, and its key published again, or, if it
+has changed, its entry freed. A reader that comes first finds no key, asks the server, and waits for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.core.checks import CheckAhead
+from prefeed.core.schedule import Scheduler
+from prefeed.core.table import RESIDENT, TRANSIENT
+from prefeed.server.datasets import Dataset
+from prefeed.server.fetchers import CheckJob, CheckResult
+from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.manifest import version_hash
+
+_BATCH: Final = 16
+"""Files asked one after the other by one thread."""
+
+_MAX_BATCHES: Final = 32
+"""Batches under way; 512 files are asked side by side."""
+
+Ids = npt.NDArray[np.integer]
+
+
+class Checks:
+    """Decides which files to ask, and what follows from the answers.
+
+    Args:
+        datasets: Those of the node, by number; this looks at them and adds none.
+        scheduler: Told of files that have changed.
+        submit: Hands a job to the fetchers.
+
+    **Threads**: the loop's.
+    """
+
+    def __init__(
+        self, datasets: dict[int, Dataset], scheduler: Scheduler, *, submit: Callable[[CheckJob], None]
+    ) -> None:
+        self._datasets = datasets
+        self._scheduler = scheduler
+        self._submit = submit
+        self._ahead: dict[int, tuple[int, CheckAhead]] = {}
+        self._upcoming: dict[int, tuple[int, Ids]] = {}
+        self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._under_way: set[tuple[int, int]] = set()
+        self._batches = 0
+
+    # ------------------------------------------------------------ epochs
+
+    def begin(self, consumer: int, dataset: int, ids: Ids, *, recheck: bool) -> None:
+        """The consumer begins an epoch: its files are asked anew, or only those that never were."""
+        self._upcoming.pop(consumer, None)
+        self._ahead.pop(consumer, None)
+        catalogue = self._datasets[dataset].catalogue
+        if catalogue is None:
+            return
+        if recheck:
+            catalogue.withdraw(ids)
+        self._ahead[consumer] = (dataset, CheckAhead(ids, batch=_BATCH))
+
+    def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
+        """The consumer will probably read these next; they are asked when it begins."""
+        self._upcoming[consumer] = (dataset, ids)
+
+    def adopt(self, consumer: int, *, recheck: bool) -> None:
+        """The consumer begins the epoch that was announced; if it was asked ahead already, nothing more is."""
+        upcoming = self._upcoming.pop(consumer, None)
+        if upcoming is not None:
+            self.begin(consumer, *upcoming, recheck=recheck)
+
+    def extend(self, dataset: int, ids: Ids) -> None:
+        """The consumer will read these very soon."""
+        if self._datasets[dataset].catalogue is not None:
+            due = [object_id for object_id in np.unique(ids).tolist() if self.is_due(dataset, object_id)]
+            for start in range(0, len(due), _BATCH):
+                self._ask(dataset, due[start : start + _BATCH])
+
+    def advance(self, consumer: int, position: int) -> None:
+        """The consumer has what comes before this index of its plan."""
+        if consumer in self._ahead:
+            self._ahead[consumer][1].advance(position)
+
+    def end(self, consumer: int) -> None:
+        """The consumer is gone."""
+        self._ahead.pop(consumer, None)
+        self._upcoming.pop(consumer, None)
+
+    # ------------------------------------------------------------ asking
+
+    def is_due(self, dataset: int, object_id: int) -> bool:
+        """True while the tier has bytes of the file of which nobody knows whether they are the present ones."""
+        catalogue = self._datasets[dataset].catalogue
+        if catalogue is None or catalogue.is_published(object_id):
+            return False
+        return self._scheduler.tables[dataset].state[object_id] in (RESIDENT, TRANSIENT)
+
+    def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
+        """Ask the file now, if nobody is doing so, and go on when the answer is there."""
+        self._waiting.setdefault((dataset, object_id), []).append(then)
+        if (dataset, object_id) not in self._under_way:
+            self._ask(dataset, [object_id])
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while a reader waits for an answer."""
+        return bool(self._waiting)
+
+    def ask_ahead(self) -> None:
+        """Ask as many files ahead of their readers as may be asked at a time."""
+        for dataset, ahead in list(self._ahead.values()):
+            while self._batches < _MAX_BATCHES:
+                ids = ahead.next_batch(self._scheduler.tables[dataset].states, self._published(dataset))
+                if not len(ids):
+                    break
+                self._ask(dataset, ids.tolist())
+
+    def take(self, result: CheckResult) -> None:
+        """The files were asked: publish what is as it was, free what is not, and let those who wait go on."""
+        dataset, ids = result.job.dataset, result.job.ids
+        catalogue = result.job.catalogue
+        self._batches -= 1
+        for object_id, version in zip(ids, result.versions, strict=True):
+            self._under_way.discard((dataset, object_id))
+            if self._scheduler.tables[dataset].state[object_id] not in (RESIDENT, TRANSIENT):
+                continue
+            if version and version_hash(version) == catalogue.version_hash(object_id):
+                catalogue.publish(object_id)
+            else:
+                self._scheduler.invalidate(dataset, object_id)
+        for of_dataset, ahead in self._ahead.values():
+            if of_dataset == dataset:
+                ahead.done(np.array(ids))
+
+    def take_waiting(self, result: CheckResult) -> list[Callable[[], None]]:
+        """Return what is to be done for those who waited for these files."""
+        dataset = result.job.dataset
+        return [then for object_id in result.job.ids for then in self._waiting.pop((dataset, object_id), ())]
+
+    def _ask(self, dataset: int, ids: list[int]) -> None:
+        catalogue = self._datasets[dataset].catalogue
+        assert catalogue is not None
+        self._under_way.update((dataset, object_id) for object_id in ids)
+        self._batches += 1
+        self._submit(CheckJob(dataset, ids, catalogue))
+
+    def _published(self, dataset: int) -> Callable[[Ids], npt.NDArray[np.bool_]]:
+        catalogue = self._datasets[dataset].catalogue
+        assert isinstance(catalogue, CatalogueWriter)
+        keys = np.frombuffer(catalogue.keys, dtype=np.uint64).reshape(-1, 2)  # keys: (capacity, 2)
+
+        def published(ids: Ids) -> npt.NDArray[np.bool_]:
+            return np.asarray(keys[ids].any(axis=1))
+
+        return published

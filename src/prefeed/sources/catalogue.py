@@ -1,0 +1,281 @@
+"""Catalogues in the hands of their server: it appends, says what is known of each file, and publishes keys."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+from prefeed.errors import StoreFormatError
+from prefeed.sources.catalogue_reader import Catalogue, CatalogueHeader, key_at
+from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE, entry_key, version_hash
+from prefeed.sources.mapped_files import allocate, as_numbers
+from prefeed.sources.path_index import PathIndex
+from prefeed.types import ENTRY_KEY_BYTES, EntryKey
+
+__all__ = ["Catalogue", "CatalogueWriter", "paths_digest"]
+
+_CHUNK: Final = 1 << 16
+_SMALLEST_CAPACITY: Final = 1024
+_SMALLEST_PATHS: Final = 1 << 16
+_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "keys": 16}
+_NO_KEY: Final = bytes(ENTRY_KEY_BYTES)
+_SLASH: Final = ord("/")
+
+
+def paths_digest(paths: Sequence[str]) -> str:
+    """Return 32 hexadecimal digits that stand for these paths in this order."""
+    digest = xxh3_128()
+    for start in range(0, len(paths), _CHUNK):
+        digest.update(("\0".join(paths[start : start + _CHUNK]) + "\0").encode(*ENCODING))
+    return digest.hexdigest()
+
+
+class CatalogueWriter(Catalogue):
+    """A catalogue in the hands of its server: it appends, says what is known of each file, and publishes keys.
+
+    Crash-only: it may be killed between any two steps. The next one to open it finds a whole beginning of what was
+    appended, and nothing published.
+
+    **Threads and processes.** One process has it open for writing, and uses it from one thread.
+    """
+
+    __slots__ = ("_index", "_keys", "_known", "_versions")
+
+    _WRITABLE = True
+
+    def __init__(self, directory: Path, header: CatalogueHeader, files: int) -> None:
+        """Map the files for writing and withdraw everything; use ``open_or_create``."""
+        super().__init__(directory, header, files)
+        self._index: PathIndex | None = None
+        self.validate()
+        self.withdraw(None)
+        self.release_pages()
+
+    @classmethod
+    def open_or_create(
+        cls, directory: str | os.PathLike[str], declared: Sequence[str] | None = None
+    ) -> CatalogueWriter:
+        """Return the catalogue in ``directory``, with nothing published.
+
+        Args:
+            directory: Its parent exists.
+            declared: Absolute paths with the ids 0 to n - 1 in this order, repeated ones included. The caller names the
+                directory after them. Where there is no catalogue of so many, or a damaged one, it is made anew. None:
+                take what is there and make nothing, for one who holds ids of it already.
+
+        Raises:
+            StoreFormatError: ``declared`` is None, and there is no catalogue, or a damaged one.
+            TierFullError: The file system has no room.
+            ValueError: A path is not absolute.
+        """
+        path = Path(directory)
+        try:
+            found = cls.open(path)
+            if declared is None or found.num_declared == len(declared):
+                return found
+        except StoreFormatError:
+            if declared is None:
+                raise
+        return cls._create(path, declared)
+
+    @classmethod
+    def _create(cls, directory: Path, declared: Sequence[str]) -> CatalogueWriter:
+        building, replaced = (directory.parent / f".{word}-{directory.name}" for word in ("building", "replaced"))
+        _remove(building)
+        _remove(replaced)
+        building.mkdir()
+        try:
+            header = CatalogueHeader(uid=secrets.token_hex(8), num_declared=len(declared))
+            (building / HEADER).write_bytes(msgspec.json.encode(header))
+            allocate(building / "count", 8)
+            allocate(building / "paths", _SMALLEST_PATHS)
+            for name, item in _ITEM_BYTES.items():
+                allocate(building / name, (max(_SMALLEST_CAPACITY, len(declared)) + 1) * item)
+            made = cls._open_once(building)
+            made.append(declared)
+            if os.path.lexists(directory):
+                directory.rename(replaced)
+            building.rename(directory)
+        except BaseException:
+            _remove(building)
+            raise
+        _remove(replaced)
+        made.directory = directory
+        return made
+
+    def append(self, paths: Iterable[str]) -> range:
+        """Add objects of which nothing is known yet; return their ids.
+
+        Raises:
+            TierFullError: The file system has no room; objects added so far stay.
+            ValueError: A path is not absolute.
+        """
+        first = self.num_objects
+        iterator = iter(paths)
+        while chunk := [path.encode(*ENCODING) for path in islice(iterator, _CHUNK)]:
+            self._append_chunk(chunk)
+        return range(first, self.num_objects)
+
+    def _append_chunk(self, paths: list[bytes]) -> None:
+        blob = b"".join(paths)
+        if b"\0" in blob or not all(path.startswith(b"/") for path in paths):
+            wrong = next(path for path in paths if b"\0" in path or not path.startswith(b"/"))
+            raise ValueError(f"{wrong[:200]!r} is not an absolute path")
+        first, last = self.num_objects, self.num_objects + len(paths)
+        start = int(self._offsets[first])
+        self._make_room(last, start + len(blob))
+        lengths = np.fromiter(map(len, paths), np.uint64, len(paths))
+        self._paths[start : start + len(blob)] = blob
+        self._offsets[first + 1 : last + 1] = np.uint64(start) + np.cumsum(lengths, dtype=np.uint64)
+        self._sizes[first:last] = UNKNOWN_SIZE
+        self._versions[first:last] = 0
+        self._known[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
+        self.keys[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
+        self._count[0] = last
+        if self._index is not None:
+            self._index.add(paths, first)
+
+    def _make_room(self, num_objects: int, path_bytes: int) -> None:
+        fits = num_objects <= self.capacity
+        if fits and path_bytes <= len(self._paths):
+            return
+        if path_bytes > len(self._paths):
+            allocate(self.directory / "paths", max(path_bytes, 2 * len(self._paths)))
+        if not fits:
+            capacity = max(num_objects, 2 * self.capacity)
+            for name, item in _ITEM_BYTES.items():
+                allocate(self.directory / name, (capacity + 1) * item)
+        files = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._map_all(files)
+        finally:
+            os.close(files)
+
+    def index_of(self, path: str) -> int | None:
+        """Return the id of a path, the lowest if it was declared twice; None if it has none.
+
+        The first call reads all paths, about 0.5 µs each.
+        """
+        if self._index is None:
+            self._index = PathIndex(_hash_paths(self), self.path_bytes)
+        return self._index.find(path.encode(*ENCODING))
+
+    def observe(self, index: int, version: str, size_bytes: int) -> EntryKey:
+        """Take note of the bytes that a file has now; return their key, which is the known one from now on."""
+        key = entry_key(self.url, self.path(index), version, size_bytes)
+        if key != key_at(self._known, index):
+            _set_key(self._known, index, _NO_KEY)  # A kill here: never seen. Never an old key with a new version.
+            self._versions[index] = version_hash(version)
+            self._sizes[index] = size_bytes if size_bytes >= 0 else UNKNOWN_SIZE
+            _set_key(self._known, index, key)
+        return key
+
+    def known_key(self, index: int) -> EntryKey:
+        """Return the key of the bytes last seen; zeros if the file was never seen."""
+        self._reach(index)
+        return key_at(self._known, index)
+
+    def known_keys(self) -> memoryview:
+        """Return the keys of the bytes last seen, 16 bytes an object, as a live view of all objects by now."""
+        return self._known[: self.num_objects * ENTRY_KEY_BYTES].toreadonly()
+
+    def version_hash(self, index: int) -> int:
+        """Return the hash of the version last seen; 0 where not known."""
+        self._reach(index)
+        return int(self._versions[index])
+
+    def forget(self, index: int) -> None:
+        """Withdraw a file's key and no longer know it."""
+        self._reach(index)
+        _set_key(self.keys, index, _NO_KEY)
+        _set_key(self._known, index, _NO_KEY)
+
+    def publish(self, index: int) -> None:
+        """Let readers take the known key without asking. A reader that sees half of it finds nothing under it."""
+        self._reach(index)
+        _set_key(self.keys, index, key_at(self._known, index))
+
+    def withdraw(self, ids: NDArray[np.integer[Any]] | None) -> None:
+        """Let readers ask again for these objects; for all with None."""
+        if ids is not None:
+            self._keys[: self.num_objects][ids] = 0
+            return
+        for start in range(0, len(self._keys), _CHUNK):
+            chunk = self._keys[start : start + _CHUNK]
+            if chunk.any():  # A page that is only read stays clean.
+                chunk[:] = 0
+
+    def is_published(self, index: int) -> bool:
+        """Return whether readers can take the object's key without asking."""
+        return self.key(index) != _NO_KEY
+
+    def close(self) -> None:
+        """Let go of the files; views that others hold stay valid. It is as good as empty afterwards."""
+        nothing = np.zeros(1, np.uint64)
+        self._count, self._offsets, self._sizes, self._versions = nothing, nothing, nothing[:0], nothing[:0]
+        self.keys = self._known = self._paths = memoryview(b"")
+        self._keys = np.zeros((0, 2), np.uint64)
+        self._index = None
+
+    def _map_all(self, files: int) -> None:
+        super()._map_all(files)
+        known, versions = self._map(files, "known"), as_numbers(self._map(files, "versions"))
+        if self.num_objects > min(len(known) // ENTRY_KEY_BYTES, len(versions)):
+            raise StoreFormatError(
+                f"{self.directory} is damaged: its files are too short for {self.num_objects} objects"
+            )
+        self._known, self._versions = known, versions
+        # keys: (capacity, 2)
+        self._keys = as_numbers(self.keys).reshape(-1, 2)
+
+    @property
+    def capacity(self) -> int:
+        """Number of objects that fit what is mapped."""
+        return min(super().capacity, len(self._known) // ENTRY_KEY_BYTES, len(self._versions))
+
+    def validate(self) -> None:
+        """Check that paths are whole: a power failure leaves pages of zeros in files that have their length.
+
+        Raises:
+            StoreFormatError: Offsets do not ascend, or a path does not begin with a slash.
+        """
+        blob = np.frombuffer(self._paths, np.uint8)
+        count = self.num_objects
+        for start in range(0, count, _CHUNK):
+            offsets = self._offsets[start : min(count, start + _CHUNK) + 1]
+            if bool((offsets[1:] <= offsets[:-1]).any()) or bool((blob[offsets[:-1]] != _SLASH).any()):
+                raise StoreFormatError(f"{self.directory} is damaged: paths are missing after object {start}")
+
+
+def _hash_paths(catalogue: Catalogue) -> NDArray[np.uint64]:
+    count = catalogue.num_objects
+    hashes = np.empty(count, np.uint64)
+    for start in range(0, count, _CHUNK):
+        end = min(count, start + _CHUNK)
+        offsets = catalogue._offsets[start : end + 1].tolist()
+        blob = bytes(catalogue._paths[offsets[0] : offsets[-1]])
+        base = offsets[0]
+        found = (xxh3_64_intdigest(blob[first - base : last - base]) for first, last in pairwise(offsets))
+        hashes[start:end] = np.fromiter(found, np.uint64, end - start)
+    return hashes
+
+
+def _set_key(keys: memoryview, index: int, key: bytes) -> None:
+    keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES] = key
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+"""The catalogues of one home: files that datasets open by path, as they list them or as their samples open them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from prefeed.errors import PrefeedError
+from prefeed.sources.catalogue import CatalogueWriter, paths_digest
+from prefeed.sources.posix import stat_paths
+
+_DIRECTORY: Final = "catalogues"
+_NAME: Final = re.compile(r"(files|learned)-[0-9a-f]{8,64}")
+_SAMPLED: Final = 256
+"""Files that are asked for their size when a catalogue is new: their mean stands for all until they are read."""
+
+
+def name_of_list(paths: Sequence[str]) -> str:
+    """Return the name of the catalogue that begins with these files, in this order."""
+    return f"files-{paths_digest(paths)}"
+
+
+def name_of_learned(fingerprint: str) -> str:
+    """Return the name of the catalogue of a dataset whose files are learned."""
+    return f"learned-{fingerprint}"
+
+
+def directory_of(home: Path, name: str) -> Path:
+    """Return where a catalogue lies.
+
+    Raises:
+        PrefeedError: That is no name of a catalogue.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise PrefeedError(f"{name[:60]!r} is not the name of a catalogue")
+    return home / _DIRECTORY / name
+
+
+def is_catalogue(home: Path, directory: Path) -> bool:
+    """Return True when the directory is that of one of the home's catalogues, not of a manifest."""
+    return directory.parent == home / _DIRECTORY
+
+
+def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[CatalogueWriter, int | None]:
+    """Return a catalogue for writing, and about how many bytes one of its files has; None when nothing tells.
+
+    Args:
+        directory: Of the catalogue.
+        paths: Files that it begins with; none for one that is learned, None for one that is there already.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    catalogue = CatalogueWriter.open_or_create(directory, paths)
+    if not paths or any(catalogue.known_key(0)):
+        return catalogue, None
+    sizes, _ = stat_paths(paths[:: max(1, len(paths) // _SAMPLED)], batch=8)
+    sizes = sizes[sizes >= 0]
+    return catalogue, int(np.mean(sizes)) if len(sizes) else None

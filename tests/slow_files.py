@@ -1,0 +1,28 @@
+"""A slow, counting directory for tests that need an origin whose files are opened by path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prefeed.testing.slow_directory import SlowDirectory, slow_directory
+
+
+@contextmanager
+def slow_files(source: Path, *, open_seconds: float = 0.0, remember_seconds: int = 3600) -> Iterator[SlowDirectory]:
+    """As ``slow_directory``; skips the test where the kernel offers no FUSE, and fails for everything else."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("this machine has no /dev/fuse, and a directory that counts its opens needs it")
+    with slow_directory(source, open_seconds=open_seconds, remember_seconds=remember_seconds) as slow:
+        yield slow
+
+
+def write_files(root: Path, files: dict[str, bytes]) -> Path:
+    """Write files by relative path and return ``root``."""
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
