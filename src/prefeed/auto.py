@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
@@ -25,26 +26,34 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave torch as it was; loaders are torch's own from their next epoch on."""
+    """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
-    _voice.remove()
     if "prefeed.torch.patch" in sys.modules:
-        from prefeed.torch import patch
-
+        interception, patch = _parts()
         patch.disable()
+        interception.uninstall()
+    _voice.remove()
 
 
 def _begin() -> None:
-    """torch is there."""
+    """Do what ``enable`` promises: torch is there."""
     try:
         if not current().enabled:
             return
-        from prefeed.torch import patch
-
+        interception, patch = _parts()
         _voice.add()
+        interception.install()
         patch.enable()
     except Exception as err:  # a program that only imports torch must not fail for us
         _log.warning("prefeed: off in this process: %s", err)
+
+
+def _parts() -> tuple[Any, Any]:
+    """Return what is imported only once torch is: it imports torch, and much else."""
+    from prefeed import interception
+    from prefeed.torch import patch
+
+    return interception, patch
 
 
 class _Voice(logging.Handler):

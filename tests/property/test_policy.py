@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.core.policy import belady_misses, lru_hit_ratio
-from ring import Ring
+from prefeed.core.table import RESIDENT
+from ring import Ring, as_ids
 
 CONSUMER, DATASET = 7, 1
 NUM_OBJECTS = 400
@@ -125,3 +126,40 @@ def _fewest(accesses: tuple[int, ...], cached: frozenset[int], capacity: int) ->
     elif capacity:
         choices += [cached - {out} | {first} for out in cached]
     return 1 + min(_fewest(rest, choice, capacity) for choice in choices)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    budget=st.integers(1, 600),
+    kept=st.integers(0, 40),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    are_known=st.booleans(),
+)
+def test_what_is_read_once_is_read_whole_and_never_kept(
+    seed: int, budget: int, kept: int, sizes: list[int], are_known: bool
+) -> None:
+    ring = Ring(budget=budget)
+    table = ring.add(DATASET, sizes if are_known else [None] * len(sizes), max_in_flight=8)
+    table.guess_mean(30)
+    ring.add(DATASET + 1, [10] * 40)
+    ring.plan(CONSUMER + 1, DATASET + 1, range(kept))
+    order = random.Random(seed).sample(range(len(sizes)), len(sizes))
+    ring.scheduler.register_plan(CONSUMER, DATASET, as_ids(order), resident=False)
+    for index, object_id in enumerate(order):
+        ring.settle_frees()
+        for dataset, arriving in list(ring.fetching):
+            ring.arrive(dataset, arriving, size=sizes[arriving] if dataset == DATASET else None)
+        is_there = object_id in ring.holds(DATASET)
+        assert is_there or not are_known or sizes[object_id] > ring.scheduler.residency.lent_bytes or index > 0
+        ring.read(CONSUMER, DATASET, object_id)
+        ring.scheduler.position(CONSUMER, index + 1)
+        assert not len(table.ids_in(RESIDENT))
+    counts = ring.scheduler.counts_of(CONSUMER)
+    ring.scheduler.end_consumer(CONSUMER)
+    ring.arrive_all()
+    assert counts is not None
+    assert ring.holds(DATASET) == set()
+    assert not ring.waiting
+    if are_known and sum(sizes) <= ring.scheduler.residency.budget_bytes // 2 and kept == 0:
+        assert counts.misses == 0

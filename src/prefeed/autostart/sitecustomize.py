@@ -3,6 +3,7 @@
 Kept as cheap as it can be, for every Python process imports it; and silent where prefeed is not installed.
 """
 
+import importlib
 import os
 import sys
 
@@ -17,7 +18,7 @@ def _step_aside():  # type: () -> None
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     own = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ImportError as err:
         if err.name != "sitecustomize":
             raise

@@ -26,7 +26,6 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 @click.command(
     name="run",
     context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
 )
 @click.option("--memory", metavar="SIZE", help="Most bytes of the memory tier, such as 8GiB (PREFEED_MEMORY).")
 @click.option(
@@ -49,6 +48,8 @@ def command(
     is the program's own. Programs that it starts in turn are served as well.
     """
     given: dict[str, Any] = {"memory": memory, "home": home, "report_interval": report_interval}
+    if any(os.pathsep in root for root in roots):
+        raise click.UsageError(f"a directory with {os.pathsep!r} in its path cannot be named by --root")
     if roots:
         given["roots"] = roots
     if read_once:

@@ -198,14 +198,16 @@ class Holdings:
         return self._freeing_bytes >= wanted_bytes
 
     def trim(self, target_bytes: int, *, live: Collection[int]) -> None:
-        """Free residents, those that no consumer can want first, until no more than that is left."""
+        """Free residents until no more than that is left; first those that no consumer can want, last the unread."""
         if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
             return
-        for dataset in sorted(self.tables, key=lambda dataset: dataset in live):
+        order = sorted(self.tables, key=lambda dataset: dataset in live)
+        for dataset, is_unread in [*((dataset, False) for dataset in order), *((dataset, True) for dataset in order)]:
             for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
                 if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
                     return
-                self.free(dataset, object_id)
+                if self.is_expected((dataset, object_id)) == is_unread:
+                    self.free(dataset, object_id)
 
     def keep(self, ticket: Ticket) -> None:
         """The entry is committed: readers find it from now on."""

@@ -21,6 +21,7 @@ TRANSIENT: Final = 3
 FAILED: Final = 4
 FREEING: Final = 5
 
+
 class ObjectTable:
     """States and sizes of the objects of one manifest, or of a catalogue, which grows.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from prefeed.types import Buffer
 
 _COLOR_BGR = 1  # cv2's default flag
 _UNCHANGED = -1
+_ORIENTATION = 0x0112  # tag of a TIFF
 _LOAD_GDAL = 8  # a reader that wants the file itself
 
 
@@ -62,12 +64,32 @@ def _decoded(file: Any, flags: int) -> Any:
         except (TypeError, cv2.error):
             return None
     data = _bytes_of(file)
-    if not data:
+    if not data or _is_turned_tiff(data):
         return None
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:
         return None
+
+
+def _is_turned_tiff(data: Buffer) -> bool:
+    """Return True for a TIFF that is to be turned on its side: OpenCV 5.0 refuses it as a file, not as bytes (2026)."""
+    start = bytes(data[:4])
+    if start[:2] not in (b"II", b"MM"):
+        return False
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(start)
+    if order is None:
+        return True  # with wide offsets: cannot be told here
+    try:
+        (directory,) = struct.unpack_from(f"{order}I", data, 4)
+        (num_tags,) = struct.unpack_from(f"{order}H", data, directory)
+        for place in range(directory + 2, directory + 2 + num_tags * 12, 12):
+            tag, _kind, _count, value = struct.unpack_from(f"{order}HHIH", data, place)
+            if tag == _ORIENTATION:
+                return bool(value > 4)
+    except struct.error:
+        return True
+    return False
 
 
 class ReadFile(Replacement):
@@ -93,9 +115,9 @@ def read_file_in_place_of(original: Any) -> Any:
         return answering(*args, **kwargs)
 
     kind = type(original)
-    operator: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__}))
-    operator.__dict__.update(original.__dict__)
-    operator.__dict__["__self__"] = answering
+    members = {"__call__": call, "__module__": kind.__module__, "__self__": answering}
+    operator: Any = object.__new__(type(kind.__name__, (kind,), members))
+    operator.__dict__ = original.__dict__  # shared: it grows when overloads are asked for
     return operator
 
 

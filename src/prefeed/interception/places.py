@@ -86,8 +86,17 @@ class Places:
                 continue
             owner = find(module)
             if getattr(owner, name, None) is not None:
-                self._replace(self._places.setdefault(module_name, Place(owner, name)), make)
+                self._replace(self._place(module_name, owner, name), make)
         self.num_modules = num_modules
+
+    def _place(self, module_name: str, owner: Any, name: str) -> Place:
+        place = self._places.get(module_name)
+        if place is not None and place.owner is owner:
+            return place
+        if place is not None and place.is_replaced:
+            place.restore()  # the module was thrown away and imported anew
+        place = self._places[module_name] = Place(owner, name)
+        return place
 
     def _replace(self, place: Place, make: Callable[[Any], Any]) -> None:
         there = getattr(place.owner, place.name)

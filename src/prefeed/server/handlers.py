@@ -17,8 +17,9 @@ from prefeed.core.actions import Outcome
 from prefeed.errors import PrefeedError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
-from prefeed.server.node import Node, is_below
+from prefeed.server.node import Node
 from prefeed.server.openings import Openings, Waiter
+from prefeed.server.registry import is_below
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
 from prefeed.types import Buffer, ServerStatus, WarmResult
@@ -78,8 +79,8 @@ class Handlers:
             self._config,
             clock=self._clock,
             call_soon=loop.call_soon,
-            find_dataset=node.find_dataset,
-            add_dataset=node.add_dataset,
+            find_dataset=node.registry.find,
+            add_dataset=node.registry.add,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
 
@@ -217,7 +218,7 @@ class Handlers:
 
     def _consumed(self, _: Connection, request: m.Consumed) -> None:
         ids = np.frombuffer(request.ids, dtype=np.int64)
-        self.node.require_ids(request.dataset, ids)
+        self.node.registry.require_ids(request.dataset, ids)
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
 
     def _position(self, _: Connection, request: m.Position) -> None:
@@ -232,12 +233,12 @@ class Handlers:
         self.node.demand(request.consumer, request.dataset, request.object_id, answer)
 
     def _demand_file(self, connection: Connection, request: m.DemandFile) -> None:
-        object_id = self.node.object_of(request.dataset, os.fsdecode(request.path))
+        object_id = self.node.registry.object_of(request.dataset, os.fsdecode(request.path))
         answer = self._answerer(connection, request.token, object_id)
         self.node.demand(request.consumer, request.dataset, object_id, answer)
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:
-        self.node.samples_opened(request.dataset, np.frombuffer(request.records, dtype=np.int64))
+        self.node.registry.learn(request.dataset, np.frombuffer(request.records, dtype=np.int64))
 
     def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
         self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +21,18 @@ from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.policy import best_hit_ratio
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import RESIDENT, UNKNOWN_SIZE
+from prefeed.core.table import UNKNOWN_SIZE
 from prefeed.errors import StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
-from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result
+from prefeed.server.registry import Registry
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import Manifest, version_hash
-from prefeed.store.tier import TierWriter, stored_bytes
+from prefeed.store.tier import TierWriter
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
-
-_ORPHANS = 0
-"""Number of the dataset of entries that no open manifest names, left by an earlier server."""
 
 Answerer = Callable[[Outcome, str, str, Buffer], None]
 """Tells a waiting reader: outcome, error code, error text, bytes."""
@@ -59,9 +55,12 @@ class Node:
         call_later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.config = config
-        self.datasets: dict[int, Dataset] = {}
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
         self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake)
+        entries = ((key, size) for key, size, _ in tier.entries())
+        self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight)
+        self.scheduler.set_budget(tier.capacity_bytes)
+        self.datasets = self.registry.datasets
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit)
         self._tier = tier
         self._clock = clock
@@ -71,77 +70,23 @@ class Node:
         self._answerers: dict[int, Answerer] = {}
         self._next_token = 1
         self._inline: dict[tuple[int, int], Buffer] = {}
-        self._orphan_keys: list[bytes] = []
         self._errors: Counter[str] = Counter()
         self._origin_requests = 0
         self._origin_bytes = 0
         self._hits = 0
         self._direct_reads = 0
-        self._adopt_orphans()
 
     # ------------------------------------------------------------ datasets
 
-    def find_dataset(self, directory: Path) -> Dataset | None:
-        """Return the dataset whose manifest or catalogue lies there, if it is in use."""
-        for dataset in self.datasets.values():
-            if dataset.manifest.directory == directory:
-                return dataset
-        return None
-
-    def add_dataset(self, opened: Opened) -> Dataset:
-        """It is in use; what the tier holds of it is known, whoever fetched it."""
-        found = self.find_dataset(opened.manifest.directory)  # a manifest is named after its content
-        if found is not None:
-            return found
-        number = 1 + max(self.datasets, default=_ORPHANS)
-        limit = ConcurrencyLimit(self.config.max_in_flight)
-        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
-        table = self.scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
-        if opened.mean_bytes is not None:
-            table.guess_mean(opened.mean_bytes)
-        idle = [other for other in self.datasets.values() if other.number not in self.scheduler.live_datasets()]
-        self.datasets[number] = dataset
-        for other in idle:
-            self._inherit(number, other.number, keys_of(other, self._resident_ids(other.number)))
-        self._inherit(number, _ORPHANS, self._orphans_left())
-        dataset.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
-        return dataset
-
-    def object_of(self, dataset: int, path: str) -> int:
-        """Return the object id of a file in a catalogue, which grows by it if need be.
-
-        Raises:
-            KeyError: There is no such catalogue.
-        """
-        catalogue = self.datasets[dataset].catalogue
-        if catalogue is None:
-            raise KeyError(f"dataset {dataset} is no catalogue")
-        object_id = catalogue.index_of(path)
-        if object_id is None:
-            object_id = catalogue.append([path]).start
-            self.scheduler.grow_dataset(dataset, catalogue.sizes)
-        return object_id
-
-    def samples_opened(self, dataset: int, records: npt.NDArray[np.int64]) -> None:
-        """Workers saw which objects samples open: sample, number of objects, their ids, one sample after the other."""
-        learned = self.datasets[dataset].learned
-        at = 0
-        while learned is not None and at + 2 <= len(records):
-            sample, count = int(records[at]), int(records[at + 1])
-            ids = records[at + 2 : at + 2 + count]
-            self.require_ids(dataset, ids)
-            learned.record(sample, ids.tolist())
-            at += 2 + count
-
     def clear(self, url: str | None) -> ClearResult:
-        """Free every resident of the datasets at or below the URL; of all of them, and what nobody names, if None."""
+        """Free every resident at or below the URL; everything, also what no dataset names, if None."""
         entries = size_bytes = 0
-        chosen = [_ORPHANS] if url is None else []
-        chosen += [d.number for d in self.datasets.values() if url is None or is_below(d.source.url, url)]
-        for number in chosen:
-            entries += len(self._resident_ids(number))
-            size_bytes += self.scheduler.tables[number].resident_bytes
-            self.scheduler.clear(number)
+        for number, ids in self.registry.residents_below(url):
+            table = self.scheduler.tables[number]
+            entries += len(ids)
+            size_bytes += sum(map(table.stored_bytes, ids.tolist()))
+            for object_id in ids.tolist():
+                self.scheduler.invalidate(number, object_id)
         self.pump()
         return ClearResult(entries=entries, bytes=size_bytes)
 
@@ -152,7 +97,7 @@ class Node:
         recheck: bool,
     ) -> None:  # fmt: skip
         """A consumer begins an epoch in this order, or will probably do so next."""
-        self.require_ids(dataset, ids)
+        self.registry.require_ids(dataset, ids)
         if upcoming:
             self.scheduler.register_upcoming(consumer, dataset, ids, resident=resident)
         else:
@@ -171,7 +116,7 @@ class Node:
         """The sampler drew more."""
         dataset = self.scheduler.dataset_of(consumer)
         if dataset is not None:
-            self.require_ids(dataset, ids)
+            self.registry.require_ids(dataset, ids)
             self.scheduler.extend_plan(consumer, ids)
             self.checks.extend(dataset, ids)
 
@@ -189,7 +134,7 @@ class Node:
 
     def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader waits for the object."""
-        self.require_ids(dataset, [object_id])
+        self.registry.require_ids(dataset, [object_id])
         if self.checks.is_due(dataset, object_id):
             self.fetchers.is_urgent = True
             self.checks.wait(dataset, object_id, lambda: self._demand(consumer, dataset, object_id, answer))
@@ -198,7 +143,7 @@ class Node:
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
-        self.require_ids(dataset, [object_id])
+        self.registry.require_ids(dataset, [object_id])
         self._errors["entry-lost"] += 1
         self.scheduler.lost(self._remember(answer), dataset, object_id)
 
@@ -208,13 +153,6 @@ class Node:
         self._direct_reads += direct_reads
         self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
-
-    def require_ids(self, dataset: int, ids: npt.ArrayLike) -> None:
-        """Raise KeyError or IndexError when there is no such dataset, or when it has no object of one of these ids."""
-        num_objects = self.datasets[dataset].manifest.num_objects
-        found = np.asarray(ids)
-        if found.size and not 0 <= found.min() <= found.max() < num_objects:
-            raise IndexError(f"objects {found.min()} to {found.max()} of {num_objects}")
 
     def count_error(self, code: str) -> None:
         """Something failed that nobody is told of otherwise."""
@@ -249,7 +187,7 @@ class Node:
             direct_reads=self._direct_reads,
             origin_requests=self._origin_requests,
             origin_bytes=self._origin_bytes,
-            resident_objects=sum(map(self.num_residents, tables)),
+            resident_objects=sum(len(self.registry.resident_ids(number)) for number in tables),
             resident_bytes=residency.resident_bytes,
             transient_objects=self.scheduler.num_transients,
             transient_bytes=residency.transient_bytes,
@@ -275,10 +213,6 @@ class Node:
         """Check the invariants; raises AssertionError."""
         self.scheduler.validate()
 
-    def num_residents(self, dataset: int) -> int:
-        """Return how many objects of the dataset are kept in the tier."""
-        return int(np.count_nonzero(self.scheduler.tables[dataset].states == RESIDENT))
-
     def reclaim_dead_readers(self) -> None:
         """Let pages go that a killed reader held."""
         try:
@@ -289,8 +223,7 @@ class Node:
     def close(self) -> None:
         """Let go of threads and sources; the tier belongs to the caller."""
         self.fetchers.close()
-        for dataset in self.datasets.values():
-            dataset.close()
+        self.registry.close()
 
     # ------------------------------------------------------------ carrying out
 
@@ -348,10 +281,10 @@ class Node:
         try:
             self._tier.apply(
                 [
-                    (self.datasets[t.dataset].key(t.object_id), data, t.placement == Placement.TRANSIENT)
+                    (self.registry.key(t.dataset, t.object_id), data, t.placement == Placement.TRANSIENT)
                     for t, data in puts
                 ],
-                [self._key(free.dataset, free.object_id) for free in frees],
+                [self.registry.key(free.dataset, free.object_id) for free in frees],
             )
         except StoreError as err:
             self._errors[err.code] += 1
@@ -430,34 +363,3 @@ class Node:
         self._answerers[token] = answer
         self.fetchers.is_urgent = True
         return token
-
-    def _key(self, dataset: int, object_id: int) -> bytes:
-        return self._orphan_keys[object_id] if dataset == _ORPHANS else self.datasets[dataset].key(object_id)
-
-    def _resident_ids(self, dataset: int) -> npt.NDArray[np.int64]:
-        return self.scheduler.tables[dataset].ids_in(RESIDENT)
-
-    def _adopt_orphans(self) -> None:
-        """What an earlier server left in the tier is freed when room is needed, or belongs to the next manifest."""
-        entries = [(key, size) for key, size, _ in self._tier.entries()]
-        self._orphan_keys = [key for key, _ in entries]
-        sizes = np.array([size for _, size in entries], dtype=np.uint64)
-        self.scheduler.add_dataset(_ORPHANS, sizes, stored_bytes)
-        self.scheduler.adopt(_ORPHANS, range(len(entries)), (size for _, size in entries))
-        self.scheduler.set_budget(self._tier.capacity_bytes)
-
-    def _orphans_left(self) -> list[bytes]:
-        return [self._orphan_keys[i] for i in self._resident_ids(_ORPHANS).tolist()]
-
-    def _inherit(self, target: int, source: int, keys: list[bytes]) -> None:
-        """Residents of ``source`` whose keys the new dataset has become its own."""
-        if not keys:
-            return
-        ids = self._resident_ids(source)
-        at, found = KeyIndex(keys).match(self.datasets[target].entry_keys)
-        self.scheduler.transfer(source, ids[at].tolist(), target, found.tolist())
-
-
-def is_below(url: str, root: str) -> bool:
-    """Return True when the URL is the root or lies below it."""
-    return url == root or url.startswith(root.rstrip("/") + "/")

@@ -45,7 +45,7 @@ class WarmUps:
         """Fill the tier with the dataset until all is in it or it is full; return the consumer's number."""
         consumer = next(self._consumers)
         ids = np.arange(dataset.manifest.num_objects, dtype=np.uint32)
-        before = self._node.num_residents(dataset.number)
+        before = len(self._node.registry.resident_ids(dataset.number))
         self._warm_ups[consumer] = _WarmUp(report, dataset, self._clock(), before)
         self._node.scheduler.register_plan(consumer, dataset.number, ids, warm=True)
         if len(self._warm_ups) == 1:
@@ -76,7 +76,7 @@ class WarmUps:
 
     def _result(self, warm_up: _WarmUp) -> WarmResult:
         dataset = warm_up.dataset
-        resident = self._node.num_residents(dataset.number)
+        resident = len(self._node.registry.resident_ids(dataset.number))
         return WarmResult(
             objects=dataset.manifest.num_objects,
             bytes=dataset.manifest.total_bytes,

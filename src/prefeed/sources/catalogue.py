@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ __all__ = ["Catalogue", "CatalogueWriter", "paths_digest"]
 _CHUNK: Final = 1 << 16
 _SMALLEST_CAPACITY: Final = 1024
 _SMALLEST_PATHS: Final = 1 << 16
-_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "keys": 16}
+_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "keys": 16, "hashes": 8}
 _NO_KEY: Final = bytes(ENTRY_KEY_BYTES)
 _SLASH: Final = ord("/")
 
@@ -46,10 +46,11 @@ class CatalogueWriter(Catalogue):
     Crash-only: it may be killed between any two steps. The next one to open it finds a whole beginning of what was
     appended, and nothing published.
 
-    **Threads and processes.** One process has it open for writing, and uses it from one thread.
+    **Threads and processes.** One process has it open for writing, and uses it from one thread; only ``path`` may be
+    called from any.
     """
 
-    __slots__ = ("_index", "_keys", "_known", "_versions")
+    __slots__ = ("_hashes", "_index", "_keys", "_known", "_versions")
 
     _WRITABLE = True
 
@@ -139,6 +140,7 @@ class CatalogueWriter(Catalogue):
         self._offsets[first + 1 : last + 1] = np.uint64(start) + np.cumsum(lengths, dtype=np.uint64)
         self._sizes[first:last] = UNKNOWN_SIZE
         self._versions[first:last] = 0
+        self._hashes[first:last] = np.fromiter(map(xxh3_64_intdigest, paths), np.uint64, len(paths))
         self._known[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
         self.keys[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
         self._count[0] = last
@@ -164,10 +166,10 @@ class CatalogueWriter(Catalogue):
     def index_of(self, path: str) -> int | None:
         """Return the id of a path, the lowest if it was declared twice; None if it has none.
 
-        The first call reads all paths, about 0.5 µs each.
+        The first call sorts the hashes of all paths, about 0.1 µs each.
         """
         if self._index is None:
-            self._index = PathIndex(_hash_paths(self), self.path_bytes)
+            self._index = PathIndex(self._hashes[: self.num_objects], self.path_bytes)
         return self._index.find(path.encode(*ENCODING))
 
     def observe(self, index: int, version: str, size_bytes: int) -> EntryKey:
@@ -222,26 +224,28 @@ class CatalogueWriter(Catalogue):
     def close(self) -> None:
         """Let go of the files; views that others hold stay valid. It is as good as empty afterwards."""
         nothing = np.zeros(1, np.uint64)
-        self._count, self._offsets, self._sizes, self._versions = nothing, nothing, nothing[:0], nothing[:0]
+        self._count, self._offsets = nothing, nothing
+        self._sizes = self._versions = self._hashes = nothing[:0]
         self.keys = self._known = self._paths = memoryview(b"")
         self._keys = np.zeros((0, 2), np.uint64)
         self._index = None
 
     def _map_all(self, files: int) -> None:
         super()._map_all(files)
-        known, versions = self._map(files, "known"), as_numbers(self._map(files, "versions"))
-        if self.num_objects > min(len(known) // ENTRY_KEY_BYTES, len(versions)):
+        known = self._map(files, "known")
+        versions, hashes = (as_numbers(self._map(files, name)) for name in ("versions", "hashes"))
+        if self.num_objects > min(len(known) // ENTRY_KEY_BYTES, len(versions), len(hashes)):
             raise StoreFormatError(
                 f"{self.directory} is damaged: its files are too short for {self.num_objects} objects"
             )
-        self._known, self._versions = known, versions
+        self._known, self._versions, self._hashes = known, versions, hashes
         # keys: (capacity, 2)
         self._keys = as_numbers(self.keys).reshape(-1, 2)
 
     @property
     def capacity(self) -> int:
         """Number of objects that fit what is mapped."""
-        return min(super().capacity, len(self._known) // ENTRY_KEY_BYTES, len(self._versions))
+        return min(super().capacity, len(self._known) // ENTRY_KEY_BYTES, len(self._versions), len(self._hashes))
 
     def validate(self) -> None:
         """Check that paths are whole: a power failure leaves pages of zeros in files that have their length.
@@ -255,19 +259,6 @@ class CatalogueWriter(Catalogue):
             offsets = self._offsets[start : min(count, start + _CHUNK) + 1]
             if bool((offsets[1:] <= offsets[:-1]).any()) or bool((blob[offsets[:-1]] != _SLASH).any()):
                 raise StoreFormatError(f"{self.directory} is damaged: paths are missing after object {start}")
-
-
-def _hash_paths(catalogue: Catalogue) -> NDArray[np.uint64]:
-    count = catalogue.num_objects
-    hashes = np.empty(count, np.uint64)
-    for start in range(0, count, _CHUNK):
-        end = min(count, start + _CHUNK)
-        offsets = catalogue._offsets[start : end + 1].tolist()
-        blob = bytes(catalogue._paths[offsets[0] : offsets[-1]])
-        base = offsets[0]
-        found = (xxh3_64_intdigest(blob[first - base : last - base]) for first, last in pairwise(offsets))
-        hashes[start:end] = np.fromiter(found, np.uint64, end - start)
-    return hashes
 
 
 def _set_key(keys: memoryview, index: int, key: bytes) -> None:

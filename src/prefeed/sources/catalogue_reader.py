@@ -10,6 +10,7 @@
         known    16 bytes (capacity,)       key of the bytes last seen; zeros: never seen
         sizes    uint64 (capacity,)         size in bytes; UNKNOWN_SIZE where not known
         versions uint64 (capacity,)         xxh3-64 of the version last seen; 0 where it is unknown
+        hashes   uint64 (capacity,)         xxh3-64 of the path
         keys     16 bytes (capacity,)       published keys; zeros: ask the server
 
 One server process writes it, readers map it. Files grow and are never cut: a page of a mapping that has lost its file
@@ -224,8 +225,13 @@ class Catalogue:
         count = self.num_objects  # Read first: a file is long enough for the count before the count says so.
         offsets, sizes = (as_numbers(self._map(files, name)) for name in ("offsets", "sizes"))
         keys, paths = self._map(files, "keys"), self._map(files, "paths")
-        if count >= len(offsets) or count > len(sizes) or count * ENTRY_KEY_BYTES > len(keys):
-            raise StoreFormatError(f"{self.directory} is damaged: its files are too short for {count} objects")
+        if (
+            len(keys) % ENTRY_KEY_BYTES
+            or count >= len(offsets)
+            or count > len(sizes)
+            or count * ENTRY_KEY_BYTES > len(keys)
+        ):
+            raise StoreFormatError(f"{self.directory} is damaged: its files do not fit {count} objects")
         if offsets[0] != 0 or int(offsets[count]) > len(paths):
             raise StoreFormatError(f"{self.directory} is damaged: paths end at {offsets[count]} of {len(paths)} bytes")
         # Offsets last: who reads a path in another thread finds none beyond ``paths``.

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -59,34 +59,6 @@ def build_manifest(
     if not len(columns):
         raise EmptyListingError(f"{source.url} has no objects below it; check the path or prefix", url=source.url)
     return columns.sorted().write(directory)
-
-
-def build_manifest_from_paths(
-    url: str, paths: Sequence[str], infos: tuple[Sequence[int] | NDArray[np.int64], Sequence[str]],
-    directory: str | os.PathLike[str],
-) -> Manifest:  # fmt: skip
-    """Return the manifest of a given list of files: id i is ``paths[i]``, repeated ones included.
-
-    Args:
-        url: Canonical URL of the root.
-        paths: Relative to the root, or absolute; absolute ones below the root are made relative.
-        infos: Sizes (-1: unknown) and versions (``""``: unknown), as ``posix.stat_paths`` returns them.
-        directory: Where the manifest comes into force.
-
-    Raises:
-        EmptyListingError: The list is empty.
-        ValueError: The lists differ in length.
-    """
-    sizes, versions = infos
-    if not len(paths):
-        raise EmptyListingError(f"the list of files for {url} is empty", url=url)
-    root = url.rstrip("/") + "/"
-    columns = Columns(url)
-    columns.extend(
-        ObjectInfo(path=path.removeprefix(root), size_bytes=int(size), version=version)
-        for path, size, version in zip(paths, sizes, versions, strict=True)
-    )
-    return columns.write(directory)
 
 
 class Columns:

@@ -62,9 +62,7 @@ def network_mounts(mountinfo: str | None = None) -> list[str]:
     Args:
         mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
     """
-    return sorted(
-        mount.point for mount in visible_mounts(mountinfo) if mount.is_network and mount.type != _AUTOMOUNTER
-    )
+    return sorted(mount.point for mount in visible_mounts(mountinfo) if mount.is_network and mount.type != _AUTOMOUNTER)
 
 
 def visible_mounts(mountinfo: str | None = None) -> list[Mount]:

@@ -63,12 +63,10 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     an object store, whose threads would not survive a fork. A copy, or what was pickled, begins anew.
     """
 
-    _prefeed_config: Config | None = None
-
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if config is not None:
-            self._prefeed_config = config
+            self._prefeed_config = config  # goes with copies and pickles
         _attachments[self] = _Attachment(config or current(), explicit=True)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -231,8 +229,7 @@ _attachments: WeakKeyDictionary[TorchDataLoader[Any], _Attachment] = WeakKeyDict
 def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> _Attachment:
     attachment = _attachments.get(loader)
     if attachment is None:
-        config = loader._prefeed_config if explicit and type.__instancecheck__(DataLoader, loader) else None
-        attachment = _attachments[loader] = _Attachment(config, explicit=explicit)
+        attachment = _attachments[loader] = _Attachment(vars(loader).get("_prefeed_config"), explicit=explicit)
     return attachment
 
 

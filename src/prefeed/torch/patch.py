@@ -59,7 +59,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """torch's class is as it was, and loaders not made as ``prefeed.DataLoader`` are torch's from their next epoch on."""
+    """Leave torch's class as it was; loaders not made as ``prefeed.DataLoader`` are torch's from their next epoch on."""
     global _patch
     with _lock:
         if _patch is not None:

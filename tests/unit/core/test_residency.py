@@ -76,3 +76,33 @@ def test_more_is_given_back_than_was_taken() -> None:
         residency.release_resident(1)
     with pytest.raises(AssertionError):
         Residency(1000).release_transient(1)
+
+
+@pytest.mark.parametrize(
+    ("demanded", "keeps", "lent", "always"),
+    [
+        pytest.param(0, False, 10_000, 2400, id="all of it when nobody keeps"),
+        pytest.param(100, True, 5000, 2400, id="half when there is room"),
+        pytest.param(6000, True, 4000, 2400, id="what is left by those that keep"),
+        pytest.param(9000, True, 2400, 2400, id="as much as ever when they leave less"),
+        pytest.param(90_000, True, 2400, 2400, id="as much as ever when not even they fit"),
+    ],
+)
+def test_what_is_read_once_is_always_lent_room(demanded: int, keeps: bool, lent: int, always: int) -> None:
+    residency = Residency(10_000)
+    residency.plan_lending(demanded, 100, keeps=keeps, streams=True)
+    assert (residency.lent_bytes, residency.always_lent_bytes) == (lent, always)
+    residency.validate()
+
+
+def test_residents_may_take_what_is_not_always_lent_if_they_were_there_before() -> None:
+    residency = Residency(1000)
+    assert residency.try_reserve_resident(700)
+    residency.plan_lending(0, 10, keeps=False, streams=True)
+    assert (residency.lent_bytes, residency.always_lent_bytes) == (1000, 240)
+    assert not residency.try_reserve_resident(1)
+    assert residency.try_reserve_transient(300)
+    assert residency.could_lend(700)
+    assert not residency.could_lend(701)
+    assert not residency.try_reserve_transient(1)
+    residency.validate()

@@ -67,3 +67,32 @@ def test_failures_are_forgotten_together_with_their_state() -> None:
     table.failures[1] = ("object-not-found", "no such object")
     table.forget_failures()
     assert (table.state[1], table.failures) == (ABSENT, {})
+
+
+def test_a_table_that_grows_keeps_its_states_and_has_as_many_as_objects() -> None:
+    table = table_of(1, 1)
+    table.state[1] = RESIDENT
+    for length in range(3, 2501):
+        table.grow(np.full(length, 10, dtype=np.uint64))
+        assert len(table.states) == len(table) == length
+    assert table.ids_in(RESIDENT).tolist() == [1]
+    table.state[2499] = TRANSIENT
+    assert table.states[2499] == TRANSIENT
+    assert len(table.ids_in(ABSENT)) == 2498
+    assert table.total_bytes == 2500 * 10
+
+
+def test_growing_by_one_seldom_moves_the_states() -> None:
+    table = table_of()
+    moves = 0
+    for length in range(1, 5000):
+        before = table.state
+        table.grow(np.full(length, UNKNOWN, dtype=np.uint64))
+        moves += table.state is not before
+    assert moves <= 4
+
+
+def test_a_sample_replaces_the_first_guess() -> None:
+    table = table_of(*[UNKNOWN] * 4)
+    table.guess_mean(30)
+    assert (table.stored_bytes(0), table.total_bytes, table.mean_stored_bytes) == (30, 120, 30)

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM115 - an open call is what is tested
 """The same operations on a really opened file and on a served one."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from prefeed.sources import mapped_files
 from prefeed.sources.catalogue import Catalogue, CatalogueWriter, paths_digest
 from prefeed.sources.manifest import UNKNOWN_SIZE, entry_key, version_hash
 
-FILES = ("count", "header.json", "keys", "known", "offsets", "paths", "sizes", "versions")
+FILES = ("count", "hashes", "header.json", "keys", "known", "offsets", "paths", "sizes", "versions")
 NO_KEY = bytes(16)
 ODD = ["/a", "/a b/ü.jpg", "/" + os.fsdecode(b"\xff\xfe"), "/a", "/" + "x" * 5000]
 
@@ -67,7 +67,7 @@ def test_a_reader_sees_what_is_appended(tmp_path: Path) -> None:
         before = reader.keys
         assert reader.num_objects == 0
         assert not reader.refresh()
-        assert writer.append(["/a", "/b"]) == range(0, 2)
+        assert writer.append(["/a", "/b"]) == range(2)
         assert paths_of(reader) == ["/a", "/b"]
         paths = [f"/d/{i}" for i in range(5000)]
         assert writer.append(paths) == range(2, 5002)
@@ -230,6 +230,16 @@ def test_pages_that_a_power_failure_took_are_noticed(tmp_path: Path, name: str, 
         file.write(bytes(4096))
     with pytest.raises(StoreFormatError, match="damaged"):
         CatalogueWriter.open_or_create(tmp_path / "c")
+
+
+def test_half_a_key_at_the_end_is_damage(tmp_path: Path) -> None:
+    with opened(tmp_path / "c", ["/a"]):
+        pass
+    keys = tmp_path / "c" / "keys"
+    os.truncate(keys, keys.stat().st_size - 8)
+    for open_it in (Catalogue.open, CatalogueWriter.open_or_create):
+        with pytest.raises(StoreFormatError, match="damaged"):
+            open_it(tmp_path / "c")
 
 
 def test_another_layout_is_refused_and_made_anew(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from hypothesis.strategies import DrawFn, composite
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
-from prefeed.sources.manifest_writer import build_manifest, build_manifest_from_paths, write_manifest
-from prefeed.sources.path_list import open_path_list
-from prefeed.sources.posix import PosixSource, stat_paths
+from prefeed.sources.manifest_writer import build_manifest, write_manifest
 from prefeed.testing.sources import FaultySource, MemorySource
 from prefeed.types import ObjectInfo
 
@@ -123,53 +121,6 @@ def test_ids_out_of_range(tmp_path: Path) -> None:
             manifest.path(index)
 
 
-# ---------------------------------------------------------------- lists of files
-
-
-def test_a_given_list_keeps_its_order(tmp_path: Path) -> None:
-    paths = []
-    for name in ("z.bin", "a.bin", "m.bin"):
-        (tmp_path / name).write_bytes(name.encode())
-        paths.append(f"{tmp_path}/{name}")
-    paths += ["/outside/x.bin", paths[1]]
-    manifest = build_manifest_from_paths(str(tmp_path), paths, stat_paths(paths), tmp_path / "m")
-    assert [manifest.path(i) for i in range(5)] == ["z.bin", "a.bin", "m.bin", "/outside/x.bin", "a.bin"]
-    assert not manifest.is_sorted
-    assert manifest.sizes.tolist() == [5, 5, 5, UNKNOWN_SIZE, 5]
-    assert [manifest.index_of(path) for path in ("z.bin", "a.bin", "/outside/x.bin", "no")] == [0, 1, 3, None]
-    with pytest.raises(ValueError, match="keeps the order"):
-        manifest.paths_below("")
-    manifest.validate()
-    listed = build_manifest(PosixSource(str(tmp_path)), tmp_path.parent / f"{tmp_path.name}-m2")
-    assert listed.key(listed.index_of("z.bin") or 0) == manifest.key(0)
-
-
-def test_a_list_in_order_is_a_sorted_manifest(tmp_path: Path) -> None:
-    manifest = build_manifest_from_paths("/d", ["/d/a", "/d/b"], ([1, 2], ["x", "y"]), tmp_path / "m")
-    assert manifest.is_sorted
-
-
-def test_open_path_list_notices_changes_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    paths = [f"{tmp_path}/set/{name}.bin" for name in "cab"]
-    for path in paths:
-        Path(path).write_bytes(b"1")
-    first = open_path_list(tmp_path / "home", paths)
-    again = open_path_list(tmp_path / "home", paths)
-    assert again.directory == first.directory
-    Path(paths[0]).write_bytes(b"12")
-    changed = open_path_list(tmp_path / "home", paths)
-    assert changed.uid != first.uid
-    assert [changed.key(i) == first.key(i) for i in range(3)] == [False, True, True]
-
-
-def test_an_empty_list_of_files(tmp_path: Path) -> None:
-    with pytest.raises(EmptyListingError):
-        build_manifest_from_paths("/d", [], ([], []), tmp_path / "m")
-    with pytest.raises(ValueError, match="shorter"):
-        build_manifest_from_paths("/d", ["a", "b"], ([1], ["x"]), tmp_path / "m")
-
-
 # ---------------------------------------------------------------- any listing at all
 
 
@@ -213,15 +164,6 @@ def test_any_listing_survives_the_disk(
         assert manifest.size(index) == (None if size < 0 else size)
         assert manifest.key(index) == entry_key("s3://bucket/set", path, version, size)
         assert manifest.version_hash(index) == version_hash(version)
-    by_path = build_manifest_from_paths(
-        "s3://bucket/set",
-        list(listing),
-        ([s for s, _ in listing.values()], [v for _, v in listing.values()]),
-        directory,
-    )
-    by_path.validate()
-    assert [by_path.path(i) for i in range(len(by_path))] == list(listing)
-    assert all(by_path.index_of(path) == i for i, path in enumerate(listing))
     shutil.rmtree(directory)
 
 

@@ -20,8 +20,14 @@ from prefeed.torch import loader as module
 from prefeed.torch import patch
 
 
+@pytest.fixture(autouse=True)
+def _no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is mounted here: nothing is known about the files of a list."""
+    monkeypatch.setenv("PREFEED_ROOTS", "")
+
+
 @pytest.fixture
-def _enabled() -> Iterator[None]:
+def enabled() -> Iterator[None]:
     patch.enable()
     yield
     patch.disable()
@@ -88,13 +94,15 @@ def test_isinstance_while_enabled() -> None:
     assert [isinstance(each, prefeed.DataLoader) for each in (plain, derived, explicit)] == [False, False, True]
 
 
-def test_issubclass_says_what_was_derived(_enabled: None) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_issubclass_says_what_was_derived() -> None:
     assert issubclass(Mixed, prefeed.DataLoader)
     assert not issubclass(BoundEarlier, prefeed.DataLoader)
     assert not issubclass(Derived, prefeed.DataLoader)
 
 
-def test_loaders_copy_and_pickle_as_torchs(_enabled: None) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_loaders_copy_and_pickle_as_torchs() -> None:
     loader = BoundEarlier(TensorDataset(torch.arange(3)))
     plain = vars(loader).keys()
     list(loader)
@@ -111,10 +119,9 @@ class Numbers(IterableDataset[int]):
         yield from range(3)
 
 
-
-
+@pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("dataset", [Numbers(), [0, 1, 2]], ids=["iterable", "list"])
-def test_what_cannot_be_helped_is_said_once(_enabled: None, dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_helped_is_said_once(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="prefeed"):
         loader = BoundEarlier(dataset)
         for _ in range(2):
@@ -124,7 +131,8 @@ def test_what_cannot_be_helped_is_said_once(_enabled: None, dataset: Any, caplog
     assert line.levelno == logging.INFO
 
 
-def test_explicit_loader_is_attached_once(_enabled: None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_explicit_loader_is_attached_once(caplog: pytest.LogCaptureFixture) -> None:
     loader = prefeed.DataLoader([0, 1, 2])  # type: ignore[arg-type]
     assert [int(batch) for batch in loader] == [0, 1, 2]
 
@@ -133,15 +141,17 @@ def test_explicit_loader_is_attached_once(_enabled: None, caplog: pytest.LogCapt
     assert module._attachments[loader].explicit
 
 
-def test_class_with_iterators_of_its_own_is_left_alone(_enabled: None) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_class_with_iterators_of_its_own_is_left_alone() -> None:
     loader = Overriding([0, 1, 2])  # type: ignore[arg-type]
 
     assert [int(batch) for batch in loader] == [0, 1, 2]
     assert loader not in module._attachments
 
 
+@pytest.mark.usefixtures("enabled")
 def test_whatever_happens_to_us_is_not_noticed(
-    _enabled: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no")
@@ -154,9 +164,8 @@ def test_whatever_happens_to_us_is_not_noticed(
         list(prefeed.DataLoader([0, 1]))  # type: ignore[arg-type]
 
 
-def test_bad_setting_is_said(
-    _enabled: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_bad_setting_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", "much")
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert [int(batch) for batch in BoundEarlier([0, 1])] == [0, 1]  # type: ignore[arg-type]
@@ -171,7 +180,8 @@ class OwnSampler(BoundEarlier[Any]):
         return [[1], [0]]
 
 
-def test_class_with_a_sampler_of_its_own_is_left_alone(_enabled: None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_class_with_a_sampler_of_its_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert [int(batch) for batch in OwnSampler([0, 1])] == [1, 0]  # type: ignore[arg-type]
     assert "a OwnSampler chooses its sampler in a way of its own" in caplog.text

@@ -15,6 +15,7 @@ CASES: Final = {
     "refill": "The cost of filling the cache when the origin is a local directory.",
     "partial": "Origin requests of an epoch when half the data set fits in the cache.",
     "epoch_start": "Time to the first batch of later epochs when half the data set fits.",
+    "zero_code": "An unmodified script under prefeed run, on a directory whose opens take 20 ms.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
 }
 """Name to what it measures; each is a module of this package."""

@@ -1,0 +1,153 @@
+"""The datasets in use, by number, and what the tier holds of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.core.schedule import Scheduler
+from prefeed.core.table import RESIDENT
+from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
+from prefeed.store.tier import stored_bytes
+
+ORPHANS: Final = 0
+"""Number of the dataset of entries that no open manifest names, left by an earlier server."""
+
+
+class Registry:
+    """Gives datasets their numbers, and entries of the tier to the dataset that names them.
+
+    Args:
+        scheduler: Keeps the state of each object.
+        entries: Key and size in bytes of what is in the tier already.
+        max_in_flight: Most requests to one origin at a time.
+
+    **Threads**: the loop's.
+    """
+
+    def __init__(self, scheduler: Scheduler, entries: Iterable[tuple[bytes, int]], *, max_in_flight: int) -> None:
+        self.datasets: dict[int, Dataset] = {}
+        self._scheduler = scheduler
+        self._max_in_flight = max_in_flight
+        found = list(entries)
+        self._orphan_keys = [key for key, _ in found]
+        sizes = np.array([size for _, size in found], dtype=np.uint64)
+        scheduler.add_dataset(ORPHANS, sizes, stored_bytes)
+        scheduler.adopt(ORPHANS, range(len(found)), (size for _, size in found))
+
+    def find(self, directory: Path) -> Dataset | None:
+        """Return the dataset whose manifest or catalogue lies there, if it is in use."""
+        for dataset in self.datasets.values():
+            if dataset.manifest.directory == directory:
+                return dataset
+        return None
+
+    def add(self, opened: Opened) -> Dataset:
+        """It is in use; what the tier holds of it is known, whoever fetched it."""
+        found = self.find(opened.manifest.directory)  # a manifest is named after its content
+        if found is not None:
+            return found
+        number = 1 + max(self.datasets, default=ORPHANS)
+        limit = ConcurrencyLimit(self._max_in_flight)
+        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
+        table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
+        if opened.mean_bytes is not None:
+            table.guess_mean(opened.mean_bytes)
+        live = self._scheduler.live_datasets()
+        idle = [other for other in self.datasets.values() if other.number not in live]
+        self.datasets[number] = dataset
+        for other in idle:
+            self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+        self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
+        dataset.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
+        return dataset
+
+    def object_of(self, number: int, path: str) -> int:
+        """Return the object id of a file in a catalogue, which grows by it if need be.
+
+        Raises:
+            KeyError: There is no such catalogue.
+        """
+        catalogue = self.datasets[number].catalogue
+        if catalogue is None:
+            raise KeyError(f"dataset {number} is no catalogue")
+        object_id = catalogue.index_of(path)
+        if object_id is None:
+            object_id = catalogue.append([path]).start
+            self._scheduler.grow_dataset(number, catalogue.sizes)
+        return object_id
+
+    def learn(self, number: int, records: npt.NDArray[np.int64]) -> None:
+        """Samples opened these objects: sample, number of objects, their ids, one sample after the other.
+
+        Raises:
+            IndexError: A record names an object or a sample that is not there.
+        """
+        learned = self.datasets[number].learned
+        at = 0
+        while learned is not None and at + 2 <= len(records):
+            sample, count = int(records[at]), int(records[at + 1])
+            ids = records[at + 2 : at + 2 + count]
+            self.require_ids(number, ids)
+            learned.record(sample, ids.tolist())
+            at += 2 + count
+
+    def require_ids(self, number: int, ids: npt.ArrayLike) -> None:
+        """Raise KeyError or IndexError when there is no such dataset, or when it has no object of one of these ids."""
+        num_objects = self.datasets[number].manifest.num_objects
+        found = np.asarray(ids)
+        if found.size and not 0 <= found.min() <= found.max() < num_objects:
+            raise IndexError(f"objects {found.min()} to {found.max()} of {num_objects}")
+
+    def key(self, number: int, object_id: int) -> bytes:
+        """Return the key of an object's entry."""
+        return self._orphan_keys[object_id] if number == ORPHANS else self.datasets[number].key(object_id)
+
+    def resident_ids(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the objects of a dataset that are kept in the tier."""
+        return self._scheduler.tables[number].ids_in(RESIDENT)
+
+    def residents_below(self, url: str | None) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Return (dataset, residents at or below the URL) of each that has any; of everything, orphans too, if None."""
+        found = []
+        for number in self._scheduler.tables:
+            ids = self.resident_ids(number)
+            if url is not None:
+                ids = self._below(number, ids, url)
+            if len(ids):
+                found.append((number, ids))
+        return found
+
+    def close(self) -> None:
+        """Let go of sources and of what is open for writing."""
+        for dataset in self.datasets.values():
+            dataset.close()
+
+    def _below(self, number: int, ids: npt.NDArray[np.int64], url: str) -> npt.NDArray[np.int64]:
+        if number == ORPHANS:
+            return ids[:0]
+        dataset = self.datasets[number]
+        if is_below(dataset.source.url, url):
+            return ids
+        if dataset.catalogue is None:
+            return ids[:0]
+        path = dataset.catalogue.path
+        return ids[[is_below(path(object_id), url) for object_id in ids.tolist()]]
+
+    def _inherit(self, target: Dataset, source: int, keys: list[bytes]) -> None:
+        """Residents of ``source`` whose keys the new dataset has become its own."""
+        if not keys:
+            return
+        ids = self.resident_ids(source)
+        at, found = KeyIndex(keys).match(target.entry_keys)
+        self._scheduler.transfer(source, ids[at].tolist(), target.number, found.tolist())
+
+
+def is_below(url: str, root: str) -> bool:
+    """Return True when the URL is the root or lies below it."""
+    return url == root or url.startswith(root.rstrip("/") + "/")

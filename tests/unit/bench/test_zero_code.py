@@ -1,0 +1,114 @@
+"""The benchmark of unmodified scripts: the scripts do what they say, and what would spoil its figures is found."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from prefeed.bench.cases.zero_code import _check_intercepted, _check_same_batches, _result, _Run
+from prefeed.bench.photos import PhotoFolder, PhotoRecipe, make_photos
+from prefeed.bench.program import SCRIPTS, run_program
+from prefeed.bench.requirements import BenchFailedError
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoFolder:
+    return make_photos(PhotoRecipe(num_photos=40), cache_dir=tmp_path_factory.mktemp("photos"), num_processes=1)
+
+
+def epoch(*checksums: int, images: int = 100, seconds: float = 1.0) -> dict[str, object]:
+    return {"images": images, "seconds": seconds, "checksums": list(checksums)}
+
+
+@pytest.mark.parametrize("script", [path.name for path in SCRIPTS.glob("*.py")])
+def test_the_scripts_know_nothing_of_prefeed(script: str) -> None:
+    imported = {
+        name
+        for node in ast.walk(ast.parse((SCRIPTS / script).read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert not [name for name in imported if name.startswith("prefeed")]
+
+
+def test_the_script_sees_every_picture_each_epoch(photos: PhotoFolder) -> None:
+    first, second = run_program("train.py", [str(photos.root), "--epochs", "2", "--batch-size", "8"])
+    assert (first["images"], second["images"]) == (40, 40)
+    assert len(first["checksums"]) == 5
+    assert first["checksums"] != second["checksums"]
+    assert first["seconds"] > 0
+
+
+def test_an_epoch_ends_after_the_wanted_batches(photos: PhotoFolder) -> None:
+    (whole,) = run_program("train.py", [str(photos.root), "--batch-size", "8", "--workers", "1"])
+    (part,) = run_program("train.py", [str(photos.root), "--batch-size", "8", "--batches", "2"])
+    assert part["images"] == 16
+    assert part["checksums"] == whole["checksums"][:2]
+
+
+def test_computed_paths_are_those_of_the_pictures(photos: PhotoFolder) -> None:
+    (found,) = run_program("train.py", [str(photos.root), "--numbered", "40", "--batch-size", "8"])
+    assert found["images"] == 40
+
+
+def test_opening_is_timed(photos: PhotoFolder, tmp_path: Path) -> None:
+    (tmp_path / "local").write_bytes(b"")
+    found = run_program("open_cost.py", [str(photos.root), str(tmp_path / "local"), "2"])
+    assert len(found) == 3
+    assert all(epoch["open_us"] > 0 for epoch in found)
+
+
+def test_a_script_that_fails_says_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(BenchFailedError, match=r"^python train.py \S+ ended with status 1:\n(.|\n)*FileNotFoundError"):
+        run_program("train.py", [str(tmp_path / "nothing")])
+
+
+def test_different_batches_are_an_error() -> None:
+    _check_same_batches(
+        [_Run(epochs=[epoch(1, 2, 3)]), _Run(epochs=[epoch(1, 2)]), _Run(epochs=[epoch(1, 2, 3), epoch(9)])]
+    )
+    with pytest.raises(BenchFailedError, match="different batches in epoch 2"):
+        _check_same_batches([_Run(epochs=[epoch(1), epoch(2)]), _Run(epochs=[epoch(1), epoch(3)])])
+
+
+def test_files_opened_in_spite_of_prefeed_are_an_error() -> None:
+    _check_intercepted([_Run(epochs=[], opens=10)])
+    with pytest.raises(BenchFailedError, match="10 files were opened 30 times"):
+        _check_intercepted([_Run(epochs=[], opens=30)])
+
+
+def test_figures_are_medians_of_ratios_within_a_round() -> None:
+    photos = PhotoFolder(root=Path("/nowhere"), num_photos=100, total_bytes=1)
+    opened = _Run(epochs=[{"open_us": 5.0}, {"open_us": 4.0}])
+    replaced = _Run(epochs=[{"open_us": 4.5}, {"open_us": 7.0}])
+
+    def of(prefeed: float, local: float) -> dict[str, _Run]:
+        return {
+            "local": _Run(epochs=[epoch(seconds=local)]),
+            "plain": _Run(epochs=[epoch(images=10)]),
+            "prefeed": _Run(epochs=[epoch(seconds=prefeed), epoch(seconds=1.0)], opens=150, start_seconds=1.0),
+            "numbered_local": _Run(epochs=[epoch()]),
+            "numbered_prefeed": _Run(epochs=[epoch(seconds=4.0), epoch(seconds=2.0)]),
+            "open_plain": opened,
+            "open_prefeed": replaced,
+        }
+
+    rounds = [of(1.25, 1.0), of(4.0, 2.0), of(1.0, 0.9)]
+    found = _result(photos, {name: [done[name] for done in rounds] for name in rounds[0]}).to_json()
+
+    assert found["of_local"] == 0.8
+    assert found["spread"]["of_local"] == [0.5, 0.9]
+    assert found["plain_img_s"] == 10
+    assert found["prefeed_img_s"] == 80
+    assert found["prefeed_with_start_img_s"] == pytest.approx(100 / 2.25, rel=1e-3)
+    assert found["opens_per_file"] == 1.5
+    assert found["numbered_second_of_local"] == 0.5
+    assert found["interception_overhead_us"] == 0.5
+    assert "checksums" not in str(found)

@@ -1,0 +1,129 @@
+"""What ``prefeed run`` starts, and in which environment; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefeed.cli.run import AUTOSTART
+
+
+class Started(Exception):
+    """Stands for the end of this process."""
+
+
+@pytest.fixture
+def start(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], dict[str, str]]]:
+    """Return what ``prefeed run`` with these arguments would become: (command line, what is new in the environment)."""
+
+    def start(*arguments: str) -> tuple[list[str], dict[str, str]]:
+        before, seen = dict(os.environ), []
+
+        def execve(path: str, line: list[str], environment: dict[str, str]) -> None:
+            assert path == line[0]
+            seen.append((line, environment))
+            raise Started
+
+        monkeypatch.setattr(os, "execve", execve)
+        with pytest.raises(Started):
+            run(None, "run", *arguments)
+        assert os.environ == before
+        ((line, environment),) = seen
+        return line, {name: value for name, value in environment.items() if before.get(name) != value}
+
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr("subprocess._args_from_interpreter_flags", list)
+    return start
+
+
+ALWAYS = {"PREFEED_AUTO": "1", "PYTHONPATH": str(AUTOSTART)}
+
+
+def test_script(start) -> None:
+    assert start("train.py") == ([sys.executable, "train.py"], ALWAYS)
+
+
+def test_what_follows_the_program_is_its_own(start) -> None:
+    arguments = ["--memory", "x", "-m", "--", "--help", "-v"]
+    assert start("train.py", *arguments)[0] == [sys.executable, "train.py", *arguments]
+    assert start("-m", "pkg.train", *arguments) == ([sys.executable, "-m", "pkg.train", *arguments], ALWAYS)
+    assert start("--", "train.py", "--", "x")[0] == [sys.executable, "train.py", "--", "x"]
+
+
+def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--memory",
+        "1GiB",
+        "--root",
+        "a",
+        "--root",
+        "/b",
+        "--home",
+        "h",
+        "--read-once",
+        "--report-interval",
+        "5",
+    ]
+    _, new = start(*options, "train.py")
+
+    assert new == {
+        **ALWAYS,
+        "PREFEED_MEMORY": str(1 << 30),
+        "PREFEED_ROOTS": f"{tmp_path}/a:/b",
+        "PREFEED_HOME": f"{tmp_path}/h",
+        "PREFEED_RESIDENT": "0",
+        "PREFEED_REPORT_INTERVAL": "5.0",
+    }
+
+
+def test_users_python_path_comes_after(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/one:/two")
+    assert start("train.py")[1]["PYTHONPATH"] == f"{AUTOSTART}:/one:/two"
+
+
+def test_interpreters_flags_go_with_it(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess._args_from_interpreter_flags", lambda: ["-O", "-Werror"])
+    assert start("-m", "x")[0] == [sys.executable, "-O", "-Werror", "-m", "x"]
+
+
+def test_command_that_starts_python(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir("/")
+    assert start("launcher", "--n", "2")[0] == [str(launcher), "--n", "2"]
+    monkeypatch.chdir(tmp_path)
+    assert start("launcher")[0] == [sys.executable, "launcher"], "a file of that name comes first, as with python"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Missing argument 'PROGRAM'"),
+        (["--memory", "much", "x.py"], "'much' is not a size"),
+        (["--report-interval", "x", "x.py"], "'x' is not a number"),
+        (["--nonsense", "x.py"], "No such option"),
+        (["--root", "/a:/b", "x.py"], "cannot be named"),
+    ],
+)
+def test_refused(run, arguments: list[str], words: str) -> None:
+    result = run(None, "run", *arguments)
+
+    assert result.exit_code != 0
+    assert words in result.stderr
+
+
+def test_isolated_python_is_refused(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flags:
+        ignore_environment = 1
+        no_site = 0
+
+    monkeypatch.setattr(sys, "flags", Flags)
+    assert "-E, -I or -S" in run(None, "run", "x.py").stderr

@@ -1,0 +1,250 @@
+# ruff: noqa: SIM115 - an open call is what is tested
+from __future__ import annotations
+
+import builtins
+import bz2
+import io
+import os
+import sys
+import tarfile
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torchvision.io.image  # noqa: F401
+
+from prefeed.interception import install, reads_from, uninstall
+
+from .conftest import KeptFiles
+
+
+def everything() -> list[Any]:
+    return [
+        builtins.open,
+        io.open,
+        bz2._builtin_open,  # type: ignore[attr-defined]
+        tarfile.bltn_open,  # type: ignore[attr-defined]
+        np.fromfile,
+        cv2.imread,
+        torch.ops.image.read_file,
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path, reader: KeptFiles) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(b"kept")
+    reader.keep_and_remove(path)
+    return path
+
+
+def all_the_same(some: list[Any], others: list[Any]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))
+
+
+def none_the_same(some: list[Any], others: list[Any]) -> bool:
+    return all(a is not b for a, b in zip(some, others, strict=True))
+
+
+def test_a_scope_puts_everything_back(reader: KeptFiles) -> None:
+    before = everything()
+    for _ in range(2):
+        with reads_from(reader):
+            assert none_the_same(everything(), before)
+            with reads_from(reader):
+                pass
+            assert none_the_same(everything(), before)
+        assert all_the_same(everything(), before)
+
+
+def test_a_scope_left_by_an_error_puts_everything_back(reader: KeptFiles) -> None:
+    before = everything()
+    with pytest.raises(RuntimeError), reads_from(reader):
+        raise RuntimeError
+    assert all_the_same(everything(), before)
+
+
+def test_installed_for_good_until_uninstalled(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    install()
+    install()
+    installed = everything()
+    assert none_the_same(installed, before)
+    with reads_from(reader):
+        assert path.read_bytes() == b"kept"
+    assert all_the_same(everything(), installed)
+    with pytest.raises(FileNotFoundError):
+        path.read_bytes()
+    uninstall()
+    uninstall()
+    assert all_the_same(everything(), before)
+
+
+def test_uninstalled_inside_a_scope(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    install()
+    with reads_from(reader):
+        uninstall()
+        assert path.read_bytes() == b"kept"
+    assert all_the_same(everything(), before)
+
+
+def test_installed_inside_a_scope(reader: KeptFiles) -> None:
+    before = everything()
+    with reads_from(reader):
+        install()
+    assert none_the_same(everything(), before)
+
+
+def over(original: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    return theirs
+
+
+def test_what_someone_put_over_ours_stays_and_works(
+    reader: KeptFiles, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.open
+    monkeypatch.setattr(builtins, "open", real)  # put back whatever happens
+    calls: list[Any] = []
+    install()
+    ours = builtins.open
+    builtins.open = theirs = over(ours, calls)
+    uninstall()
+    assert builtins.open is theirs
+    assert io.open is real
+    (tmp_path / "other").write_bytes(b"other")
+    with open(tmp_path / "other", "rb") as file:
+        assert file.read() == b"other"
+    for _ in range(3):  # once more over theirs, without a ring
+        with reads_from(reader), open(path, "rb") as file:
+            assert file.read() == b"kept"
+        assert builtins.open is theirs
+    builtins.open = ours  # they leave after us
+    install()
+    uninstall()
+    assert builtins.open is real
+
+
+def test_someone_was_there_before(reader: KeptFiles, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    theirs = over(builtins.open, calls)
+    monkeypatch.setattr(builtins, "open", theirs)
+    with reads_from(reader):
+        with open(path, "rb") as file:
+            assert file.read() == b"kept"
+        assert not calls
+        with pytest.raises(FileNotFoundError):
+            open("/no/such")
+        assert calls
+    assert builtins.open is theirs
+
+
+def test_someone_put_the_original_back_over_ours(
+    reader: KeptFiles, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.open
+    install()
+    builtins.open = real
+    install()
+    with reads_from(reader), open(path, "rb") as file:
+        assert file.read() == b"kept"
+    uninstall()
+    assert builtins.open is real
+
+
+def test_a_module_imported_later_is_found(reader: KeptFiles, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = types.ModuleType("cv2")
+    original = late.imread = lambda *args: "original"  # type: ignore[attr-defined]
+    late.imdecode = lambda data, flags: bytes(data)  # type: ignore[attr-defined]
+    late.error = RuntimeError  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "cv2")
+    install()
+    with reads_from(reader):
+        pass
+    monkeypatch.setitem(sys.modules, "cv2", late)
+    with reads_from(reader):
+        assert late.imread(str(path)) == b"kept"
+    uninstall()
+    assert late.imread is original
+
+
+def test_a_module_that_is_being_imported_is_left_until_it_is_there(
+    reader: KeptFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = cv2.imread
+    install()
+    uninstall()
+    monkeypatch.setattr(cv2.__spec__, "_initializing", True, raising=False)
+    install()
+    assert cv2.imread is original
+    monkeypatch.setattr(cv2.__spec__, "_initializing", False, raising=False)
+    with reads_from(reader):
+        assert cv2.imread is not original
+
+
+def test_threads_come_and_go(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    wrong: list[Any] = []
+
+    def read_often() -> None:
+        for _ in range(200):
+            with reads_from(reader), open(path, "rb") as file:
+                if file.read() != b"kept":
+                    wrong.append(file)
+
+    threads = [threading.Thread(target=read_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert all_the_same(everything(), before)
+
+
+def in_a_fork(check: Callable[[], bool]) -> bool:
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_fork_inside_a_scope_is_inside(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    with reads_from(reader):
+        assert in_a_fork(lambda: path.read_bytes() == b"kept")
+        assert path.read_bytes() == b"kept"
+    assert in_a_fork(lambda: all_the_same(everything(), before) and not path.exists())
+
+
+def test_a_fork_beside_a_thread_that_is_inside(reader: KeptFiles) -> None:
+    before = everything()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with reads_from(reader):
+            inside.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        assert none_the_same(everything(), before)
+        assert in_a_fork(lambda: all_the_same(everything(), before))
+    finally:
+        go_on.set()
+        thread.join()
+    assert all_the_same(everything(), before)

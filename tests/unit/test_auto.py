@@ -1,0 +1,111 @@
+"""What ``prefeed.auto`` says, to whom, and what is left of it."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from torch.utils.data import DataLoader as TorchDataLoader
+
+TORCHS = vars(TorchDataLoader)["_get_iterator"]
+OPEN = builtins.open
+
+
+@pytest.fixture(autouse=True)
+def _auto() -> Iterator[None]:
+    import prefeed.auto
+
+    prefeed.auto.enable()
+    yield
+    prefeed.auto.disable()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The logger as in a program that configured no logging."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    return logging.getLogger("prefeed")
+
+
+def test_enabled_and_disabled_any_number_of_times() -> None:
+    import prefeed.auto
+
+    prefeed.auto.enable()
+    assert vars(TorchDataLoader)["_get_iterator"] is not TORCHS
+    for _ in range(2):
+        prefeed.auto.disable()
+        assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+        assert (builtins.open, io.open) == (OPEN, OPEN)
+        log = logging.getLogger("prefeed")
+        assert (log.handlers, log.filters, log.level) == ([], [], logging.NOTSET)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prefeed.auto
+
+    prefeed.auto.disable()
+    monkeypatch.setenv("PREFEED_ENABLED", "0")
+    prefeed.auto.enable()
+    assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+    assert logging.getLogger("prefeed").handlers == []
+
+
+def test_bad_setting_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    import prefeed.auto
+
+    prefeed.auto.disable()
+    monkeypatch.setenv("PREFEED_MEMORY", "much")
+    prefeed.auto.enable()
+    assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+    assert "off in this process: PREFEED_MEMORY: 'much' is not a size" in caplog.text
+
+
+def test_seen_by_who_configured_nothing(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    log.info("prefeed: one")
+    log.warning("two %d", 2)
+    log.debug("three")
+
+    assert capsys.readouterr().err == "prefeed: one\nprefeed: two 2\n"
+
+
+def test_users_handler_and_level_hold(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = io.StringIO()
+    logging.getLogger().addHandler(logging.StreamHandler(seen))
+    log.info("not at the root's level")
+    log.warning("told")
+    assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
+
+    log.setLevel(logging.ERROR)
+    log.warning("not at the logger's own level")
+    assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
+
+
+def test_torch_is_not_imported_for_it() -> None:
+    code = (
+        "import sys, prefeed.auto\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "finders = list(sys.meta_path)\n"
+        "from torch.utils.data import DataLoader\n"
+        "import prefeed\n"
+        "assert isinstance(DataLoader([1]), prefeed.DataLoader)\n"
+        "assert len(sys.meta_path) == len(finders) - 1\n"
+        "prefeed.auto.disable()\n"
+        "assert not isinstance(DataLoader([1]), prefeed.DataLoader)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_disabled_before_torch_came() -> None:
+    code = (
+        "import prefeed.auto\n"
+        "prefeed.auto.disable()\n"
+        "from torch.utils.data import DataLoader\n"
+        "import prefeed\n"
+        "assert not isinstance(DataLoader([1]), prefeed.DataLoader)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
