@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -25,11 +26,12 @@ def _auto() -> Iterator[None]:
     prefeed.auto.disable()
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """The logger as in a program that configured no logging."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    return logging.getLogger("prefeed")
+@contextmanager
+def nothing_configured() -> Iterator[logging.Logger]:
+    """Inside it, the logger is as in a program that configured no logging."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        yield logging.getLogger("prefeed")
 
 
 def test_enabled_and_disabled_any_number_of_times() -> None:
@@ -65,24 +67,27 @@ def test_bad_setting_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch, caplo
     assert "off in this process: PREFEED_MEMORY: 'much' is not a size" in caplog.text
 
 
-def test_seen_by_who_configured_nothing(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    log.info("prefeed: one")
-    log.warning("two %d", 2)
-    log.debug("three")
+def test_seen_by_who_configured_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with nothing_configured() as log:
+        log.info("prefeed: one")
+        log.warning("two %d", 2)
+        log.debug("three")
 
     assert capsys.readouterr().err == "prefeed: one\nprefeed: two 2\n"
 
 
-def test_users_handler_and_level_hold(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_handler_and_level_hold(capsys: pytest.CaptureFixture[str]) -> None:
     seen = io.StringIO()
-    logging.getLogger().addHandler(logging.StreamHandler(seen))
-    log.info("not at the root's level")
-    log.warning("told")
-    assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
+    with nothing_configured() as log:
+        logging.getLogger().addHandler(logging.StreamHandler(seen))
+        log.info("not at the root's level")
+        log.warning("told")
+        assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
 
-    log.setLevel(logging.ERROR)
-    log.warning("not at the logger's own level")
-    assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
+        log.setLevel(logging.ERROR)
+        log.warning("not at the logger's own level")
+        assert (seen.getvalue(), capsys.readouterr().err) == ("told\n", "")
+        log.setLevel(logging.NOTSET)
 
 
 def test_torch_is_not_imported_for_it() -> None:

@@ -42,11 +42,17 @@ class NodeDataset:
 
 
 def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
-    """Return the same dataset as this server knows it, when it is not the one that opened it."""
+    """Return the same dataset as this server knows it, when it is not the one that opened it.
+
+    Raises:
+        StoreFormatError: Its catalogue was made anew: the same id may mean another file.
+    """
     if dataset.instance == node.connection.instance:
         return dataset
     directory = str(dataset.manifest.directory)
     opened = node.open_dataset(dataset.url, manifest_dir=directory, num_samples=dataset.num_samples)
+    if isinstance(dataset.manifest, Catalogue):
+        Catalogue.open(Path(opened.manifest_dir), dataset.manifest.uid)
     return replace(
         dataset, number=opened.dataset, store_dir=node.connection.store_dir, instance=node.connection.instance
     )

@@ -37,7 +37,9 @@ class SampleFiles:
     @contextmanager
     def sample(self, *samples: Any) -> Iterator[None]:
         """Inside it, these samples are being made, one as a rule; several by a dataset that makes batches."""
-        self._expected = tuple(object_id for sample in samples for object_id in self._access.objects_of(sample))
+        num_objects = self._access.dataset.manifest.num_objects  # after a power failure more may have been learned
+        known = (object_id for sample in samples for object_id in self._access.objects_of(sample))
+        self._expected = tuple(object_id for object_id in known if object_id < num_objects)
         self._opened.clear()
         try:
             yield

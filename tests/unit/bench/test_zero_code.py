@@ -86,8 +86,8 @@ def test_files_opened_in_spite_of_prefeed_are_an_error() -> None:
 
 def test_figures_are_medians_of_ratios_within_a_round() -> None:
     photos = PhotoFolder(root=Path("/nowhere"), num_photos=100, total_bytes=1)
-    opened = _Run(epochs=[{"open_us": 5.0}, {"open_us": 4.0}])
-    replaced = _Run(epochs=[{"open_us": 4.5}, {"open_us": 7.0}])
+    opened = _Run(epochs=[{"open_us": 9.0}, {"open_us": 5.0}, {"open_us": 4.0}])
+    replaced = _Run(epochs=[{"open_us": 4.0}, {"open_us": 6.5}, {"open_us": 7.0}])
 
     def of(prefeed: float, local: float) -> dict[str, _Run]:
         return {
@@ -110,5 +110,5 @@ def test_figures_are_medians_of_ratios_within_a_round() -> None:
     assert found["prefeed_with_start_img_s"] == pytest.approx(100 / 2.25, rel=1e-3)
     assert found["opens_per_file"] == 1.5
     assert found["numbered_second_of_local"] == 0.5
-    assert found["interception_overhead_us"] == 0.5
+    assert found["interception_overhead_us"] == 2.25
     assert "checksums" not in str(found)

@@ -206,6 +206,7 @@ def test_odd_calls_of_imread_are_its_own(read: Callable[[Any], Any], tmp_path: P
 def deprecated() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         yield
 
 

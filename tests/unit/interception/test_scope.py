@@ -211,6 +211,10 @@ def test_threads_come_and_go(reader: KeptFiles, path: Path) -> None:
     assert all_the_same(everything(), before)
 
 
+# Python 3.12 and later warn of what is tested here.
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
 def in_a_fork(check: Callable[[], bool]) -> bool:
     pid = os.fork()
     if not pid:
@@ -221,6 +225,7 @@ def in_a_fork(check: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@forks
 def test_a_fork_inside_a_scope_is_inside(reader: KeptFiles, path: Path) -> None:
     before = everything()
     with reads_from(reader):
@@ -229,6 +234,7 @@ def test_a_fork_inside_a_scope_is_inside(reader: KeptFiles, path: Path) -> None:
     assert in_a_fork(lambda: all_the_same(everything(), before) and not path.exists())
 
 
+@forks
 def test_a_fork_beside_a_thread_that_is_inside(reader: KeptFiles) -> None:
     before = everything()
     inside, go_on = threading.Event(), threading.Event()

@@ -1,0 +1,207 @@
+"""``prefeed run``: programs run as Python would run them, and they and their children are served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prefeed
+from e2e.images import NUM_IMAGES, make_image_folder
+
+pytestmark = pytest.mark.timeout(120)
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+TRAIN = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+def train(rank=0):
+    dataset = datasets.ImageFolder(sys.argv[1], transforms.PILToTensor())
+    total = sum(int(images.sum()) for images, _ in DataLoader(dataset, batch_size=4))
+    print("sum", total)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_image_folder(tmp_path / "data")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run Python in the test's directory and return how it ended."""
+
+    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def reads() -> int:
+    return prefeed.statistics().reads
+
+
+SHOW = """
+import json, sys
+print(json.dumps([sys.argv, sys.path, __name__, __file__, __package__, __spec__ and __spec__.name, sys.flags.optimize]))
+"""
+
+
+def test_program_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "sub" / "show.py", SHOW)
+    write(tmp_path / "sub" / "__init__.py", "")
+    for line in (["sub/show.py"], ["-m", "sub.show"]):
+        arguments = [*line, "a", "--memory", "--", "-m", "é ü"]
+        own = run("-O", *arguments)
+        assert own.returncode == 0, own.stderr
+        assert run("-O", "-m", "prefeed", "run", *arguments).stdout == own.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)",
+        "raise SystemExit('words')",
+        "def f():\n    raise ValueError('no')\n\nf()",
+        "import os; os.kill(os.getpid(), 15)",
+        "print(input())",
+        "x = (",
+    ],
+    ids=["exit", "words", "exception", "signal", "eof", "syntax"],
+)
+def test_it_ends_as_with_python(run: Run, tmp_path: Path, text: str) -> None:
+    script = str(write(tmp_path / "script.py", text))
+    own, ours = run(script), run("-m", "prefeed", "run", script)
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (own.returncode, own.stdout, own.stderr)
+
+
+def test_file_that_is_not_there(run: Run) -> None:
+    own, ours = run("nowhere.py"), run("-m", "prefeed", "run", "nowhere.py")
+    assert (ours.returncode, ours.stderr) == (own.returncode, own.stderr)
+
+
+def test_script_is_served(run: Run, root: Path, tmp_path: Path) -> None:
+    script = str(write(tmp_path / "train.py", f"{TRAIN}\ntrain()\n"))
+    plain = run(script, str(root))
+    assert plain.stdout.startswith("sum "), plain.stderr
+    ours = run("-m", "prefeed", "run", "--root", str(root), script, str(root))
+
+    assert (ours.returncode, ours.stdout) == (0, plain.stdout), ours.stderr
+    assert reads() == NUM_IMAGES
+
+
+def test_switched_off(run: Run, root: Path, tmp_path: Path) -> None:
+    script = str(write(tmp_path / "train.py", f"{TRAIN}\ntrain()\n"))
+    ours = run("-m", "prefeed", "run", "--root", str(root), script, str(root), PREFEED_ENABLED="0")
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert reads() == 0
+
+
+def test_what_is_left_alone_is_said(run: Run, root: Path, tmp_path: Path) -> None:
+    script = str(write(tmp_path / "train.py", f"{TRAIN}\ntrain()\n"))
+    ours = run("-m", "prefeed", "run", script, str(root))
+
+    assert ours.returncode == 0
+    assert "prefeed: this loader reads as torch's own: the files of a ImageFolder" in ours.stderr
+
+
+CHILDREN: dict[str, Any] = {
+    "spawn": f"{TRAIN}\nif __name__ == '__main__':\n    torch.multiprocessing.spawn(train, nprocs=1)\n",
+    "subprocess": (
+        "import subprocess, sys\n"
+        "if len(sys.argv) == 2:\n"
+        "    subprocess.run([sys.executable, __file__, sys.argv[1], 'child'], check=True)\n"
+        f"else:\n    exec({TRAIN!r})\n    train()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_children_are_served(run: Run, root: Path, tmp_path: Path, kind: str) -> None:
+    script = str(write(tmp_path / "train.py", CHILDREN[kind]))
+    ours = run("-m", "prefeed", "run", "--root", str(root), script, str(root))
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.startswith("sum ")
+    assert reads() == NUM_IMAGES
+
+
+DISTRIBUTED = """
+import sys
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets, transforms
+
+dist.init_process_group("gloo")
+dataset = datasets.ImageFolder(sys.argv[1], transforms.PILToTensor())
+for _ in DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset)):
+    pass
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("order", ["launcher inside", "launcher outside"])
+def test_ranks_are_served(run: Run, root: Path, tmp_path: Path, order: str) -> None:
+    script = str(write(tmp_path / "train.py", DISTRIBUTED))
+    ours = ["-m", "prefeed", "run", "--root", str(root)]
+    line = [*ours, *LAUNCH] if order == "launcher inside" else [*LAUNCH, *ours]
+    ended = run(*line, script, str(root), OMP_NUM_THREADS="1")
+
+    assert ended.returncode == 0, ended.stderr
+    assert reads() == NUM_IMAGES
+
+
+def test_hidden_sitecustomize_still_runs(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "own" / "sitecustomize.py", "import builtins\nbuiltins.was_run = __file__\n")
+    script = write(
+        tmp_path / "script.py",
+        "import sitecustomize, sys\nprint(was_run, sitecustomize.__file__, [p for p in sys.path if 'autostart' in p])",
+    )
+    own = str(tmp_path / "own" / "sitecustomize.py")
+    ours = run("-m", "prefeed", "run", str(script), PYTHONPATH=str(tmp_path / "own"))
+
+    assert (ours.stdout, ours.stderr) == (f"{own} {own} []\n", "")
+
+
+def test_hidden_sitecustomize_that_fails_is_said_as_python_says_it(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "own" / "sitecustomize.py", "raise ValueError('broken')\n")
+    script = str(write(tmp_path / "script.py", "print('goes on')"))
+    own, ours = (run(*line, script, PYTHONPATH=str(tmp_path / "own")) for line in ([], ["-m", "prefeed", "run"]))
+
+    assert ours.stdout == own.stdout == "goes on\n"
+    # Twice: prefeed's own command line is Python as well.
+    assert ours.stderr.replace(own.stderr, "") == ""
+
+
+def test_programs_without_torch_import_next_to_nothing(run: Run, tmp_path: Path) -> None:
+    script = write(tmp_path / "script.py", "import sys\nprint([n for n in sorted(sys.modules) if n[:7] == 'prefeed'])")
+    ours = run("-m", "prefeed", "run", str(script))
+
+    assert ours.stdout == "['prefeed', 'prefeed.after_import']\n"
