@@ -53,7 +53,7 @@ $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing prefeed and the tools for its development into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[torch,demo,dev]'
+	$(PIP) '.[torch,demo,dev,integrations]'
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
 

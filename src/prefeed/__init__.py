@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from prefeed import datasets, errors
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
+    from prefeed.torch.declared import Accessor
     from prefeed.torch.loader import DataLoader
     from prefeed.types import Statistics
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accessor",
     "Config",
     "DataLoader",
     "Statistics",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Accessor": "prefeed.torch.declared",
     "Config": "prefeed.config",
     "DataLoader": "prefeed.torch.loader",
     "Statistics": "prefeed.types",

@@ -65,6 +65,7 @@ class Connection:
         self.instance = ""
         self._sock = sock
         self._sock.settimeout(answer_seconds)
+        self._answer_seconds = answer_seconds
         self._frames = FrameReader()
         self._pending: list[m.AnyMessage] = []
         self._lock = threading.Lock()
@@ -125,7 +126,12 @@ class Connection:
             self._send(message)
 
     def request(
-        self, message: m.Message, reply_type: type[Reply], *, meanwhile: Callable[[m.AnyMessage], bool] | None = None
+        self,
+        message: m.Message,
+        reply_type: type[Reply],
+        *,
+        meanwhile: Callable[[m.AnyMessage], bool] | None = None,
+        within_seconds: float | None = None,
     ) -> Reply:
         """Send the message and return its answer.
 
@@ -133,6 +139,7 @@ class Connection:
             message: The question.
             reply_type: Type of the answer.
             meanwhile: Given every message before the answer; True means that it was the answer's forerunner.
+            within_seconds: A server that says nothing for so long is taken for dead; defaults to the connection's.
 
         Raises:
             PrefeedError: The server refused; the error is the one it names.
@@ -140,7 +147,12 @@ class Connection:
         """
         with self._lock:
             try:
-                return self._exchange(message, reply_type, meanwhile)
+                if within_seconds is not None:
+                    self._sock.settimeout(within_seconds)
+                reply = self._exchange(message, reply_type, meanwhile)
+                if within_seconds is not None:
+                    self._sock.settimeout(self._answer_seconds)
+                return reply
             except PrefeedError:
                 raise
             except BaseException:

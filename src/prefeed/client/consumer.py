@@ -20,6 +20,8 @@ from prefeed.types import ReadCounts
 from prefeed.wire import messages as m
 
 _RECOVER_SECONDS = 2.0
+_COUNTS_SECONDS = 5.0
+"""A server that does not tell its counts for so long is taken for dead; the training loop waits for them."""
 
 Ids = npt.NDArray[np.integer]
 
@@ -106,8 +108,9 @@ class Consumer:
         if connection is None or self._pid != os.getpid():
             return None
         try:
-            return NodeClient(connection).read_counts(self.number)
+            return NodeClient(connection).read_counts(self.number, within_seconds=_COUNTS_SECONDS)
         except PrefeedError:
+            self._lose(connection)
             return None
 
     @property
@@ -147,10 +150,13 @@ class Consumer:
         try:
             connection.send(message)
         except ServerError:
-            with self._lock:
-                self._connection = None
-            connection.close()
-            self._recover_in_background()
+            self._lose(connection)
+
+    def _lose(self, connection: Connection) -> None:
+        with self._lock:
+            self._connection = None
+        connection.close()
+        self._recover_in_background()
 
     def _recover_in_background(self) -> None:
         with self._lock:

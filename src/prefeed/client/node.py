@@ -85,9 +85,14 @@ class NodeClient:
         question = m.OpenDataset(token, "", catalogue=name, paths_file=paths_file, num_samples=num_samples)
         return self._connection.request(question, m.DatasetOpened)
 
-    def read_counts(self, consumer: int) -> ReadCounts:
-        """Return how the reads of one loader went."""
-        return self._connection.request(m.GetReadCounts(consumer), m.ReadCountsReport).counts
+    def read_counts(self, consumer: int, *, within_seconds: float) -> ReadCounts:
+        """Return how the reads of one loader went.
+
+        Raises:
+            ServerUnavailableError: No answer within that time; the connection is of no more use.
+        """
+        question = m.GetReadCounts(consumer)
+        return self._connection.request(question, m.ReadCountsReport, within_seconds=within_seconds).counts
 
     def warm(
         self,

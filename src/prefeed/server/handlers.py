@@ -241,7 +241,10 @@ class Handlers:
         self.node.registry.learn(request.dataset, np.frombuffer(request.records, dtype=np.int64))
 
     def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
-        self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))
+        # After everything that is on its way already: workers have reported before their last batch was handed over.
+        self.loop.call_soon(
+            lambda: self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))
+        )
 
     def _lost(self, connection: Connection, request: m.Lost) -> None:
         self.node.lost(request.dataset, request.object_id, self._answerer(connection, request.token))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -29,7 +30,9 @@ from prefeed.config import Config, current
 from prefeed.errors import PrefeedError
 from prefeed.torch.access import access_of
 from prefeed.torch.planning import PlannedSampler
+from prefeed.torch.report import LoaderReport
 from prefeed.torch.serving import Served, WorkerStart
+from prefeed.types import ReadCounts
 
 __all__ = ["DataLoader", "make_iterator", "set_all_loaders"]
 
@@ -67,7 +70,8 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
         super().__init__(*args, **kwargs)
         if config is not None:
             self._prefeed_config = config  # goes with copies and pickles
-        _attachments[self] = _Attachment(config or current(), explicit=True)
+        if type(self).__hash__ is not None:
+            _attachments[self] = _Attachment(config or current(), explicit=True)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return make_iterator(self, super()._get_iterator, explicit=True)
@@ -97,6 +101,7 @@ def make_iterator(
     served = attachment.attach(loader)
     if served is None:
         return original()
+    attachment.epoch_begins()
     view = attachment.view(loader, served)
     if loader.num_workers == 0:
         return _SingleProcessIter(view, attachment)
@@ -136,6 +141,7 @@ class _Attachment:
         self.served: Served | None = None
         self._config = config
         self._consumer: Consumer | None = None
+        self._report: LoaderReport | None = None
         self._given_up = False
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
@@ -146,11 +152,14 @@ class _Attachment:
             return None
         reason = self._try_open(loader)
         if reason:
-            self._given_up = True
-            level = logging.WARNING if self.explicit else logging.INFO
-            _log.log(level, "prefeed: this loader reads as torch's own: %s", reason)
+            self._give_up(reason)
             return None
         return self.served
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = True
+        level = logging.WARNING if self.explicit else logging.INFO
+        _log.log(level, "prefeed: this loader reads as torch's own: %s", reason)
 
     def view(self, loader: TorchDataLoader[Any], served: Served) -> Any:
         """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned."""
@@ -160,10 +169,42 @@ class _Attachment:
         view.__dict__.update(loader.__dict__, dataset=served, **{sampler: self.planned})
         return view
 
+    def epoch_begins(self) -> None:
+        """An iterator is about to be made."""
+        if self._report is not None:
+            self._report.epoch_begins()
+
     def foresee(self, seed_source: torch.Generator | bool) -> None:
         """Workers are about to be started: let the server fetch for the first batch meanwhile."""
         if self.planned is not None:
             self.planned.iterator_begins(seed_source)
+
+    def next_batch(self, torchs: Callable[[], Any]) -> Any:
+        """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch."""
+        report = self._report
+        assert report is not None
+        report.asked()
+        try:
+            batch = torchs()
+        except StopIteration:
+            report.answered()
+            self._epoch_ended(report)
+            raise
+        report.answered()
+        return batch
+
+    def _epoch_ended(self, report: LoaderReport) -> None:
+        served, planned = self.served, self.planned
+        if served is None or planned is None:
+            return  # let go meanwhile
+        served.reader.report()
+        report.epoch_ends()
+        if served.opens_nothing():
+            self._let_go()
+            self.served = self.planned = None
+            self._give_up(f"the samples of a {type(served.inner).__name__} open no files below the roots")
+            return
+        planned.epoch_ended()
 
     def _try_open(self, loader: TorchDataLoader[Any]) -> str:
         """Attach to the node; return why not, or nothing."""
@@ -210,6 +251,12 @@ class _Attachment:
             seed_source=seed_source,
         )
         self.served = Served(loader.dataset, access, consumer.number)
+        if self._report is None:  # else the loader is attached anew, to another server
+            name, interval = type(loader.dataset).__name__, config.report_interval
+            self._report = LoaderReport(name, self._read_counts, interval_seconds=interval, clock=time.monotonic)
+
+    def _read_counts(self) -> ReadCounts | None:
+        return None if self._consumer is None else self._consumer.read_counts()
 
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
@@ -227,9 +274,12 @@ _attachments: WeakKeyDictionary[TorchDataLoader[Any], _Attachment] = WeakKeyDict
 
 
 def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> _Attachment:
+    config = vars(loader).get("_prefeed_config")
+    if type(loader).__hash__ is None:
+        return _Attachment(config, explicit=explicit)  # for this epoch; its iterator keeps it
     attachment = _attachments.get(loader)
     if attachment is None:
-        attachment = _attachments[loader] = _Attachment(vars(loader).get("_prefeed_config"), explicit=explicit)
+        attachment = _attachments[loader] = _Attachment(config, explicit=explicit)
     return attachment
 
 
@@ -244,11 +294,7 @@ class _SingleProcessIter(_SingleProcessDataLoaderIter):
         self._attachment = attachment
 
     def _next_data(self) -> Any:
-        try:
-            return super()._next_data()  # type: ignore[no-untyped-call]  # torch's
-        except StopIteration:
-            _epoch_ended(self._attachment)
-            raise
+        return self._attachment.next_batch(super()._next_data)
 
 
 class _MultiProcessIter(_MultiProcessingDataLoaderIter):
@@ -256,17 +302,10 @@ class _MultiProcessIter(_MultiProcessingDataLoaderIter):
         self._attachment = attachment
         super().__init__(view)
 
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:  # workers that are kept begin another epoch
+            self._attachment.epoch_begins()
+        super()._reset(loader, first_iter)
+
     def _next_data(self) -> Any:
-        try:
-            return super()._next_data()  # type: ignore[no-untyped-call]  # torch's
-        except StopIteration:
-            _epoch_ended(self._attachment)
-            raise
-
-
-def _epoch_ended(attachment: _Attachment) -> None:
-    served, planned = attachment.served, attachment.planned
-    if served is not None:
-        served.reader.report()
-    if planned is not None:
-        planned.epoch_ended()
+        return self._attachment.next_batch(super()._next_data)

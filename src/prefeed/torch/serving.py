@@ -18,7 +18,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.active import serving
 from prefeed.client.files import SampleFiles
 from prefeed.client.reader import ObjectReader
-from prefeed.interception import reads_from
+from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 
@@ -66,6 +66,17 @@ class Served:
         finally:
             self.reader.report()
 
+    @property
+    def opens_files(self) -> bool:
+        """True when the samples open their files by path."""
+        return self._files is not None
+
+    def opens_nothing(self) -> bool:
+        """True when samples were watched, and none of them opened a file that could be cached."""
+        self._access.refresh()
+        learned, catalogue = self._access.learned, self._access.dataset.manifest
+        return learned is not None and learned.num_known > 0 and catalogue.num_objects == 0
+
     def _reading(self) -> AbstractContextManager[None]:
         return serving(self.reader) if self._files is None else reads_from(self._files)
 
@@ -102,5 +113,7 @@ class WorkerStart:
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=served.inner
             )
             util.Finalize(served, served.reader.close, exitpriority=10)
+            if served.opens_files:
+                install()  # entering a sample is quicker when everything is in place
         if self._then is not None:
             self._then(worker_id)

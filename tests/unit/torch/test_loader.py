@@ -60,3 +60,16 @@ def test_attachment_ends_with_its_loader() -> None:
     gc.collect()
 
     assert attachment() is None
+
+
+class Unhashable(prefeed.DataLoader[Any]):
+    """Equal by what is in it, as a dataclass is."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unhashable)
+
+
+def test_loader_without_a_hash() -> None:
+    assert [int(batch) for batch in Unhashable([1, 2, 3])] == [1, 2, 3]  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""What a training run says of itself in the log: hit rates from time to time, and one line at the end of an epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prefeed.types import ReadCounts
+
+_log = logging.getLogger("prefeed")
+
+Counts = Callable[[], ReadCounts | None]
+"""Asks the node how the loader's reads went so far; None when nobody tells."""
+
+
+class LoaderReport:
+    """Measures how long the training loop waits for one loader, and reports.
+
+    Args:
+        name: What the log calls the loader.
+        counts: Asked at the end of each epoch, and each time that a line is due.
+        interval_seconds: Between two lines of hit rates; 0: none.
+        clock: Monotonic seconds.
+
+    **Threads**: the training loop's.
+    """
+
+    def __init__(self, name: str, counts: Counts, *, interval_seconds: float, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._counts = counts
+        self._interval = interval_seconds
+        self._clock = clock
+        self._epoch = 0
+        self._began = self._last_line = clock()
+        self._waited = 0.0
+        self._asked_at = 0.0
+        self._at_line = ReadCounts()
+        self._at_epoch = ReadCounts()
+
+    def epoch_begins(self) -> None:
+        """The loop asks for an iterator; the time from now on is the epoch's."""
+        self._epoch += 1
+        self._began = self._clock()
+        self._waited = 0.0
+
+    def asked(self) -> None:
+        """The loop asks for a batch."""
+        self._asked_at = self._clock()
+
+    def answered(self) -> None:
+        """The loop has the batch: it waited from ``asked`` until now."""
+        now = self._clock()
+        self._waited += now - self._asked_at
+        if self._interval and now - self._last_line >= self._interval:
+            self._last_line = now
+            self._say_rates()
+
+    def epoch_ends(self) -> None:
+        """The loop has seen the last batch."""
+        seconds = self._clock() - self._began
+        waited = 100 * self._waited / seconds if seconds else 0.0
+        text = f"prefeed: epoch {self._epoch} of {self._name}: {waited:.1f} % of {seconds:.1f} s spent waiting for data"
+        counts = self._counts()
+        if counts is not None:
+            epoch = _since(counts, self._at_epoch)
+            self._at_epoch = counts
+            best = "" if counts.best_hit_ratio is None else f", best possible {counts.best_hit_ratio:.3f}"
+            ratio = f"{epoch.hits / epoch.reads:.3f}" if epoch.reads else "none"
+            text += f"; hit ratio {ratio} of {epoch.reads} reads{best}"
+        _log.info("%s", text)
+
+    def _say_rates(self) -> None:
+        counts = self._counts()
+        if counts is None:
+            return
+        cycle, self._at_line = _since(counts, self._at_line), counts
+        _log.info("prefeed: %s last_cycle_metrics:([%s]) sum_metrics:([%s])", self._name, rates(cycle), rates(counts))
+
+
+def rates(counts: ReadCounts) -> str:
+    """Return counts and rates under the names that cube_torch prints; a late read is a miss."""
+    missed = counts.reads - counts.hits
+    of_all = 100 / counts.reads if counts.reads else 0.0
+    return (
+        f"request_count:{counts.reads} hit_count:{counts.hits} miss_count:{missed} "
+        f"hit_rate:{counts.hits * of_all:.2f}% miss_rate:{missed * of_all:.2f}%"
+    )
+
+
+def _since(now: ReadCounts, then: ReadCounts) -> ReadCounts:
+    """Return what was added; a new server, or a loader attached anew, begins at zero."""
+    if now.reads < then.reads:
+        return now
+    return ReadCounts(
+        hits=now.hits - then.hits,
+        late=now.late - then.late,
+        misses=now.misses - then.misses,
+        direct_reads=now.direct_reads - then.direct_reads,
+        best_hit_ratio=now.best_hit_ratio,
+    )
