@@ -17,10 +17,13 @@ import numpy as np
 from prefeed.config import Config
 from prefeed.core.actions import Outcome
 from prefeed.errors import StoreError
-from prefeed.server.datasets import Dataset
-from prefeed.server.fetchers import Fetchers, Job, Result
+from prefeed.server.datasets import Dataset, Opened
+from prefeed.server.fetchers import CheckJob, CheckResult, Fetchers, Job, Result, check
 from prefeed.server.node import Node
+from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import MemorySource
 from prefeed.testing.tier_contract import MemoryTier
@@ -63,15 +66,19 @@ class HandFetchers:
     def __init__(self, clock: FakeClock) -> None:
         self.is_urgent = False
         self.jobs: list[Job] = []
+        self.checks: list[CheckJob] = []
         self.seconds_each = 0.0
         self._clock = clock
         self._pool = Fetchers(max_threads=1, clock=clock, wake=lambda: None)
-        self._results: list[Result] = []
+        self._results: list[Result | CheckResult] = []
 
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
+    def submit(self, job: Job | CheckJob) -> None:
+        if isinstance(job, Job):
+            self.jobs.append(job)
+        else:
+            self.checks.append(job)
 
-    def take(self, most: int) -> list[Result]:
+    def take(self, most: int) -> list[Result | CheckResult]:
         taken, self._results = self._results[:most], self._results[most:]
         return taken
 
@@ -91,6 +98,13 @@ class HandFetchers:
             result.seconds = self.seconds_each
             self._results.append(result)
         return len(due)
+
+    def check(self, count: int | None = None) -> list[list[int]]:
+        """Ask the files of the first batches, all of them if no number is given; return their ids."""
+        count = len(self.checks) if count is None else count
+        due, self.checks = self.checks[:count], self.checks[count:]
+        self._results += [check(job) for job in due]
+        return [job.ids for job in due]
 
 
 class RecordingTier(MemoryTier):
@@ -153,7 +167,19 @@ class Rig:
 
     def open(self, source: Source, *, name: str = "manifest") -> Dataset:
         """List the source and use it."""
-        return self.node.add_dataset(build_manifest(source, self.directory / name), source)
+        return self.node.registry.add(Opened(manifest=build_manifest(source, self.directory / name), source=source))
+
+    def open_catalogue(self, *paths: str | Path, name: str = "catalogue", num_samples: int = 0) -> Dataset:
+        """Use a catalogue that begins with these files, and that learns what samples open if there are any."""
+        directory = self.directory / name
+        catalogue = CatalogueWriter.open_or_create(directory, [str(path) for path in paths])
+        learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
+        source = PosixSource(catalogue.url)
+        return self.node.registry.add(Opened(manifest=catalogue, source=source, learned=learned))
+
+    def num_residents(self, dataset: Dataset) -> int:
+        """Return how many objects of the dataset are kept in the tier."""
+        return len(self.node.registry.resident_ids(dataset.number))
 
     def demand(self, dataset: Dataset, object_id: int, *, consumer: int = 0) -> Asked:
         """A reader waits for the object."""
@@ -166,6 +192,21 @@ class Rig:
         """A consumer begins an epoch."""
         self.node.scheduler.register_plan(consumer, dataset.number, np.asarray(ids, dtype=np.int64))
         self.node.pump()
+
+    def begin(
+        self, consumer: int, dataset: Dataset, ids: Sequence[int], *, upcoming: bool = False, recheck: bool = True
+    ) -> None:
+        """A consumer begins an epoch, or will do so next, as its client says."""
+        order = np.asarray(ids, dtype=np.int64)
+        self.node.begin_plan(consumer, dataset.number, order, upcoming=upcoming, resident=True, recheck=recheck)
+        self.node.pump()
+
+    def check(self, count: int | None = None) -> list[list[int]]:
+        """Let files be asked for their versions; return the ids of each batch."""
+        checked: list[list[int]] = self.fetchers.check(count)
+        self.node.pump()
+        self.node.validate()
+        return checked
 
     def consume(self, consumer: int, dataset: Dataset, ids: Sequence[int]) -> None:
         """Its readers are done with these."""
@@ -181,7 +222,7 @@ class Rig:
 
     def deliver_all(self) -> None:
         """Let everything come back, and what follows from it."""
-        while self.deliver():
+        while self.check() or self.deliver():
             pass
 
     def pump_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 20.0) -> None:
@@ -215,6 +256,7 @@ def rig(
     if not threads:
         made.fetchers = HandFetchers(clock)
         node.fetchers = made.fetchers
+        node.checks._submit = made.fetchers.submit
     try:
         yield made
     finally:

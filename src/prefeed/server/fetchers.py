@@ -117,7 +117,7 @@ class Fetchers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
-            self._results.append(self._fetch(job) if isinstance(job, Job) else _check(job))
+            self._results.append(self._fetch(job) if isinstance(job, Job) else check(job))
             under_way = self._num_submitted - self._num_finished
             if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
@@ -134,5 +134,6 @@ class Fetchers:
         return Result(job, fetched, None, self._clock() - job.started)
 
 
-def _check(job: CheckJob) -> CheckResult:
+def check(job: CheckJob) -> CheckResult:
+    """Return the versions that the files have now."""
     return CheckResult(job, stat_files([job.catalogue.path(object_id) for object_id in job.ids])[1])

@@ -81,7 +81,11 @@ class Openings:
         Raises:
             PrefeedError: That is no name of a catalogue.
         """
-        directory = directory_of(self._config.home, name)
+        try:
+            directory = directory_of(self._config.home, name)
+        except PrefeedError:
+            paths_file.unlink(missing_ok=True)
+            raise
 
         def read_paths(_: ListingProgress) -> Opened:
             return self._open_catalogue(directory, _take_paths(paths_file), num_samples)
@@ -168,7 +172,8 @@ class Openings:
 
 def _take_paths(paths_file: Path) -> list[str]:
     """Return the NUL-separated paths of a file, and remove it."""
-    paths = [os.fsdecode(name) for name in paths_file.read_bytes().split(b"\0") if name]
-    with contextlib.suppress(FileNotFoundError):
-        paths_file.unlink()
-    return paths
+    try:
+        return [os.fsdecode(name) for name in paths_file.read_bytes().split(b"\0") if name]
+    finally:
+        with contextlib.suppress(OSError):
+            paths_file.unlink()

@@ -86,13 +86,16 @@ class Registry:
         """Samples opened these objects: sample, number of objects, their ids, one sample after the other.
 
         Raises:
-            IndexError: A record names an object or a sample that is not there.
+            IndexError: A record is cut off, or names an object that is not there.
+            ValueError: A record names a sample that is not there.
         """
         learned = self.datasets[number].learned
         at = 0
-        while learned is not None and at + 2 <= len(records):
-            sample, count = int(records[at]), int(records[at + 1])
-            ids = records[at + 2 : at + 2 + count]
+        while learned is not None and at < len(records):
+            sample, count = records[at : at + 2].tolist() if at + 2 <= len(records) else (0, -1)
+            ids = records[at + 2 : at + 2 + max(0, count)]
+            if len(ids) != count:
+                raise IndexError(f"record of {count} objects at word {at} of {len(records)}")
             self.require_ids(number, ids)
             learned.record(sample, ids.tolist())
             at += 2 + count

@@ -115,6 +115,8 @@ def fuse_missing() -> str | None:
         return "fusermount3 is not installed: apt-get install fuse3"
     if not os.path.exists("/dev/fuse"):
         return "there is no /dev/fuse: load the kernel's fuse module, or give the container --device /dev/fuse"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "this user may not open /dev/fuse: chmod 666 /dev/fuse, as it is on most systems"
     return None
 
 

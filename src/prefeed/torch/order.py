@@ -1,13 +1,15 @@
 """What a sampler will draw, found out without disturbing any random generator.
 
-torch's own samplers draw from torch's generators alone, which can be saved and restored: the sampler is run once in
-the shadow, to the end, and then once more for real, when and as far as torch asks. A sampler of another class may
-keep state of its own or draw from anywhere, so it is left alone unless the user says that it may be read ahead.
+torch's own samplers draw from torch's generators alone, which can be saved and restored: a copy of the sampler is run
+once in the shadow, to the end, and then the sampler itself for real, when and as far as torch asks. So are those of
+Accelerate. A sampler of another class may keep state of its own or draw from anywhere, so it is left alone unless the
+user says that it may be read ahead.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,14 +34,35 @@ KNOWN_SAMPLERS = frozenset(
 )
 """Classes whose iteration draws from torch's generators only, and changes nothing else."""
 
+_KNOWN_BY_NAME = frozenset({"accelerate.data_loader.SeedableRandomSampler"})
+"""The same of other packages; iterating one may change its plain attributes, which a copy has for itself."""
+
+_WRAPPERS = {
+    "torch.utils.data.sampler.BatchSampler": "sampler",
+    "accelerate.data_loader.BatchSamplerShard": "batch_sampler",
+    "accelerate.data_loader.SkipBatchSampler": "batch_sampler",
+}
+"""Classes that hand on what another sampler draws: full name, and the attribute that holds the other."""
+
 _PLAIN = (list, tuple, range)
 
 
 def is_readable_ahead(index_sampler: Any) -> bool:
     """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
-    if type(index_sampler) is BatchSampler:
-        return is_readable_ahead(index_sampler.sampler)
-    return type(index_sampler) in KNOWN_SAMPLERS or isinstance(index_sampler, _PLAIN)
+    innermost = _chain(index_sampler)[-1]
+    if type(innermost) in KNOWN_SAMPLERS or isinstance(innermost, _PLAIN):
+        return True
+    return _name_of(innermost) in _KNOWN_BY_NAME
+
+
+def batch_size_of(index_sampler: Any) -> int | None:
+    """Return how many samples the batches have that a batch sampler yields; None when it does not say."""
+    size = getattr(index_sampler, "batch_size", None)
+    if not isinstance(size, int):
+        return None
+    if getattr(index_sampler, "split_batches", False):  # Accelerate: each process has its part of each batch
+        return size // int(index_sampler.num_processes)
+    return size
 
 
 def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
@@ -50,11 +73,12 @@ def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool |
         draw_seed_from: What torch draws an epoch's base seed from just before it asks the sampler: a generator,
             True for the default one, None when it does not.
     """
-    with _generators_restored(index_sampler, draw_seed_from):
+    chain = _chain(index_sampler)
+    with _generators_restored(chain[-1], draw_seed_from):
         if draw_seed_from is not None:
             generator = draw_seed_from if isinstance(draw_seed_from, torch.Generator) else None
             torch.empty((), dtype=torch.int64).random_(generator=generator)
-        return _draw(index_sampler)
+        return _draw(_shadow(chain))
 
 
 def drawn_order(batches: list[Any]) -> Order:
@@ -90,12 +114,35 @@ def with_epoch(index_sampler: Any, epoch: int) -> Any:
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
 
 
+def _chain(index_sampler: Any) -> list[Any]:
+    """Return the sampler, the one inside it that it draws from, and so on."""
+    chain = [index_sampler]
+    while (inner := _WRAPPERS.get(_name_of(chain[-1]))) is not None:
+        chain.append(getattr(chain[-1], inner))
+    return chain
+
+
+def _name_of(sampler: Any) -> str:
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def _shadow(chain: list[Any]) -> Any:
+    """Return a copy of the samplers: what iterating changes in them is changed in the copy."""
+    shadow = chain[-1] if isinstance(chain[-1], _PLAIN) else copy.copy(chain[-1])
+    for wrapper in reversed(chain[:-1]):
+        inner, shadow = shadow, copy.copy(wrapper)
+        setattr(shadow, _WRAPPERS[_name_of(wrapper)], inner)
+    return shadow
+
+
 def _draw(index_sampler: Any) -> Order:
     if type(index_sampler) is BatchSampler:
         order = _draw(index_sampler.sampler)
         used = len(order) - len(order) % index_sampler.batch_size if index_sampler.drop_last else len(order)
         return order[:used]
     drawn = list(index_sampler)
+    if drawn and isinstance(drawn[0], list):
+        drawn = list(itertools.chain.from_iterable(drawn))
     try:
         return np.array(drawn, dtype=np.int64).reshape(len(drawn))
     except (TypeError, ValueError, OverflowError):  # tensors, tuples, names: whatever the dataset takes
@@ -103,8 +150,9 @@ def _draw(index_sampler: Any) -> Order:
 
 
 @contextmanager
-def _generators_restored(index_sampler: Any, seed_source: torch.Generator | bool | None) -> Iterator[None]:
-    generators = {id(g): g for g in (_generator_of(index_sampler), seed_source) if isinstance(g, torch.Generator)}
+def _generators_restored(sampler: Any, seed_source: torch.Generator | bool | None) -> Iterator[None]:
+    used = (getattr(sampler, "generator", None), seed_source)
+    generators = {id(generator): generator for generator in used if isinstance(generator, torch.Generator)}
     default_state = torch.get_rng_state()
     states = [(generator, generator.get_state()) for generator in generators.values()]
     try:
@@ -114,8 +162,3 @@ def _generators_restored(index_sampler: Any, seed_source: torch.Generator | bool
         for generator, state in states:
             generator.set_state(state)
 
-
-def _generator_of(index_sampler: Any) -> torch.Generator | None:
-    inner = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
-    generator = getattr(inner, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None

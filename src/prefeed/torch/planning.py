@@ -23,6 +23,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.torch.order import (
     Order,
+    batch_size_of,
     distributed_sampler,
     drawn_order,
     indices_of,
@@ -148,8 +149,8 @@ class PlannedSampler:
 
     def _plan(self, order: Order) -> tuple[npt.NDArray[np.integer], Order | None]:
         """Return the object ids in the order of reading, and where in them each sample ends; None: one a sample."""
-        batch_size = getattr(self.inner, "batch_size", None)
-        if isinstance(batch_size, int):
+        batch_size = batch_size_of(self.inner)
+        if batch_size is not None:
             order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
         self._access.refresh()
         ids, counts = self._access.object_ids(order)

@@ -60,6 +60,10 @@ def settle(server: Desk) -> None:
     server.turn_until(lambda: server.node.scheduler.num_in_flight == 0)
 
 
+def num_residents(server: Desk, dataset: int) -> int:
+    return len(server.node.registry.resident_ids(dataset))
+
+
 def ids_of(*ids: int) -> bytes:
     return np.array(ids, dtype=np.int64).tobytes()
 
@@ -140,20 +144,6 @@ def test_a_refreshed_listing_is_another_dataset(server: Desk, origin: Path) -> N
     assert second.dataset != first.dataset
 
 
-def test_a_list_of_paths_is_a_dataset_in_its_order(server: Desk, origin: Path) -> None:
-    paths = [str(origin / f"{index:03d}.bin") for index in (7, 3, 5)]
-    file = server.config.runtime_dir / "paths-test"
-    file.write_bytes("\0".join(paths).encode())
-    client = server.connect()
-    client.say(m.OpenDataset(1, "", False, str(file)))
-    while isinstance(opened := client.hear(m.Message), m.Listing):
-        pass
-    assert isinstance(opened, m.DatasetOpened)
-    manifest = Manifest.open(opened.manifest_dir)
-    assert [Path(manifest.path(i)).name for i in range(3)] == ["007.bin", "003.bin", "005.bin"]
-    assert not file.exists()
-
-
 def test_an_object_is_found_by_its_url(server: Desk, origin: Path) -> None:
     client = server.connect()
     opened = open_dataset(client, origin)
@@ -164,7 +154,7 @@ def test_an_object_is_found_by_its_url(server: Desk, origin: Path) -> None:
 
 
 def test_a_manifest_of_another_home_is_refused(server: Desk, sandbox: Sandbox) -> None:
-    refused = server.connect().ask(m.OpenDataset(4, "", False, "", str(sandbox.root)), m.Refused)
+    refused = server.connect().ask(m.OpenDataset(4, "", manifest_dir=str(sandbox.root)), m.Refused)
     assert (refused.token, "must lie below" in refused.text) == (4, True)
 
 
@@ -177,7 +167,7 @@ def test_a_plan_is_fetched_and_its_file_is_gone(server: Desk, origin: Path, suff
     dataset = open_dataset(client, origin).dataset
     path = register(client, dataset, range(NUM_FILES), suffix=suffix)
     settle(server)
-    assert server.node.num_residents(dataset) == NUM_FILES
+    assert num_residents(server, dataset) == NUM_FILES
     assert not path.exists()
     assert client.ask(m.GetStatus(), m.StatusReport).status.plans == 1
 
@@ -189,12 +179,12 @@ def test_a_consumer_s_reports_reach_the_scheduler(server: Desk, origin: Path) ->
     client.say(m.ExtendPlan(CONSUMER, ids_of(2, 3)), m.Consumed(CONSUMER, dataset, ids_of(0, 1), 2, 0))
     client.say(m.Position(CONSUMER, 2))
     settle(server)
-    assert server.node.num_residents(dataset) == 2  # the position had passed the others
+    assert num_residents(server, dataset) == 2  # the position had passed the others
     assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.hits == 2
     register(client, dataset, [7], upcoming=True)
     client.say(m.AdoptUpcoming(CONSUMER))
     settle(server)
-    assert server.node.num_residents(dataset) == 3
+    assert num_residents(server, dataset) == 3
     client.say(m.EndConsumer(CONSUMER))
     assert client.ask(m.GetStatus(), m.StatusReport).status.plans == 0
 
@@ -219,7 +209,7 @@ def test_ids_that_the_dataset_does_not_have_change_nothing(server: Desk, origin:
     client.say(m.ExtendPlan(CONSUMER, ids_of(*ids)), m.Consumed(CONSUMER, dataset, ids_of(*ids), 1, 0))
     client.say(m.ExtendPlan(CONSUMER, b"seven b"), m.Consumed(CONSUMER, 99, ids_of(0), 1, 0))
     settle(server)
-    assert server.node.num_residents(dataset) == 1
+    assert num_residents(server, dataset) == 1
     server.node.validate()
 
 
@@ -307,7 +297,7 @@ def test_an_answer_to_a_reader_that_is_gone_goes_nowhere(server: Desk, origin: P
     dataset = open_dataset(client, origin).dataset
     client.say(m.Demand(11, 0, dataset, 3))
     client.sock.close()
-    server.turn_until(lambda: server.node.num_residents(dataset) == 1)
+    server.turn_until(lambda: num_residents(server, dataset) == 1)
 
 
 # ------------------------------------------------------------ warm, clear, stop

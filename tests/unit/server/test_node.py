@@ -66,7 +66,7 @@ def test_a_whole_epoch_goes_through_the_threads(sandbox: Sandbox) -> None:
     with rig(sandbox.home, threads=True) as made:
         dataset = made.open(source)
         made.plan(READER, dataset, range(300))
-        made.pump_until(lambda: made.node.num_residents(dataset.number) == 300)
+        made.pump_until(lambda: made.num_residents(dataset) == 300)
         assert source.fetches == 300
         assert source.max_in_flight <= dataset.limit.limit
         assert made.tier.get(dataset.key(123)) == content(123)
@@ -282,7 +282,7 @@ def test_a_newer_listing_inherits_what_did_not_change(node: Rig) -> None:
     node.deliver_all()
     assert {path for path, count in source.fetches_by_path.items() if count == 2} == {"00002.bin"}
     assert source.fetches == 7
-    assert node.node.num_residents(second.number) == 6
+    assert node.num_residents(second) == 6
 
 
 def test_what_an_earlier_server_left_is_found_again(sandbox: Sandbox) -> None:
@@ -293,7 +293,7 @@ def test_what_an_earlier_server_left_is_found_again(sandbox: Sandbox) -> None:
     with rig(sandbox.home, tier=tier) as node:
         assert node.node.statistics().resident_objects == 2
         dataset = node.open(source)
-        assert node.node.num_residents(dataset.number) == 1
+        assert node.num_residents(dataset) == 1
         node.plan(READER, dataset, range(5))
         node.deliver_all()
         assert "00003.bin" not in source.fetches_by_path
@@ -321,7 +321,7 @@ def test_clear_frees_what_lies_at_or_below_a_url(sandbox: Sandbox) -> None:
             node.node.scheduler.end_consumer(READER)
         result = node.node.clear("memory://a/b")
         assert (result.entries, result.bytes) == (3, 3 * COST)
-        assert [node.node.num_residents(d.number) for d in (ours, other)] == [0, 3]
+        assert [node.num_residents(d) for d in (ours, other)] == [0, 3]
         assert node.node.clear("memory://a").entries == 3
         assert node.node.clear(None).entries == 0
 
@@ -375,4 +375,4 @@ def test_a_retry_that_nobody_waits_for_any_more_changes_nothing(node: Rig) -> No
     node.node.scheduler.end_consumer(READER)
     node.timers.run_next()
     node.deliver_all()
-    assert node.node.num_residents(dataset.number) == 1
+    assert node.num_residents(dataset) == 1

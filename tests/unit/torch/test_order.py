@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -18,6 +19,7 @@ from torch.utils.data import (
 )
 
 from prefeed.torch.order import (
+    batch_size_of,
     distributed_sampler,
     drawn_order,
     indices_of,
@@ -138,3 +140,38 @@ def test_epoch_of_a_distributed_sampler() -> None:
         assert following.tolist() == drawn_order(list(outer)).tolist()
         sampler.set_epoch(0)
     assert distributed_sampler(RandomSampler(DATA)) is None
+
+
+# ---------------------------------------------------------------- Accelerate's samplers
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole batches", "split batches"])
+@pytest.mark.parametrize("length", [24, 29])
+@pytest.mark.parametrize("has_generator", [False, True], ids=["own generator", "given generator"])
+def test_shadow_of_accelerates_samplers(split: bool, length: int, has_generator: bool) -> None:
+    generator = torch.Generator().manual_seed(5) if has_generator else None
+    inner = SeedableRandomSampler(range(length), generator=generator, data_seed=7)
+    sampler = BatchSamplerShard(
+        BatchSampler(inner, batch_size=4, drop_last=False), num_processes=2, process_index=1, split_batches=split
+    )
+    assert is_readable_ahead(sampler)
+    assert batch_size_of(sampler) == (2 if split else 4)
+    for epoch in range(3):
+        assert inner.epoch == epoch
+        state = None if generator is None else generator.get_state()
+        foreseen = shadow_order(sampler)
+        assert inner.epoch == epoch
+        assert state is None or (generator is not None and torch.equal(generator.get_state(), state))
+        assert foreseen.tolist() == [index for batch in sampler for index in batch]
+
+
+def test_skipped_batches_of_accelerate() -> None:
+    sampler = SkipBatchSampler(BatchSampler(range(10), batch_size=2, drop_last=False), skip_batches=3)
+    assert shadow_order(sampler).tolist() == [6, 7, 8, 9]
+
+
+def test_somebody_elses_subclass_is_not_run_in_the_shadow() -> None:
+    class Mine(SeedableRandomSampler):
+        pass
+
+    assert not is_readable_ahead(BatchSamplerShard(BatchSampler(Mine(range(4)), 2, False)))
