@@ -19,7 +19,7 @@ from prefeed.core.actions import Outcome
 from prefeed.errors import StoreError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.fetchers import CheckJob, CheckResult, Fetchers, Job, Result, check
-from prefeed.server.node import Node
+from prefeed.server.node import Answerer, Node
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
@@ -147,6 +147,7 @@ class Asked:
     text: str = ""
     data: bytes = b""
     times: int = 0
+    object_id: int = -1
 
     def answer(self, outcome: Outcome, code: str, text: str, data: Buffer) -> None:
         self.outcome, self.code, self.text, self.data = outcome, code, text, bytes(data)
@@ -185,6 +186,18 @@ class Rig:
         """A reader waits for the object."""
         asked = Asked()
         self.node.demand(consumer, dataset.number, object_id, asked.answer)
+        self.node.pump()
+        return asked
+
+    def demand_file(self, dataset: Dataset, path: Path, *, consumer: int = 0) -> Asked:
+        """A reader waits for a file that it has no object id for."""
+        asked = Asked()
+
+        def answerer(object_id: int) -> Answerer:
+            asked.object_id = object_id
+            return asked.answer
+
+        self.node.demand_file(consumer, dataset.number, str(path), answerer)
         self.node.pump()
         return asked
 

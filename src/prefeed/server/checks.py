@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from prefeed.core.checks import CheckAhead
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import RESIDENT, TRANSIENT
+from prefeed.core.table import FETCHING, RESIDENT, TRANSIENT
 from prefeed.server.datasets import Dataset
 from prefeed.server.fetchers import CheckJob, CheckResult
 from prefeed.sources.catalogue import CatalogueWriter
@@ -49,9 +49,11 @@ class Checks:
         self._submit = submit
         self._ahead: dict[int, tuple[int, CheckAhead]] = {}
         self._upcoming: dict[int, tuple[int, Ids]] = {}
+        self._rechecking: set[int] = set()
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._under_way: set[tuple[int, int]] = set()
         self._batches = 0
+        self._began_before: set[tuple[int, int]] = set()
 
     # ------------------------------------------------------------ epochs
 
@@ -59,11 +61,15 @@ class Checks:
         """The consumer begins an epoch: its files are asked anew, or only those that never were."""
         self._upcoming.pop(consumer, None)
         self._ahead.pop(consumer, None)
+        self._rechecking.discard(consumer)
         catalogue = self._datasets[dataset].catalogue
         if catalogue is None:
             return
         if recheck:
-            catalogue.withdraw(ids)
+            self._rechecking.add(consumer)
+            catalogue.withdraw(ids if len(ids) else None)  # it may be any that comes by ``extend``
+            in_flight = np.unique(ids[self._scheduler.tables[dataset].states[ids] == FETCHING])
+            self._began_before.update((dataset, object_id) for object_id in in_flight.tolist())
         self._ahead[consumer] = (dataset, CheckAhead(ids, batch=_BATCH))
 
     def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
@@ -92,6 +98,7 @@ class Checks:
         """The consumer is gone."""
         self._ahead.pop(consumer, None)
         self._upcoming.pop(consumer, None)
+        self._rechecking.discard(consumer)
 
     # ------------------------------------------------------------ asking
 
@@ -102,11 +109,24 @@ class Checks:
             return False
         return self._scheduler.tables[dataset].state[object_id] in (RESIDENT, TRANSIENT)
 
+    def distrust(self, consumer: int, dataset: int, object_id: int) -> None:
+        """A reader of the consumer opens a file that its plan may not name: nobody may have asked it this epoch."""
+        catalogue = self._datasets[dataset].catalogue
+        if catalogue is not None and consumer in self._rechecking:
+            catalogue.withdraw(np.array([object_id]))
+
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
         """Ask the file now, if nobody is doing so, and go on when the answer is there."""
         self._waiting.setdefault((dataset, object_id), []).append(then)
         if (dataset, object_id) not in self._under_way:
             self._ask(dataset, [object_id])
+
+    def stored(self, dataset: int, object_id: int) -> None:
+        """The file was read just now, and is in the tier: readers may find it, unless the request is of the last epoch."""
+        catalogue = self._datasets[dataset].catalogue
+        if catalogue is not None and (dataset, object_id) not in self._began_before:
+            catalogue.publish(object_id)
+        self._began_before.discard((dataset, object_id))
 
     @property
     def has_waiting(self) -> bool:

@@ -233,9 +233,12 @@ class Handlers:
         self.node.demand(request.consumer, request.dataset, request.object_id, answer)
 
     def _demand_file(self, connection: Connection, request: m.DemandFile) -> None:
-        object_id = self.node.registry.object_of(request.dataset, os.fsdecode(request.path))
-        answer = self._answerer(connection, request.token, object_id)
-        self.node.demand(request.consumer, request.dataset, object_id, answer)
+        self.node.demand_file(
+            request.consumer,
+            request.dataset,
+            os.fsdecode(request.path),
+            lambda object_id: self._answerer(connection, request.token, object_id),
+        )
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:
         self.node.registry.learn(request.dataset, np.frombuffer(request.records, dtype=np.int64))

@@ -141,6 +141,16 @@ class Node:
         else:
             self._demand(consumer, dataset, object_id, answer)
 
+    def demand_file(self, consumer: int, dataset: int, path: str, answer: Callable[[int], Answerer]) -> None:
+        """A reader waits for a file of a catalogue that it has no object id for.
+
+        Raises:
+            KeyError: There is no such catalogue.
+        """
+        object_id = self.registry.object_of(dataset, path)
+        self.checks.distrust(consumer, dataset, object_id)
+        self.demand(consumer, dataset, object_id, answer(object_id))
+
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
         self.registry.require_ids(dataset, [object_id])
@@ -296,8 +306,7 @@ class Node:
         else:
             for ticket, _ in puts:
                 self.scheduler.stored(ticket)
-                if isinstance(catalogue := self.datasets[ticket.dataset].manifest, CatalogueWriter):
-                    catalogue.publish(ticket.object_id)
+                self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:
             self.scheduler.freed(free)
 
