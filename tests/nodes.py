@@ -20,7 +20,7 @@ from prefeed.errors import StoreError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.fetchers import CheckJob, CheckResult, Fetchers, Job, Result, check
 from prefeed.server.node import Answerer, Node
-from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.file_catalogues import open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
@@ -173,10 +173,10 @@ class Rig:
     def open_catalogue(self, *paths: str | Path, name: str = "catalogue", num_samples: int = 0) -> Dataset:
         """Use a catalogue that begins with these files, and that learns what samples open if there are any."""
         directory = self.directory / name
-        catalogue = CatalogueWriter.open_or_create(directory, [str(path) for path in paths])
+        catalogue, mean_bytes = open_catalogue(directory, [str(path) for path in paths])
         learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
         source = PosixSource(catalogue.url)
-        return self.node.registry.add(Opened(manifest=catalogue, source=source, learned=learned))
+        return self.node.registry.add(Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned))
 
     def num_residents(self, dataset: Dataset) -> int:
         """Return how many objects of the dataset are kept in the tier."""

@@ -26,7 +26,15 @@ from e2e.images import Augment, make_image_folder
 NUM_SAMPLES = 22
 """Not a multiple of any batch size used, nor of batch size times workers."""
 
-augment = Augment()
+
+class AugmentAny(Augment):
+    """Takes tensors as well."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return super().__call__(image.numpy() if isinstance(image, torch.Tensor) else image)
+
+
+augment = AugmentAny()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +262,7 @@ def split_at_random(root: Path) -> Given:
 
 
 def concatenated(root: Path) -> Given:
-    parts = [image_folder(root / "one").dataset, subset(root / "two").dataset, coco_detection(root / "three").dataset]
+    parts = [image_folder(root / "one").dataset, subset(root / "two").dataset, fgvc_aircraft(root / "three").dataset]
     return _given(ConcatDataset(parts))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,3 +123,16 @@ def test_environment_is_left_alone(root: Path) -> None:
     with auto():
         see(DataLoader(datasets.ImageFolder(str(root), Augment()), batch_size=4), epochs=1)
     assert dict(os.environ) == before
+
+
+def test_connection_closes_with_the_loader(root: Path) -> None:
+    """At once, and not when the garbage collector comes round."""
+    loader: Any = prefeed.DataLoader(datasets.ImageFolder(str(root), Augment()), batch_size=4)
+    list(loader)
+    attachment = weakref.ref(module._attachments[loader])
+    gc.disable()
+    try:
+        del loader
+        assert attachment() is None
+    finally:
+        gc.enable()

@@ -31,47 +31,59 @@ class SampleFiles:
         self._reader = reader
         self._access = access
         self._roots = roots
-        self._expected: tuple[int, ...] = ()
+        self._samples: tuple[Any, ...] = ()
+        self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Buffer | None]] = {}
+        self._is_whole = True
 
     @contextmanager
     def sample(self, *samples: Any) -> Iterator[None]:
         """Inside it, these samples are being made, one as a rule; several by a dataset that makes batches."""
-        num_objects = self._access.dataset.manifest.num_objects  # after a power failure more may have been learned
-        known = (object_id for sample in samples for object_id in self._access.objects_of(sample))
-        self._expected = tuple(object_id for object_id in known if object_id < num_objects)
+        self._samples, self._expected = samples, None
         self._opened.clear()
+        self._is_whole = True
         try:
             yield
-            if self._access.learned is not None and len(samples) == 1:
+            if self._access.learned is not None and len(samples) == 1 and self._is_whole:
                 self._learn(samples[0])
         finally:
-            self._expected = ()
+            self._samples, self._expected = (), None
             self._opened.clear()
+
+    def may_have(self, path: str) -> bool:
+        """Return False for a file that is neither expected nor below the roots."""
+        if self._expected is None:
+            self._expected = self._expected_now()
+        return path in self._expected or self._roots.covers(path)
 
     def read_file(self, path: str) -> Buffer | None:
         """Return the bytes of a file from the cache; None when whoever asks should open it."""
+        if not self.may_have(path):
+            return None
         opened = self._opened.get(path)
         if opened is not None:
             return opened[1]
+        assert self._expected is not None
         try:
-            return self._read(path)
+            return self._read(path, self._expected.get(path))
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 
-    def _read(self, path: str) -> Buffer | None:
-        path_of = self._access.dataset.manifest.path
-        for object_id in self._expected:
-            if path_of(object_id) == path:
-                self._opened[path] = (object_id, None)
-                data = self._reader.try_read(object_id)
-                self._opened[path] = (object_id, data)
-                return data
-        if not self._roots.covers(path):
-            return None
-        data, new_id = self._reader.try_read_file(path)
-        if new_id is not None:
-            self._opened[path] = (new_id, data)
+    def _expected_now(self) -> dict[str, int]:
+        """Return the files that the samples being made are known to open."""
+        manifest = self._access.dataset.manifest
+        num_objects = manifest.num_objects  # after a power failure more may have been learned
+        known = (object_id for sample in self._samples for object_id in self._access.objects_of(sample))
+        return {manifest.path(object_id): object_id for object_id in known if object_id < num_objects}
+
+    def _read(self, path: str, object_id: int | None) -> Buffer | None:
+        if object_id is None:
+            data, object_id = self._reader.try_read_file(path)
+        else:
+            self._opened[path] = (object_id, None)  # it was opened, also if that fails
+            data = self._reader.try_read(object_id)
+        if object_id is not None:
+            self._opened[path] = (object_id, data)
         return data
 
     def _learn(self, sample: Any) -> None:

@@ -14,6 +14,14 @@ class FileReader(Protocol):
     thread. While it is being asked, files that it opens itself are not answered by it.
     """
 
+    def may_have(self, path: str) -> bool:
+        """Return False when ``read_file`` would return None: at once, for it is asked for every file that is opened.
+
+        Args:
+            path: As for ``read_file``.
+        """
+        ...
+
     def read_file(self, path: str) -> Buffer | None:
         """Return all bytes of the file, or None: the caller opens it.
 

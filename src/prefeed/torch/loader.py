@@ -11,8 +11,9 @@ import logging
 import time
 from abc import ABCMeta
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -253,9 +254,11 @@ class _Attachment:
         self.served = Served(loader.dataset, access, consumer.number)
         if self._report is None:  # else the loader is attached anew, to another server
             name, interval = type(loader.dataset).__name__, config.report_interval
-            self._report = LoaderReport(name, self._read_counts, interval_seconds=interval, clock=time.monotonic)
+            counts = partial(_read_counts, ref(self))
+            self._report = LoaderReport(name, counts, interval_seconds=interval, clock=time.monotonic)
 
-    def _read_counts(self) -> ReadCounts | None:
+    def read_counts(self) -> ReadCounts | None:
+        """Return how the loader's reads went so far; None when nobody tells."""
         return None if self._consumer is None else self._consumer.read_counts()
 
     def __del__(self) -> None:
@@ -281,6 +284,12 @@ def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> _Attachme
     if attachment is None:
         attachment = _attachments[loader] = _Attachment(config, explicit=explicit)
     return attachment
+
+
+def _read_counts(attachment: ref[_Attachment]) -> ReadCounts | None:
+    # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
+    attached = attachment()
+    return None if attached is None else attached.read_counts()
 
 
 def _samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:

@@ -161,4 +161,3 @@ def _generators_restored(sampler: Any, seed_source: torch.Generator | bool | Non
         torch.set_rng_state(default_state)
         for generator, state in states:
             generator.set_state(state)
-

@@ -18,7 +18,7 @@ class LoaderReport:
 
     Args:
         name: What the log calls the loader.
-        counts: Asked at the end of each epoch, and each time that a line is due.
+        counts: Asked at the end of each epoch, after one that was broken off, and each time that a line is due.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
 
@@ -31,6 +31,7 @@ class LoaderReport:
         self._interval = interval_seconds
         self._clock = clock
         self._epoch = 0
+        self._is_running = False
         self._began = self._last_line = clock()
         self._waited = 0.0
         self._asked_at = 0.0
@@ -38,7 +39,10 @@ class LoaderReport:
         self._at_epoch = ReadCounts()
 
     def epoch_begins(self) -> None:
-        """The loop asks for an iterator; the time from now on is the epoch's."""
+        """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads."""
+        if self._is_running:  # the epoch before was broken off: its reads are nobody's
+            self._at_epoch = self._counts() or self._at_epoch
+        self._is_running = True
         self._epoch += 1
         self._began = self._clock()
         self._waited = 0.0
@@ -57,6 +61,7 @@ class LoaderReport:
 
     def epoch_ends(self) -> None:
         """The loop has seen the last batch."""
+        self._is_running = False
         seconds = self._clock() - self._began
         waited = 100 * self._waited / seconds if seconds else 0.0
         text = f"prefeed: epoch {self._epoch} of {self._name}: {waited:.1f} % of {seconds:.1f} s spent waiting for data"

@@ -12,7 +12,7 @@ from multiprocessing import util
 from typing import Any
 
 import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import StackDataset, Subset
+from torch.utils.data import Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.active import serving
@@ -85,16 +85,16 @@ class Served:
 
 
 def _own_batch_method(dataset: Any) -> Callable[[list[Any]], list[Any]] | None:
-    """Return the method that makes a batch in one go; None when there is none, or it makes one sample at a time."""
+    """Return the method that makes a batch in one go; None when there is none, or it makes one sample at a time.
+
+    A ``StackDataset`` makes the batch of one part after the other: sample by sample, random numbers would be drawn
+    in another order.
+    """
     method = getattr(dataset, "__getitems__", None)
     if not callable(method):
         return None
     if type(dataset) is Subset and _own_batch_method(dataset.dataset) is None:
         return None
-    if type(dataset) is StackDataset:
-        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        if all(_own_batch_method(part) is None for part in parts):
-            return None
     found: Callable[[list[Any]], list[Any]] = method
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,51 @@ def test_a_forked_child_says_nothing(server: ScriptedServer, consumer: Consumer,
     server.wait_heard(m.Position)
     assert [message.index for message in server.of(m.Position)] == [7]  # type: ignore[union-attr]
     assert len(server.plans) == 1
+
+
+def plans_of(server: ScriptedServer, count: int) -> list[m.RegisterPlan]:
+    return [message for message in server.wait_heard(m.RegisterPlan, count) if isinstance(message, m.RegisterPlan)]
+
+
+@pytest.mark.parametrize("revalidate", [True, False])
+def test_files_are_asked_whether_they_changed_at_the_first_epoch_and_at_each_if_so_set(
+    server: ScriptedServer, dataset: NodeDataset, revalidate: bool
+) -> None:
+    set_so = replace(dataset, config=resolve({"revalidate": revalidate}))
+    consumer = Consumer(NodeClient(Connection.open(dataset.config)), set_so)
+    consumer.begin(order())
+    consumer.announce(order())
+    consumer.begin_announced(order())
+    consumer.begin(order())
+    assert [plan.recheck for plan in plans_of(server, 3)] == [True, False, revalidate]
+    (adopted,) = server.of(m.AdoptUpcoming)
+    assert adopted.recheck is revalidate  # type: ignore[union-attr]
+    consumer.close()
+
+
+def test_an_epoch_that_is_about_to_begin_is_asked_once(server: ScriptedServer, consumer: Consumer) -> None:
+    for _ in range(2):
+        consumer.announce(order(), begins=True)
+        consumer.begin_announced(order())
+    server.wait_heard(m.AdoptUpcoming, 2)
+    assert [plan.recheck for plan in plans_of(server, 2)] == [True, True]
+    assert [message.recheck for message in server.of(m.AdoptUpcoming)] == [False, False]  # type: ignore[union-attr]
+
+
+def test_an_announcement_that_was_wrong_is_asked_anew(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.announce(order(), begins=True)
+    consumer.begin(ids(1, 2))
+    assert [(plan.upcoming, plan.recheck) for plan in plans_of(server, 2)] == [(True, True), (False, True)]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_consumer_that_reads_once_says_so(server: ScriptedServer, dataset: NodeDataset, resident: bool) -> None:
+    set_so = replace(dataset, config=resolve({"resident": resident}))
+    consumer = Consumer(NodeClient(Connection.open(dataset.config)), set_so)
+    consumer.begin(order())
+    consumer.announce(order())
+    assert [plan.resident for plan in plans_of(server, 2)] == [resident, resident]
+    consumer.close()
 
 
 # ------------------------------------------------------------ a server that dies

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from leaks import wait_until
 from nodes import content, kill
 from prefeed.client.connection import Connection
-from prefeed.client.dataset import NodeDataset, open_node_dataset
+from prefeed.client.dataset import NodeDataset, open_learned_dataset, open_listed_dataset, open_node_dataset
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
 from prefeed.errors import ObjectNotFoundError
+from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire import messages as m
@@ -384,3 +388,178 @@ def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset
         reader = reader_of(readers, dataset)
         assert reader.read(3) == content(3)
         assert server.of(m.Demand) == []
+
+
+# ------------------------------------------------------------ files opened by path
+
+
+@pytest.fixture
+def catalogue(origin: Path, config: Config, sandbox: Sandbox) -> Iterator[NodeDataset]:
+    """A catalogue of the files 0 and 1, whose server is yet to be made."""
+    config.home.mkdir(exist_ok=True)
+    writer = CatalogueWriter.open_or_create(config.home / "catalogue", [f"{origin}/00.bin", f"{origin}/01.bin"])
+    store = sandbox.memory_dir / "store"
+    TierWriter.open(store, budget_bytes=MIN_BUDGET_BYTES).close()
+    manifest = CatalogueWriter.open(writer.directory)
+    yield NodeDataset(number=1, url="/", manifest=manifest, store_dir=str(store), instance="one", config=config)
+    writer.close()
+    manifest.close()
+
+
+@pytest.fixture
+def catalogue_server(catalogue: NodeDataset) -> Iterator[ScriptedServer]:
+    with scripted(catalogue.config, store_dir=catalogue.store_dir) as server:
+        yield server
+
+
+def answering_files(outcome: Outcome, **answer: object):  # type: ignore[no-untyped-def]
+    def script(message: m.AnyMessage) -> list[m.Message]:
+        if isinstance(message, m.DemandFile):
+            return [m.Answered(message.token, int(outcome), **answer)]  # type: ignore[arg-type]
+        return answering(Outcome.READ_ORIGIN)(message)  # type: ignore[no-any-return]
+
+    return script
+
+
+def test_a_listed_file_is_a_hit_once_the_server_has_it(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    paths = [str(origin / f"{index:02d}.bin") for index in (3, 1)]
+    reader = reader_of(readers, open_listed_dataset(node, paths, config))
+    assert reader.read_many([0, 1, 0]) == [content(3), content(1), content(3)]
+    reader.report()
+    statistics = node.statistics()
+    assert (statistics.hits, statistics.misses, statistics.origin_requests) == (1, 2, 2)
+
+
+def test_a_file_by_path_has_an_id_from_then_on(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    dataset = open_learned_dataset(node, "0123456789abcdef", 4, config)
+    reader = reader_of(readers, dataset)
+    assert reader.try_read_file(str(origin / "05.bin")) == (content(5), 0)
+    assert reader.try_read_file(str(origin / "02.bin")) == (content(2), 1)
+    assert reader.try_read_file(str(origin / "05.bin")) == (content(5), 0)
+    assert reader.read_many([1, 0]) == [content(2), content(5)]
+    reader.report()
+    statistics = node.statistics()
+    assert (statistics.hits, statistics.origin_requests, statistics.direct_reads) == (2, 2, 0)
+
+
+def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    """The catalogue grew past its first 1024 objects after this reader had mapped it."""
+    dataset, other = (open_learned_dataset(node, "0123456789abcdef", 4, config) for _ in range(2))
+    late, early = reader_of(readers, dataset), reader_of(readers, other)
+    many = 1500
+    for index in range(many):
+        (origin / f"many{index:04d}.bin").write_bytes(content(index, 40))
+        early.try_read_file(str(origin / f"many{index:04d}.bin"))
+    assert len(late._keys) < many * 16
+    assert late.read_many([many - 1, 2, many - 1]) == [content(many - 1, 40), content(2, 40), content(many - 1, 40)]
+    late.report()
+    early.report()
+    statistics = node.statistics()
+    assert (statistics.hits, statistics.late, statistics.misses) == (2, 1, many)
+
+
+def test_a_file_by_path_that_is_missing_is_the_error_it_would_be(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_learned_dataset(node, "0123456789abcdef", 4, config))
+    with pytest.raises(FileNotFoundError, match="missing"):
+        reader.try_read_file(str(origin / "missing"))
+    assert reader.try_read_file("relative") == (None, None)
+    assert reader.try_read_file(str(origin / "02.bin"))[0] == content(2)
+
+
+def test_a_file_by_path_may_come_with_the_answer(
+    catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    catalogue_server.script = answering_files(Outcome.INLINE, data=b"inline", object_id=1)
+    reader = reader_of(readers, catalogue)
+    assert reader.try_read_file("/a/b\udcff") == (b"inline", 1)
+    (question,) = catalogue_server.wait_heard(m.DemandFile)
+    assert (question.path, question.dataset) == (b"/a/b\xff", 1)  # type: ignore[union-attr]
+    reader.report()
+    (report,) = catalogue_server.wait_heard(m.Consumed)
+    assert isinstance(report, m.Consumed)
+    assert (np.frombuffer(report.ids, np.int64).tolist(), report.hits, report.direct_reads) == ([1], 0, 0)
+
+
+def test_a_file_by_path_may_be_left_to_the_reader(
+    catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    catalogue_server.script = answering_files(Outcome.READ_ORIGIN, object_id=1)
+    reader = reader_of(readers, catalogue)
+    assert reader.try_read_file("/a/b") == (None, 1)
+    reader.report()
+    (report,) = catalogue_server.wait_heard(m.Consumed)
+    assert isinstance(report, m.Consumed)
+    assert (len(report.ids), report.direct_reads) == (8, 1)
+
+
+def test_a_file_by_path_without_an_answer_is_not_counted(
+    catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    catalogue_server.script = lambda message: None
+    reader = reader_of(readers, catalogue)
+    assert reader.try_read_file("/a/b") == (None, None)
+    assert reader.try_read_file("/a/b") == (None, None)
+    assert len(catalogue_server.of(m.DemandFile)) == 1  # it is not asked again at once
+    assert list(reader._consumed) == []
+
+
+def test_a_file_by_path_without_a_server(catalogue: NodeDataset, readers: list[ObjectReader]) -> None:
+    assert reader_of(readers, catalogue).try_read_file("/a/b") == (None, None)
+
+
+def test_what_samples_opened_reaches_the_server_with_the_report(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    dataset = open_learned_dataset(node, "0123456789abcdef", 4, config)
+    learned = LearnedMap.open(dataset.manifest.directory, 4)
+    reader = reader_of(readers, dataset)
+    for index in (5, 2):
+        reader.try_read_file(str(origin / f"{index:02d}.bin"))
+    reader.learn(3, [1, 0])
+    reader.learn(1, [])
+    assert learned.num_known == 0
+    reader.report()
+    assert wait_until(lambda: learned.num_known == 2, timeout_seconds=10.0)
+    assert [learned.objects_of(sample) for sample in (3, 1)] == [(1, 0), ()]
+    reader.report()
+    reader.learn(0, [0])
+    reader.close()
+    assert wait_until(lambda: learned.is_known(0), timeout_seconds=10.0)
+    assert node.statistics().errors == {}
+
+
+def test_records_of_what_samples_opened_are_sent_once(
+    catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, catalogue)
+    reader.learn(7, [1, 0])
+    reader.learn(2, [])
+    reader.report()
+    reader.report()
+    (message,) = catalogue_server.wait_heard(m.SamplesOpened)
+    assert isinstance(message, m.SamplesOpened)
+    assert np.frombuffer(message.records, np.int64).tolist() == [7, 2, 1, 0, 2, 0]
+
+
+def test_a_catalogue_that_was_made_anew_is_not_read_by_its_old_ids(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
+    reader = reader_of(readers, open_learned_dataset(node, "0123456789abcdef", 4, config))
+    assert reader.try_read_file(str(origin / "05.bin")) == (content(5), 0)
+    directory = reader.dataset.manifest.directory
+    node.stop()
+    (directory / "header.json").write_text("damaged")
+    with NodeClient.connect(config) as other:
+        fresh = reader_of(readers, open_learned_dataset(other, "0123456789abcdef", 4, config))
+        assert fresh.try_read_file(str(origin / "02.bin")) == (content(2), 0)
+        assert reader.try_read_file(str(origin / "03.bin")) == (None, None)
+        assert reader.read(0) == content(5)  # as it is on disk, or from the tier, and never the other file

@@ -191,6 +191,9 @@ def test_a_forgotten_file_warns_of_nothing(path: Path, reader: KeptFiles) -> Non
 
 def test_the_reader_may_keep_its_buffer(tmp_path: Path) -> None:
     class Lending(KeptFiles):
+        def may_have(self, path: str) -> bool:
+            return True
+
         def read_file(self, path: str) -> Any:
             return memoryview(memory)
 

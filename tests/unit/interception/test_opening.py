@@ -239,6 +239,9 @@ def test_a_path_that_fails_to_say_itself_raises_its_own_error(reader: KeptFiles)
 
 def test_a_reader_may_open_files_itself(path: Path, tmp_path: Path) -> None:
     class Opening(KeptFiles):
+        def may_have(self, path: str) -> bool:
+            return True
+
         def read_file(self, path: str) -> bytes:
             super().read_file(path)
             return (tmp_path / "store").read_bytes()
@@ -253,6 +256,9 @@ def test_a_reader_may_open_files_itself(path: Path, tmp_path: Path) -> None:
 
 def test_a_reader_that_breaks_leaves_its_scope_in_force(path: Path) -> None:
     class Breaking(KeptFiles):
+        def may_have(self, path: str) -> bool:
+            return True
+
         def read_file(self, path: str) -> bytes:
             self.asked.append(path)
             raise RuntimeError("broken")
@@ -321,3 +327,24 @@ def test_open_pickles_as_itself() -> None:
 
     uninstall()
     assert pickle.loads(data) is plain
+
+
+def test_what_a_reader_cannot_have_is_not_asked_for(tmp_path: Path) -> None:
+    class Nothing:
+        asked = 0
+
+        def may_have(self, path: str) -> bool:
+            self.asked += 1
+            return False
+
+        def read_file(self, path: str) -> bytes:
+            raise AssertionError("it said that it does not have it")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"real")
+    reader = Nothing()
+    with reads_from(reader):
+        for mode in ("rb", "r"):
+            with open(str(path), mode) as file:
+                assert file.read() in (b"real", "real")
+    assert reader.asked == 2

@@ -1,0 +1,278 @@
+"""Datasets that do not say which files they open: it is learned in the first epoch, kept, and never believed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import prefeed
+from e2e.hashed import SMALLEST_BYTES, Hashed, HashedInBatches, InMemory, kept, name_of, write_hashed
+from leaks import wait_until
+from prefeed.client.node import NodeClient
+from prefeed.config import resolve
+from prefeed.testing.slow_directory import SlowDirectory
+from prefeed.types import Statistics
+from sandbox import Sandbox, end_all, servers_of
+from slow_files import slow_files
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_SAMPLES = 120
+BATCH_SIZE = 8
+OPEN_SECONDS = 0.02
+
+WORKERS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+]
+IDS = ["0", "2", "2-kept"]
+workers = pytest.mark.parametrize("workers", WORKERS, ids=IDS)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Files of ``Hashed(source, NUM_SAMPLES)``."""
+    return write_hashed(tmp_path / "data", Hashed(tmp_path / "data", NUM_SAMPLES))
+
+
+@pytest.fixture
+def slow(source: Path) -> Iterator[SlowDirectory]:
+    with slow_files(source) as slow:
+        yield slow
+
+
+@pytest.fixture
+def root(source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same files, on a local disk that is cached all the same."""
+    monkeypatch.setenv("PREFEED_ROOTS", str(source))
+    return source
+
+
+def loader_of(dataset: Any, cls: Any = prefeed.DataLoader, **kwargs: Any) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    return cls(dataset, batch_size=BATCH_SIZE, shuffle=True, collate_fn=kept, generator=generator, **kwargs)
+
+
+def truth_of(dataset: Any, **kwargs: Any) -> Any:
+    """Return torch's own loader, over the same files."""
+    return loader_of(dataset, DataLoader, **kwargs)
+
+
+def statistics(*, reads: int) -> Statistics:
+    """Return the node's counts, once so many reads are in them."""
+    assert wait_until(lambda: prefeed.statistics().reads >= reads, timeout_seconds=10)
+    found = prefeed.statistics()
+    assert found.reads == reads
+    return found
+
+
+# ---------------------------------------------------------------- epochs of one run
+
+
+@workers
+def test_opened_once(source: Path, slow: SlowDirectory, workers: dict[str, Any]) -> None:
+    """The first epoch opens each file once, at the origin; later ones find all of them in the cache."""
+    ours = loader_of(Hashed(slow.path, NUM_SAMPLES), **workers)
+    truth = truth_of(Hashed(source, NUM_SAMPLES), **workers)
+    for epoch in (1, 2, 3):
+        assert list(ours) == list(truth)
+        assert slow.opens_by_file() == {name_of(index): 1 for index in range(NUM_SAMPLES)}
+        found = statistics(reads=epoch * NUM_SAMPLES)
+        assert found.hits >= 0.99 * (epoch - 1) * NUM_SAMPLES
+        assert found.direct_reads == 0
+
+
+@workers
+@pytest.mark.parametrize("cls", [Hashed, HashedInBatches])
+def test_samples_of_none_one_and_three_files(tmp_path: Path, workers: dict[str, Any], cls: type[Hashed]) -> None:
+    source = tmp_path / "data"
+    parts = (1, 0, 3, 0, 1)
+    write_hashed(source, Hashed(source, NUM_SAMPLES, parts))
+    with slow_files(source) as slow:
+        ours = loader_of(cls(slow.path, NUM_SAMPLES, parts), **workers)
+        truth = truth_of(Hashed(source, NUM_SAMPLES, parts), **workers)
+        for _ in range(3):
+            assert list(ours) == list(truth)
+            assert set(slow.opens_by_file().values()) == {1}
+    num_files = NUM_SAMPLES * sum(parts) // len(parts)
+    found = statistics(reads=3 * num_files)
+    assert found.direct_reads == 0
+    if cls is Hashed:
+        assert found.hits >= 0.99 * 2 * num_files
+
+
+# ---------------------------------------------------------------- the next run
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+import prefeed
+from e2e.hashed import Hashed, kept
+dataset = Hashed(Path(sys.argv[1]), int(sys.argv[2]))
+loader = prefeed.DataLoader(dataset, batch_size=8, shuffle=True, collate_fn=kept, num_workers=int(sys.argv[3]))
+seen = dict(sample for batch in loader for sample in batch)
+assert seen == dict(Hashed(Path(sys.argv[4]), len(dataset))[i] for i in range(len(dataset)))
+s = prefeed.statistics()
+print(json.dumps([s.hits, s.late, s.misses, s.direct_reads]))
+"""
+
+
+def run_epoch(slow: SlowDirectory, *, num_workers: int) -> list[int]:
+    """Read an epoch in a process of its own; return the node's hits, late reads, misses and direct reads."""
+    arguments = [str(slow.path), str(NUM_SAMPLES), str(num_workers), str(slow.source)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    counts: list[int] = json.loads(process.stdout)
+    assert sum(counts) % NUM_SAMPLES == 0
+    return counts
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_next_run_knows(source: Path, sandbox: Sandbox, num_workers: int) -> None:
+    """While the server is up nothing is opened; with an empty cache all is fetched ahead of the readers."""
+    with slow_files(source, open_seconds=OPEN_SECONDS) as slow:
+        first = run_epoch(slow, num_workers=num_workers)
+        assert first[2] == NUM_SAMPLES  # nobody could know
+        assert slow.opens() == NUM_SAMPLES
+        hits, late, misses, direct = run_epoch(slow, num_workers=num_workers)
+        assert (hits + late, misses - first[2], direct) == (NUM_SAMPLES, 0, 0)
+        assert slow.opens() == NUM_SAMPLES
+
+        end_all(servers_of(sandbox))
+        for directory in sandbox.memory_dir.iterdir():
+            shutil.rmtree(directory)
+        hits, late, misses, direct = run_epoch(slow, num_workers=num_workers)
+        assert hits + late + misses == NUM_SAMPLES
+        assert misses <= 0.01 * NUM_SAMPLES
+        assert set(slow.opens_by_file().values()) == {2}
+
+
+# ---------------------------------------------------------------- what was learned no longer holds
+
+
+@workers
+def test_samples_open_other_files(root: Path, workers: dict[str, Any]) -> None:
+    """Right at once, and known the next time; what a kept worker makes of the dataset is its own affair."""
+    dataset = Hashed(root, NUM_SAMPLES)
+    ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
+    assert list(ours) == list(truth)
+    for generation, parts in ((1, (1,)), (1, (2, 1)), (0, (1,))):
+        dataset.generation, dataset.parts = generation, parts
+        write_hashed(root, dataset)
+        assert list(ours) == list(truth)
+        before = statistics(reads=prefeed.statistics().reads)
+        assert list(ours) == list(truth)
+        after = prefeed.statistics()
+        assert after.origin_requests == before.origin_requests
+        assert after.hits - before.hits >= 0.99 * (after.reads - before.reads)
+
+
+def change(file: Path, *, more_bytes: int) -> None:
+    """Give the file other bytes, and a later time."""
+    status = file.stat()
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()) + bytes(more_bytes))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+@workers
+@pytest.mark.parametrize("more_bytes", [0, 1, 5000])
+def test_rewritten_file_is_served_anew(root: Path, workers: dict[str, Any], more_bytes: int) -> None:
+    dataset = Hashed(root, NUM_SAMPLES)
+    ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
+    assert list(ours) == list(truth)
+    for index in (0, 33, NUM_SAMPLES - 1):
+        before = prefeed.statistics().origin_requests
+        change(root / name_of(index), more_bytes=more_bytes)
+        assert list(ours) == list(truth)
+        assert prefeed.statistics().origin_requests == before + 1
+        assert list(ours) == list(truth)
+        assert prefeed.statistics().origin_requests == before + 1
+
+
+@workers
+def test_without_revalidation_a_loader_keeps_what_it_has(
+    root: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
+) -> None:
+    """Files are asked once a loader: the next loader sees the change."""
+    monkeypatch.setenv("PREFEED_REVALIDATE", "0")
+    dataset = Hashed(root, NUM_SAMPLES)
+    ours = loader_of(dataset, **workers)
+    old = dict(sample for batch in ours for sample in batch)
+    change(root / name_of(7), more_bytes=1)
+    assert dict(sample for batch in ours for sample in batch) == old
+    new = dict(dataset[index] for index in range(NUM_SAMPLES))
+    assert new != old
+    assert dict(sample for batch in loader_of(dataset, **workers) for sample in batch) == new
+
+
+@workers
+@pytest.mark.parametrize("read_before", [True, False])
+def test_removed_file(root: Path, workers: dict[str, Any], read_before: bool) -> None:
+    """It is missing in Python's own words."""
+    dataset = Hashed(root, NUM_SAMPLES)
+    ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
+    if read_before:
+        assert list(ours) == list(truth)
+    file = root / name_of(9)
+    file.unlink()
+    errors = []
+    for loader in (ours, truth):
+        with pytest.raises(FileNotFoundError) as caught:
+            list(loader)
+        errors.append(caught.value)
+        loader._iterator = None  # ends workers that are kept
+    assert [(type(error), error.errno, error.filename, str(error).splitlines()[-1]) for error in errors[:1]] == [
+        (type(error), error.errno, error.filename, str(error).splitlines()[-1]) for error in errors[1:]
+    ]
+    assert str(file) in str(errors[0])
+
+
+# ---------------------------------------------------------------- what cannot be helped
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=IDS[:2])
+def test_dataset_that_opens_nothing(root: Path, caplog: pytest.LogCaptureFixture, workers: dict[str, Any]) -> None:
+    dataset = InMemory(NUM_SAMPLES)
+    ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
+    with caplog.at_level(logging.INFO, logger="prefeed"):
+        for _ in range(3):
+            assert list(ours) == list(truth)
+    lines = [record.getMessage() for record in caplog.records if "torch's own" in record.getMessage()]
+    assert lines == [
+        "prefeed: this loader reads as torch's own: the samples of a InMemory open no files below the roots"
+    ]
+    assert type(iter(ours)) is type(iter(truth))
+    assert prefeed.statistics().reads == 0
+
+
+@workers
+def test_file_that_is_too_large(root: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]) -> None:
+    """It is read past the cache, and all others through it."""
+    most = SMALLEST_BYTES + NUM_SAMPLES - 11
+    monkeypatch.setenv("PREFEED_MAX_OBJECT", str(most))
+    dataset = Hashed(root, NUM_SAMPLES)
+    ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
+    for _ in range(3):
+        assert list(ours) == list(truth)
+    assert prefeed.statistics().resident_objects == NUM_SAMPLES - 10
+    found = statistics(reads=3 * NUM_SAMPLES)
+    assert found.hits >= 0.99 * 2 * (NUM_SAMPLES - 10)
+    assert found.direct_reads == 3 * 10
+    with NodeClient.connect(resolve()) as node:
+        assert node.statistics().origin_bytes <= (NUM_SAMPLES - 10) * most

@@ -1,0 +1,200 @@
+"""Datasets in use: their numbers, what the tier holds of them, what is learned of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nodes import PLENTY, RecordingTier, Rig, content, memory_source, rig
+from prefeed.core.actions import Outcome
+from prefeed.server.registry import is_below
+from sandbox import Sandbox
+
+READER = 7
+
+
+@pytest.fixture
+def node(sandbox: Sandbox) -> Iterator[Rig]:
+    with rig(sandbox.home) as made:
+        yield made
+
+
+@pytest.fixture
+def files(sandbox: Sandbox) -> list[Path]:
+    """Three files of one directory, and one of another whose name begins the same."""
+    paths = [sandbox.root / "origin" / name for name in ("a.bin", "b.bin", "c.bin")] + [sandbox.root / "origin2/a.bin"]
+    for index, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(index))
+    return paths
+
+
+def fill(node: Rig, dataset: object, count: int) -> None:
+    node.begin(READER, dataset, range(count))  # type: ignore[arg-type]
+    node.deliver_all()
+    node.node.end_consumer(READER)
+
+
+# ------------------------------------------------------------ catalogues grow
+
+
+def test_a_path_gets_an_id_once(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(files[0])
+    registry = node.node.registry
+    ids = [registry.object_of(dataset.number, str(files[index])) for index in (2, 0, 1, 2)]
+    assert ids == [1, 0, 2, 1]
+    assert dataset.manifest.num_objects == 3
+    assert [dataset.manifest.path(index) for index in range(3)] == [str(files[index]) for index in (0, 2, 1)]
+    assert len(node.node.scheduler.tables[dataset.number]) == 3
+    reader = node.demand(dataset, 2)
+    node.deliver_all()
+    assert (reader.outcome, bytes(node.tier.get(dataset.key(2)) or b"")) == (Outcome.STORED, content(1))
+
+
+def test_a_manifest_does_not_grow(node: Rig) -> None:
+    dataset = node.open(memory_source(2))
+    for number in (dataset.number, 99):
+        with pytest.raises(KeyError):
+            node.node.registry.object_of(number, "/a/b")
+
+
+@pytest.mark.parametrize("path", ["relative", "", "/nul\0byte"])
+def test_what_is_no_absolute_path_gets_no_id(node: Rig, path: str) -> None:
+    dataset = node.open_catalogue()
+    with pytest.raises(ValueError, match="not an absolute path"):
+        node.node.registry.object_of(dataset.number, path)
+    assert dataset.manifest.num_objects == 0
+
+
+# ------------------------------------------------------------ what samples open
+
+
+def words(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+def test_what_samples_opened_is_learned(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files, num_samples=4)
+    node.node.registry.learn(dataset.number, words(3, 2, 1, 0, 0, 0, 2, 1, 3))
+    assert dataset.learned is not None
+    assert [dataset.learned.is_known(sample) for sample in range(4)] == [True, False, True, True]
+    assert [dataset.learned.objects_of(sample) for sample in range(4)] == [(), (), (3,), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        words(1),
+        words(1, 2, 0),
+        words(1, -1),
+        words(1, -2, 0, 0),
+        words(1, 1, 4),
+        words(1, 1, -1),
+        words(4, 1, 0),
+        words(-1, 1, 0),
+        words(1, 1 << 62, 0),
+    ],
+    ids=[
+        "cut off before the count", "cut off", "a negative count", "a count that leads back", "no such object",
+        "a negative object", "no such sample", "a negative sample", "a count beyond all",
+    ],
+)  # fmt: skip
+def test_damaged_records_are_refused(node: Rig, files: list[Path], damaged: np.ndarray) -> None:  # type: ignore[type-arg]
+    dataset = node.open_catalogue(*files, num_samples=4)
+    with pytest.raises((IndexError, ValueError)):
+        node.node.registry.learn(dataset.number, damaged)
+    assert dataset.learned is not None
+    assert dataset.learned.num_known == 0
+
+
+def test_what_nobody_learns_is_passed_over(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    node.node.registry.learn(dataset.number, words(0, 1, 2))
+    assert dataset.learned is None
+
+
+# ------------------------------------------------------------ clear
+
+
+def test_clear_frees_the_files_below_a_path_and_no_others(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    fill(node, dataset, 4)
+    assert node.node.clear(str(files[0].parent)).entries == 3
+    assert node.node.registry.resident_ids(dataset.number).tolist() == [3]
+    assert node.node.clear(str(files[3])).entries == 1
+
+
+def test_clear_of_one_file(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    fill(node, dataset, 4)
+    assert node.node.clear(str(files[1])).entries == 1
+    assert node.node.registry.resident_ids(dataset.number).tolist() == [0, 2, 3]
+    reader = node.demand(dataset, 1)
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
+
+
+def test_clear_of_the_root_frees_every_file_and_no_object_store(node: Rig, files: list[Path]) -> None:
+    catalogue, manifest = node.open_catalogue(*files), node.open(memory_source(2))
+    fill(node, catalogue, 4)
+    fill(node, manifest, 2)
+    assert node.node.clear("/").entries == 4
+    assert node.node.clear("memory://test").entries == 2
+
+
+def test_orphans_are_freed_with_everything_and_never_with_a_part(sandbox: Sandbox) -> None:
+    tier = RecordingTier(PLENTY)
+    tier.put_many([(b"0" * 16, b"of a dataset that nobody has open", False)])
+    with rig(sandbox.home, tier=tier) as node:
+        assert node.node.clear("/").entries == 0
+        assert node.node.clear("memory://test").entries == 0
+        assert node.node.clear(None).entries == 1
+        assert list(tier.entries()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "is_it"),
+    [("/a/b", "/a", True), ("/a", "/a", True), ("/a", "/a/", False), ("/ab", "/a", False), ("/a", "/", True)],
+)
+def test_below(url: str, root: str, is_it: bool) -> None:
+    assert is_below(url, root) is is_it
+
+
+# ------------------------------------------------------------ earlier lives
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed meanwhile"])
+def test_a_catalogue_of_an_earlier_life_inherits_and_publishes_after_a_look(
+    sandbox: Sandbox, files: list[Path], changed: bool
+) -> None:
+    tier = RecordingTier(PLENTY)
+    with rig(sandbox.home, tier=tier) as node:
+        fill(node, node.open_catalogue(*files), 4)
+    if changed:
+        files[2].write_bytes(b"changed")
+    with rig(sandbox.home, tier=tier) as node:
+        dataset = node.open_catalogue(*files)
+        catalogue = dataset.catalogue
+        assert catalogue is not None
+        assert node.num_residents(dataset) == 4
+        assert not any(catalogue.is_published(index) for index in range(4))
+        reader = node.demand(dataset, 2)
+        assert reader.outcome is None
+        node.deliver_all()
+        assert reader.outcome == Outcome.STORED
+        assert bytes(tier.get(catalogue.key(2)) or b"") == files[2].read_bytes()
+        assert not catalogue.is_published(1)
+        node.begin(READER, dataset, range(4), recheck=False)
+        node.deliver_all()
+        assert all(catalogue.is_published(index) for index in range(4))
+        assert node.node.statistics().origin_requests == int(changed)
+
+
+def test_a_catalogue_in_use_is_not_opened_twice(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    fill(node, dataset, 4)
+    assert node.open_catalogue(*files) is dataset
+    assert node.num_residents(dataset) == 4
