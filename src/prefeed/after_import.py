@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ class _Finder:
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Act]] = {}
+        self._under_way: Counter[str] = Counter()
         self._here = threading.local()
 
     def find_spec(
@@ -44,8 +46,13 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)  # the module's loader is as it was
-            load(module)
-            self.imported(name)
+            self._under_way[name] += 1  # OpenCV's imports another module of its own name
+            try:
+                load(module)
+            finally:
+                self._under_way[name] -= 1
+            if not self._under_way[name]:
+                self.imported(name)
 
         loader.exec_module = exec_module
 

@@ -23,15 +23,16 @@ _PREFIX = "prefeed: "
 def enable() -> None:
     """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
     after_import("torch", _begin)
+    after_import("cv2", _reach_names)
 
 
 def disable() -> None:
     """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
-    if "prefeed.torch.patch" in sys.modules:
-        interception, patch = _parts()
-        patch.disable()
-        interception.uninstall()
+    forget("cv2", _reach_names)
+    for name, undo in (("prefeed.torch.patch", "disable"), ("prefeed.interception", "uninstall")):
+        if name in sys.modules:
+            getattr(sys.modules[name], undo)()
     _voice.remove()
 
 
@@ -45,6 +46,17 @@ def _begin() -> None:
         interception.install()
         patch.enable()
     except Exception as err:  # a program that only imports torch must not fail for us
+        _log.warning("prefeed: off in this process: %s", err)
+
+
+def _reach_names() -> None:
+    """OpenCV was imported: replace what it reads with before anybody can write ``from cv2 import imread``."""
+    try:
+        if current().enabled:
+            from prefeed import interception
+
+            interception.install(finished="cv2")
+    except Exception as err:
         _log.warning("prefeed: off in this process: %s", err)
 
 

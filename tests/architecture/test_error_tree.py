@@ -12,7 +12,7 @@ from prefeed.errors import PrefeedError
 
 def every_error() -> set[type[PrefeedError]]:
     for module in pkgutil.walk_packages(prefeed.__path__, "prefeed."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "prefeed.auto", "sitecustomize")):  # these act when imported
             importlib.import_module(module.name)
     return set(below(PrefeedError))
 

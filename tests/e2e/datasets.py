@@ -286,6 +286,13 @@ def learned_subset(root: Path) -> Given:
     return _given(Subset(Hashed(root), [index for index in range(NUM_SAMPLES) if index % 4]))
 
 
+def learned_stack(root: Path) -> Given:
+    """What one part says does not help while the other says nothing."""
+    dataset = Hashed(root / "hashed")
+    parts = (dataset, image_folder(root / "images").dataset)
+    return _given(StackDataset(*parts), num_files=dataset.num_files + NUM_SAMPLES)
+
+
 def prefeeds_image_folder(root: Path) -> Given:
     plain = image_folder(root)
     return Given(
@@ -298,7 +305,7 @@ Build = Callable[[Path], Given]
 TYPES: list[Build] = [
     train_data_list, train_data_list_of_two, image_folder, dataset_folder, voc_detection, coco_detection,
     fgvc_aircraft, subset, split_at_random, concatenated, stacked, accessor, learned, learned_subset,
-    prefeeds_image_folder,
+    learned_stack, prefeeds_image_folder,
 ]  # fmt: skip
 
-LEARNED: list[Build] = [learned, learned_subset]
+LEARNED: list[Build] = [learned, learned_subset, learned_stack]

@@ -45,7 +45,7 @@ class Hidden(Dataset[int]):
         return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> int:
-        return sum(np.fromfile(path, np.uint8).sum() for path in self.files(index))
+        return sum(int(np.fromfile(path, np.uint8).sum()) for path in self.files(index))
 
     def files(self, index: int) -> list[Path]:
         return [self.root / f"{index}-{part}.bin" for part in range(self.files_each)]
@@ -121,11 +121,8 @@ def test_epoch_broken_off_is_not_in_the_next_ones_line(root: Path, said: Said, w
     assert len(said()) == 1
     iterator = iter(loader)
     next(iterator)
-    # What workers have begun when the loop breaks off is theirs to finish.
-    asked = workers["num_workers"] * 2 * 4 + 4
-    assert wait_until(lambda: prefeed.statistics().reads >= NUM_SAMPLES + asked, timeout_seconds=20) or (
-        workers["num_workers"] == 0
-    )
+    begun = 4 + workers["num_workers"] * 2 * 4  # what workers were told to make is made, whoever wants it
+    assert wait_until(lambda: prefeed.statistics().reads == NUM_SAMPLES + begun, timeout_seconds=20)
     del iterator
     list(loader)
     (line,) = said()
@@ -135,9 +132,11 @@ def test_epoch_broken_off_is_not_in_the_next_ones_line(root: Path, said: Said, w
 
 
 def test_best_possible_ratio_is_the_share_that_fits(root: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(8 * FILE_BYTES))
-    whole = NUM_SAMPLES * 2 * FILE_BYTES
-    monkeypatch.setenv("PREFEED_MEMORY", str(whole // 2))
+    file_bytes = 100_000
+    for file in root.iterdir():
+        file.write_bytes(bytes(file_bytes))
+    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(8 * file_bytes))
+    monkeypatch.setenv("PREFEED_MEMORY", "5MiB")
     loader = prefeed.DataLoader(Told(root, files_each=2), batch_size=4, shuffle=True)
     for _ in range(2):
         list(loader)
@@ -146,7 +145,8 @@ def test_best_possible_ratio_is_the_share_that_fits(root: Path, said: Said, monk
     assert second is not None
     best = prefeed.statistics().best_hit_ratio
     assert best is not None
-    assert 0 < best < 1
+    assert 0 < best < 0.6
+    assert float(second["ratio"]) > 0
     assert second["best"] == f"{best:.3f}"
 
 

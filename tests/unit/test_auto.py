@@ -98,9 +98,22 @@ def test_torch_is_not_imported_for_it() -> None:
         "from torch.utils.data import DataLoader\n"
         "import prefeed\n"
         "assert isinstance(DataLoader([1]), prefeed.DataLoader)\n"
-        "assert len(sys.meta_path) == len(finders) - 1\n"
         "prefeed.auto.disable()\n"
+        "assert len(sys.meta_path) == len(finders) - 1\n"
         "assert not isinstance(DataLoader([1]), prefeed.DataLoader)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_bound_before_torch_came() -> None:
+    code = (
+        "import prefeed.auto\n"
+        "from cv2 import imread\n"
+        "from prefeed.interception.asking import original_of\n"
+        "assert original_of(imread) is not imread\n"
+        "prefeed.auto.disable()\n"
+        "import cv2\n"
+        "assert original_of(imread) is cv2.imread is original_of(cv2.imread)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

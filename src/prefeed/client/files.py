@@ -79,6 +79,7 @@ class SampleFiles:
     def _read(self, path: str, object_id: int | None) -> Buffer | None:
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
+            self._is_whole &= object_id is not None  # else nobody answered: not all that it opens will be known
         else:
             self._opened[path] = (object_id, None)  # it was opened, also if that fails
             data = self._reader.try_read(object_id)

@@ -74,14 +74,18 @@ class Places:
         self.num_modules = -1
         """Length of ``sys.modules`` at the last look; -1: look again."""
 
-    def replace_all(self) -> None:
-        """Replace what the modules imported by now have, and is not replaced yet."""
+    def replace_all(self, *, finished: str = "") -> None:
+        """Replace what the modules imported by now have, and is not replaced yet.
+
+        Args:
+            finished: Name of a module of which the caller knows that all of it is there, whatever it says.
+        """
         num_modules = len(sys.modules)
         for module_name, find, name, make in _PLACES:
             module = sys.modules.get(module_name)
             if module is None:
                 continue
-            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            if module_name != finished and getattr(getattr(module, "__spec__", None), "_initializing", False):
                 num_modules = -1  # being imported, by another thread or around us
                 continue
             owner = find(module)

@@ -77,11 +77,15 @@ def reads_from(reader: FileReader) -> AbstractContextManager[None]:
     return _Scope(reader)
 
 
-def install() -> None:
-    """Replacements are in place from now on, scope or no scope: entering one is cheaper. Idempotent."""
+def install(*, finished: str = "") -> None:
+    """Replacements are in place from now on, scope or no scope: entering one is cheaper. Idempotent.
+
+    Args:
+        finished: Name of a module that was imported this moment, before anybody could bind what it has.
+    """
     with _process.lock:
         _process.is_for_good = True
-        _process.places.replace_all()
+        _process.places.replace_all(finished=finished)
 
 
 def uninstall() -> None:

@@ -53,7 +53,7 @@ class Checks:
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._under_way: set[tuple[int, int]] = set()
         self._batches = 0
-        self._began_before: set[tuple[int, int]] = set()
+        self._began_before: dict[tuple[int, int], int | None] = {}  # version hash as asked since; None: not answered
 
     # ------------------------------------------------------------ epochs
 
@@ -68,8 +68,7 @@ class Checks:
         if recheck:
             self._rechecking.add(consumer)
             catalogue.withdraw(ids if len(ids) else None)  # it may be any that comes by ``extend``
-            in_flight = np.unique(ids[self._scheduler.tables[dataset].states[ids] == FETCHING])
-            self._began_before.update((dataset, object_id) for object_id in in_flight.tolist())
+            self._ask_in_flight(dataset, ids)
         self._ahead[consumer] = (dataset, CheckAhead(ids, batch=_BATCH))
 
     def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
@@ -85,9 +84,9 @@ class Checks:
     def extend(self, dataset: int, ids: Ids) -> None:
         """The consumer will read these very soon."""
         if self._datasets[dataset].catalogue is not None:
-            due = [object_id for object_id in np.unique(ids).tolist() if self.is_due(dataset, object_id)]
-            for start in range(0, len(due), _BATCH):
-                self._ask(dataset, due[start : start + _BATCH])
+            self._ask_all(
+                dataset, [object_id for object_id in np.unique(ids).tolist() if self.is_due(dataset, object_id)]
+            )
 
     def advance(self, consumer: int, position: int) -> None:
         """The consumer has what comes before this index of its plan."""
@@ -103,11 +102,14 @@ class Checks:
     # ------------------------------------------------------------ asking
 
     def is_due(self, dataset: int, object_id: int) -> bool:
-        """True while the tier has bytes of the file of which nobody knows whether they are the present ones."""
+        """True while bytes are in the tier, or on their way, of which nobody knows whether they are the present ones."""
         catalogue = self._datasets[dataset].catalogue
         if catalogue is None or catalogue.is_published(object_id):
             return False
-        return self._scheduler.tables[dataset].state[object_id] in (RESIDENT, TRANSIENT)
+        state = self._scheduler.tables[dataset].state[object_id]
+        if state == FETCHING:
+            return self._began_before.get((dataset, object_id), 0) is None
+        return state in (RESIDENT, TRANSIENT)
 
     def distrust(self, consumer: int, dataset: int, object_id: int) -> None:
         """A reader of the consumer opens a file that its plan may not name: nobody may have asked it this epoch."""
@@ -124,9 +126,11 @@ class Checks:
     def stored(self, dataset: int, object_id: int) -> None:
         """The file was read just now, and is in the tier: readers may find it, unless the request is of the last epoch."""
         catalogue = self._datasets[dataset].catalogue
-        if catalogue is not None and (dataset, object_id) not in self._began_before:
+        if catalogue is None:
+            return
+        since_asked = self._began_before.pop((dataset, object_id), 0)
+        if since_asked == 0 or since_asked == catalogue.version_hash(object_id):
             catalogue.publish(object_id)
-        self._began_before.discard((dataset, object_id))
 
     @property
     def has_waiting(self) -> bool:
@@ -149,7 +153,10 @@ class Checks:
         self._batches -= 1
         for object_id, version in zip(ids, result.versions, strict=True):
             self._under_way.discard((dataset, object_id))
-            if self._scheduler.tables[dataset].state[object_id] not in (RESIDENT, TRANSIENT):
+            state = self._scheduler.tables[dataset].state[object_id]
+            if state == FETCHING and (dataset, object_id) in self._began_before:
+                self._began_before[dataset, object_id] = version_hash(version) if version else -1
+            if state not in (RESIDENT, TRANSIENT):
                 continue
             if version and version_hash(version) == catalogue.version_hash(object_id):
                 catalogue.publish(object_id)
@@ -163,6 +170,16 @@ class Checks:
         """Return what is to be done for those who waited for these files."""
         dataset = result.job.dataset
         return [then for object_id in result.job.ids for then in self._waiting.pop((dataset, object_id), ())]
+
+    def _ask_in_flight(self, dataset: int, ids: Ids) -> None:
+        """Ask the files that are being read: their requests are of the last epoch, and may bring its bytes."""
+        in_flight = np.unique(ids[self._scheduler.tables[dataset].states[ids] == FETCHING]).tolist()
+        self._began_before.update(((dataset, object_id), None) for object_id in in_flight)
+        self._ask_all(dataset, in_flight)
+
+    def _ask_all(self, dataset: int, ids: list[int]) -> None:
+        for start in range(0, len(ids), _BATCH):
+            self._ask(dataset, ids[start : start + _BATCH])
 
     def _ask(self, dataset: int, ids: list[int]) -> None:
         catalogue = self._datasets[dataset].catalogue

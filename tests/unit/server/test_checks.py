@@ -378,3 +378,54 @@ def test_through_the_threads(sandbox: Sandbox, files: list[Path]) -> None:
         reader = node.demand(dataset, 3, consumer=READER)
         node.pump_until(lambda: reader.outcome is not None)
         assert (reader.outcome, held(node, dataset, 3)) == (Outcome.STORED, b"changed")
+
+
+# ------------------------------------------------------------ requests of the last epoch
+
+
+@pytest.mark.parametrize("looks_first", [True, False], ids=["look, then bytes", "bytes, then look"])
+@pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed meanwhile"])
+def test_a_request_of_the_last_epoch_is_checked_before_its_reader_is_answered(
+    node: Rig, files: list[Path], looks_first: bool, changed: bool
+) -> None:
+    dataset = node.open_catalogue(*files)
+    node.begin(READER, dataset, range(NUM_FILES), upcoming=True, recheck=False)
+    assert len(node.fetchers.jobs) == NUM_FILES
+    node.fetchers.make(1)  # it is read, and nobody has heard of it yet
+    if changed:
+        files[0].write_bytes(b"changed")
+    node.node.adopt_upcoming(READER, recheck=True)
+    if looks_first:
+        results, node.fetchers._results = node.fetchers._results, []
+        asked = node.demand(dataset, 0, consumer=READER)
+        node.check()
+        node.fetchers._results += results
+        node.node.pump()
+    else:
+        asked = node.demand(dataset, 0, consumer=READER)
+        node.node.pump()
+        assert asked.outcome is None
+    node.deliver_all()
+    assert (asked.outcome, asked.times) == (Outcome.STORED, 1)
+    if changed and looks_first:
+        assert held(node, dataset, 0) is None  # its reader reads the file itself
+    else:
+        assert held(node, dataset, 0) == files[0].read_bytes()
+    assert published(dataset)[-1] == NUM_FILES - 1
+
+
+def test_a_request_of_the_last_epoch_that_failed_leaves_nobody_waiting(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    files[0].unlink()
+    node.begin(READER, dataset, [0], upcoming=True, recheck=False)
+    node.fetchers.make(1)
+    node.node.adopt_upcoming(READER, recheck=True)
+    asked = node.demand(dataset, 0, consumer=READER)
+    node.deliver_all()
+    assert (asked.outcome, asked.code) == (Outcome.FAILED, "object-not-found")
+    files[0].write_bytes(b"back")
+    node.begin(READER, dataset, [0])
+    node.deliver_all()
+    again = node.demand(dataset, 0, consumer=READER)
+    node.deliver_all()
+    assert (again.outcome, held(node, dataset, 0)) == (Outcome.STORED, b"back")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from prefeed.client.access import AccessMap
+from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.torch.planning import PlannedSampler
 
 
@@ -24,8 +26,8 @@ class Listener:
     def begin(self, ids: Any) -> None:
         self.told.append(("begin", ids.tolist()))
 
-    def announce(self, ids: Any) -> None:
-        self.told.append(("announce", ids.tolist()))
+    def announce(self, ids: Any, *, begins: bool = False) -> None:
+        self.told.append(("announce, begins" if begins else "announce", ids.tolist()))
 
     def begin_announced(self, ids: Any) -> None:
         self.told.append(("begin announced", ids.tolist()))
@@ -40,14 +42,14 @@ class Listener:
         return [event for event, _ in self.told]
 
 
-def access_map(num_objects: int, ids: list[int] | None = None) -> AccessMap:
+def access_map(num_objects: int) -> AccessMap:
     dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=num_objects))
-    return AccessMap(dataset=dataset, ids=None if ids is None else np.array(ids, dtype=np.int64))
+    return AccessMap(dataset=dataset)
 
 
-def planned(inner: Any, listener: Any, **kwargs: Any) -> PlannedSampler:
+def planned(inner: Any, listener: Any, access: AccessMap | None = None, **kwargs: Any) -> PlannedSampler:
     defaults = {"trust": False, "num_workers": 0, "batches_ahead": 1, "seed_source": True}
-    return PlannedSampler(inner, access_map(20), listener, **{**defaults, **kwargs})
+    return PlannedSampler(inner, access or access_map(20), listener, **{**defaults, **kwargs})
 
 
 # ------------------------------------------------------------ what is told, and when
@@ -151,20 +153,113 @@ def test_distributed_sampler_is_announced_before_the_loop_ends(counted: bool) ->
     assert begins[2:] == ["begin announced"] * 2
 
 
-# ------------------------------------------------------------ the access map
+def test_workers_that_start_are_told_what_is_about_to_begin() -> None:
+    """torch draws the base seed when it makes an iterator, before it asks for the first batch."""
+    torch.manual_seed(4)
+    listener = Listener()
+    sampler = planned(BatchSampler(RandomSampler(range(20)), 3, False), listener, num_workers=2, batches_ahead=4)
+    before = torch.get_rng_state()
+    sampler.iterator_begins(True)
+    sampler.iterator_begins(True)  # told once
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.empty((), dtype=torch.int64).random_()
+    list(sampler)
+    assert [event for event in listener.events() if event != "advance"] == ["announce, begins", "begin announced"]
 
 
-def test_access_map() -> None:
-    whole, mapped = access_map(10), access_map(10, [7, 5, 3])
-    assert whole.object_ids(np.array([0, 9, -1])).tolist() == [0, 9, 9]
-    assert mapped.object_ids(np.array([2, -3, 0])).tolist() == [3, 7, 7]
-    assert mapped.object_ids(np.array([], dtype=np.int64)).tolist() == []
-    assert [mapped.object_id(i) for i in (0, -1, torch.tensor(1), np.int8(2))] == [7, 3, 5, 3]
+def test_workers_that_start_say_nothing_of_what_was_announced() -> None:
+    torch.manual_seed(4)
+    listener = Listener()
+    sampler = planned(BatchSampler(RandomSampler(range(20)), 3, False), listener)
+    sampler.epoch_ended()
+    sampler.iterator_begins(True)
+    assert listener.events() == ["announce"]
 
 
-def test_access_map_of_what_it_does_not_have() -> None:
-    """The dataset will say what is wrong with such an index, if anything is."""
-    whole, mapped = access_map(10), access_map(10, [7, 5, 3])
-    assert whole.object_ids(np.array([10, 3, -11])).tolist() == [3]
-    assert mapped.object_ids(np.array([3, 1])).tolist() == [5]
-    assert [mapped.object_id(i) for i in (3, -4, "1", (1, 2), None, 1.0)] == [None] * 6
+def test_order_of_an_unknown_sampler_is_not_foreseen() -> None:
+    listener = Listener()
+    sampler = planned(Lazy(), listener)
+    sampler.iterator_begins(True)
+    sampler.epoch_ended()
+    assert listener.told == []
+
+
+# ------------------------------------------------------------ samples of several objects
+
+
+STARTS = np.array([0, 2, 2, 3, 7], dtype=np.int64)
+"""Sample 0 is objects 0 and 1; sample 1 nothing; sample 2 object 2; sample 3 objects 3 to 6."""
+
+
+def several() -> AccessMap:
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=7))
+    return AccessMap(dataset=dataset, starts=STARTS)
+
+
+def advances(listener: Listener) -> list[int]:
+    return [position for event, position in listener.told if event == "advance"]
+
+
+def test_plan_holds_objects_and_positions_count_them() -> None:
+    listener = Listener()
+    assert list(planned(BatchSampler([3, 0, 1, 2], 1, False), listener, several(), trust=True)) == [[3], [0], [1], [2]]
+    assert listener.told[0] == ("begin", [3, 4, 5, 6, 0, 1, 2])
+    assert advances(listener) == [4, 6, 6]
+
+
+def test_position_with_workers_counts_the_objects_of_whole_groups() -> None:
+    listener = Listener()
+    inner = BatchSampler(SequentialSampler(range(4)), 1, False)
+    list(planned(inner, listener, several(), num_workers=2, batches_ahead=2))
+    assert listener.told[0] == ("begin", [0, 1, 2, 3, 4, 5, 6])
+    assert advances(listener) == [0, 2]  # the first group is samples 0 and 1
+    order = planned(BatchSampler(SequentialSampler(range(4)), 2, False), listener, several(), num_workers=2)
+    listener.told.clear()
+    list(order)
+    assert listener.told[0] == ("begin", [0, 1, 2, 3, 4, 5, 6])  # sample 0, 2, 1, 3
+
+
+def test_position_before_any_sample_is_the_beginning() -> None:
+    listener = Listener()
+    list(planned(BatchSampler(SequentialSampler(range(4)), 2, False), listener, several(), num_workers=3))
+    assert advances(listener) == [0]
+
+
+def test_samples_without_any_object() -> None:
+    listener = Listener()
+    list(planned(BatchSampler([1, 1, 1], 1, False), listener, several(), trust=True))
+    assert listener.told == [("begin", []), ("advance", 0), ("advance", 0)]
+
+
+def test_objects_of_what_is_drawn_with_torch() -> None:
+    class Drawn:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [3, 1]
+            yield [0]
+
+    listener = Listener()
+    list(planned(Drawn(), listener, several()))
+    assert listener.told == [("begin", []), ("extend", [3, 4, 5, 6]), ("extend", [0, 1])]
+
+
+def test_announced_plan_to_which_something_was_learned_is_registered_anew(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    writer = LearnedMapWriter.open_or_create(tmp_path / "catalogue", 4)
+    writer.record(1, [5, 6])
+    dataset: Any = SimpleNamespace(num_samples=4)
+    access = AccessMap(dataset=dataset, learned=LearnedMap.open(writer.directory, 4))
+    listener = Listener()
+    sampler = planned(SequentialSampler(range(4)), listener, access)
+    sampler.epoch_ended()
+    writer.record(3, [0])
+    list(sampler)
+    sampler.epoch_ended()
+    list(sampler)
+    told = [told for told in listener.told if told[0] != "advance"]
+    assert told == [
+        ("announce", [5, 6]),
+        ("begin", [5, 6, 0]),
+        ("announce", [5, 6, 0]),
+        ("begin announced", [5, 6, 0]),
+    ]
+    writer.close()
