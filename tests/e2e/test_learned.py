@@ -28,7 +28,7 @@ from slow_files import slow_files
 
 pytestmark = pytest.mark.timeout(120)
 
-NUM_SAMPLES = 120
+NUM_SAMPLES = 800
 BATCH_SIZE = 8
 OPEN_SECONDS = 0.02
 

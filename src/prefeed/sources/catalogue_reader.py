@@ -59,13 +59,12 @@ class Catalogue:
     Attributes:
         directory: Where it lies.
         url: ``/``: paths are absolute.
-        is_sorted: False: ids are in the order in which paths came.
         header: What it was made with.
         keys: Published keys, zeros where there is none; that of object i is ``keys[i * 16 : (i + 1) * 16]``. It covers
             the capacity as last mapped; ``refresh`` puts a longer one in its place, and the old one stays valid.
     """
 
-    __slots__ = ("_count", "_offsets", "_paths", "_sizes", "directory", "header", "is_sorted", "keys", "url")
+    __slots__ = ("_count", "_offsets", "_paths", "_sizes", "directory", "header", "keys", "url")
 
     _WRITABLE = False
 
@@ -74,7 +73,6 @@ class Catalogue:
         self.directory = directory
         self.header = header
         self.url = "/"
-        self.is_sorted = False
         self._count = as_numbers(self._map(files, "count"))
         self._map_all(files)
 

@@ -10,13 +10,13 @@
         versions uint64 (n,)            xxh3-64 of the version; 0 where it is unknown
         offsets  uint64 (n + 1,)        where path i begins in ``paths``
         paths    bytes                  UTF-8 with surrogate escapes, no separators
-        order    uint64 (n,)            only if the paths are not sorted: the ids in order of their paths
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from prefeed.errors import StoreFormatError
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 UNKNOWN_SIZE: Final = 2**64 - 1
 ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
@@ -45,7 +45,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         total_bytes: Sum of the known sizes.
         num_unknown_sizes: Objects without one.
         path_bytes: Length of ``paths``.
-        is_sorted: True if the paths ascend strictly, byte by byte.
     """
 
     format: int = FORMAT
@@ -54,7 +53,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     num_unknown_sizes: int
     path_bytes: int
-    is_sorted: bool
 
 
 def entry_key(url: str, path: str, version: str, size_bytes: int = -1) -> EntryKey:
@@ -85,14 +83,13 @@ class Manifest:
         url: Canonical URL of the root.
         num_objects: Number of objects; ids are 0 <= id < num_objects.
         total_bytes: Sum of the known sizes, in bytes.
-        is_sorted: True if ids ascend with paths; False for a list of files in an order of its own.
         sizes: Bytes of each object, shape (num_objects,), uint64; ``UNKNOWN_SIZE`` where not known.
         version_hashes: See ``version_hash``, shape (num_objects,), uint64; 0 where not known.
         keys: All entry keys; that of object i is ``keys[i * 16 : (i + 1) * 16]``.
     """
 
     __slots__ = (
-        "_blob", "_offsets", "_order", "directory", "header", "is_sorted", "keys", "num_objects", "sizes",
+        "_blob", "_offsets", "directory", "header", "keys", "num_objects", "sizes",
         "total_bytes", "url", "version_hashes",
     )  # fmt: skip
 
@@ -104,13 +101,11 @@ class Manifest:
         self.url = header.url
         self.num_objects = count
         self.total_bytes = header.total_bytes
-        self.is_sorted = header.is_sorted
         self.sizes = _map_numbers(directory / "sizes", count)
         self.version_hashes = _map_numbers(directory / "versions", count)
         self.keys = _map(directory / "keys", count * ENTRY_KEY_BYTES)
         self._offsets = _map_numbers(directory / "offsets", count + 1)
         self._blob = _map(directory / "paths", header.path_bytes)
-        self._order = None if header.is_sorted else _map_numbers(directory / "order", count)
         # After a power failure a file may have its size but not its content. Keys of zeros would be equal keys.
         if not (int(self._offsets[-1]) == header.path_bytes and any(self.key(0)) and any(self.key(count - 1))):
             raise StoreFormatError(f"{directory} is damaged: offsets or keys were not written")
@@ -174,25 +169,16 @@ class Manifest:
         return int(self.version_hashes[index])
 
     def index_of(self, path: str) -> int | None:
-        """Return the id of a path, the lowest if it occurs twice; None if it is not listed.
+        """Return the id of a path; None if it is not listed.
 
         Complexity: O(log n), about 10 µs for ten million objects.
         """
         wanted = path.encode(*ENCODING)
-        rank = self._lower_bound(wanted)
-        if rank == self.num_objects:
-            return None
-        index = self._at_rank(rank)
-        return index if self.path_bytes(index) == wanted else None
+        index = self._lower_bound(wanted)
+        return index if index < self.num_objects and self.path_bytes(index) == wanted else None
 
     def paths_below(self, prefix: str) -> range:
-        """Return the ids of all objects below a directory; ``""`` is the root.
-
-        Raises:
-            ValueError: The manifest is not sorted: its objects have no common range.
-        """
-        if not self.is_sorted:
-            raise ValueError(f"{self!r} keeps the order of a given list; only a sorted manifest has ranges")
+        """Return the ids of all objects below a directory; ``""`` is the root."""
         directory = prefix.strip("/").encode(*ENCODING)
         if not directory:
             return range(self.num_objects)
@@ -223,25 +209,15 @@ class Manifest:
             raise StoreFormatError(f"{self.directory} is damaged: {', '.join(wrong)}")
 
     def _is_ordered(self) -> bool:
-        if self._order is not None and not np.array_equal(np.sort(self._order), np.arange(self.num_objects)):
-            return False
-        previous = b""
-        for rank in range(self.num_objects):
-            current = self.path_bytes(self._at_rank(rank))
-            if current < previous or (self.is_sorted and current == previous):
-                return False
-            previous = current
-        return True
-
-    def _at_rank(self, rank: int) -> int:
-        return rank if self._order is None else int(self._order[rank])
+        paths = map(self.path_bytes, range(self.num_objects))
+        return all(previous < following for previous, following in pairwise(paths))
 
     def _lower_bound(self, wanted: bytes) -> int:
-        """Return the first rank whose path is not below ``wanted``."""
+        """Return the first id whose path is not below ``wanted``."""
         low, high = 0, self.num_objects
         while low < high:
             middle = (low + high) // 2
-            if self.path_bytes(self._at_rank(middle)) < wanted:
+            if self.path_bytes(middle) < wanted:
                 low = middle + 1
             else:
                 high = middle

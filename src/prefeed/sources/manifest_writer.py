@@ -137,7 +137,6 @@ def write_manifest(
     sizes: NDArray[np.uint64],
     version_hashes: NDArray[np.uint64],
     keys: Buffer | NDArray[np.uint8],
-    is_sorted: bool | None = None,
 ) -> Manifest:
     """Write arrays as a manifest, bring it into force in ``directory`` and return it.
 
@@ -147,12 +146,11 @@ def write_manifest(
     Args:
         directory: Made if absent.
         url: Canonical URL of the root.
-        path_blob: All paths, one after the other.
+        path_blob: All paths, one after the other; they ascend strictly, byte by byte.
         offsets: Where each begins, and the end, shape (num_objects + 1,).
         sizes: Shape (num_objects,); ``UNKNOWN_SIZE`` where not known.
         version_hashes: Shape (num_objects,); 0 where not known.
         keys: 16 bytes an object.
-        is_sorted: Whether the paths ascend strictly; None looks, which takes about 0.3 µs an object.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -170,11 +168,6 @@ def write_manifest(
         "offsets": np.ascontiguousarray(offsets, np.uint64).data,
         "paths": path_blob,
     }
-    if is_sorted is not True:
-        paths = split_paths(path_blob, offsets)
-        is_sorted = all(map(bytes.__lt__, paths, paths[1:]))
-        if not is_sorted:
-            files["order"] = np.array(sorted(range(count), key=paths.__getitem__), np.uint64).data
     known = sizes[sizes != np.uint64(UNKNOWN_SIZE)]
     header = Header(
         url=url,
@@ -182,7 +175,6 @@ def write_manifest(
         total_bytes=int(known.sum()),
         num_unknown_sizes=count - len(known),
         path_bytes=int(offsets[-1]),
-        is_sorted=is_sorted,
     )
     return _bring_into_force(Path(directory), msgspec.json.encode(header), files)
 

@@ -148,7 +148,9 @@ def test_new_server_begins_at_zero(loop: Loop) -> None:
 
 def test_nothing_read_and_no_time_passed(loop: Loop) -> None:
     loop.epoch(steps=0, waits=0.0, works=0.0)
-    assert loop.lines() == ["prefeed: epoch 1 of Photos: 0.0 % of 0.0 s spent waiting for data; hit ratio none of 0 reads"]
+    assert loop.lines() == [
+        "prefeed: epoch 1 of Photos: 0.0 % of 0.0 s spent waiting for data; hit ratio none of 0 reads"
+    ]
 
 
 @pytest.mark.parametrize(

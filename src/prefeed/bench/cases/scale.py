@@ -104,7 +104,6 @@ def write_synthetic_manifest(directory: Path, url: str, num_objects: int) -> Man
         sizes=np.full(num_objects, _OBJECT_BYTES, dtype=np.uint64),
         version_hashes=np.zeros(num_objects, dtype=np.uint64),
         keys=keys,
-        is_sorted=True,
     )
 
 
