@@ -107,6 +107,12 @@ class TruncatedBodyError(TransientSourceError):
     code = "truncated-body"
 
 
+class DeclarationError(PrefeedError, ValueError):
+    """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
+
+    code = "declaration"
+
+
 class FilesUnknownError(PrefeedError):
     """Nothing is known about the files that a dataset's samples open, and nothing can be learned."""
 

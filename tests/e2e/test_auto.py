@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -136,3 +137,16 @@ def test_connection_closes_with_the_loader(root: Path) -> None:
         assert attachment() is None
     finally:
         gc.enable()
+
+
+class Turned(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+    def train_data_list(self) -> np.ndarray[Any, Any]:
+        return np.array([["/a", "/b"], ["/c", "/d"], ["/e", "/f"]])
+
+
+def test_wrong_train_data_list_is_the_users_to_mend() -> None:
+    with auto(), pytest.raises(ValueError, match=r"Turned\.train_data_list\(\) must return .* transpose it"):
+        next(iter(DataLoader(Turned())))

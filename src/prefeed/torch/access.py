@@ -38,7 +38,7 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
 
     Raises:
         FilesUnknownError: There is nothing to serve; the message says why, and what to change.
-        ValueError: What the dataset says of itself is not understood.
+        DeclarationError: What the dataset says of itself is not understood.
     """
     base, indices = _unwrapped(dataset)
     if isinstance(base, Accessible):
@@ -65,14 +65,17 @@ def _unwrapped(dataset: Any) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]] |
     if type(dataset) is not Subset or not _are_indices(dataset.indices):
         return dataset, None
     base, indices = _unwrapped(dataset.dataset)
-    chosen = np.array(dataset.indices, dtype=np.int64)
+    chosen = np.asarray(dataset.indices).astype(np.int64)
     if indices is None:
         return base, chosen
     return (base, indices[chosen]) if _are_within(chosen, len(indices)) else (dataset, None)
 
 
 def _are_indices(indices: Any) -> bool:
-    found = np.asarray(indices if len(indices) else np.zeros(0, dtype=np.int64))
+    try:
+        found = np.asarray(indices if len(indices) else np.zeros(0, dtype=np.int64))
+    except (TypeError, ValueError):  # a tensor of a device, a list of lists
+        return False
     return found.ndim == 1 and found.dtype.kind in "iu"
 
 

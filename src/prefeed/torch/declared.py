@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset, TensorDataset
 
+from prefeed.errors import DeclarationError
 from prefeed.torch import vision
 
 PathLike = str | os.PathLike[str]
@@ -77,7 +78,7 @@ def declared_paths(dataset: Any) -> Declared | None:
     seconds and keeps, where the dataset's own strings are absolute paths already, 8 bytes a file.
 
     Raises:
-        ValueError: ``train_data_list`` or ``prefeed_paths`` returned what is not understood.
+        DeclarationError: ``train_data_list`` or ``prefeed_paths`` returned what is not understood.
     """
     declared = _declared(dataset, {})
     return declared if declared is not None and declared.paths else None
@@ -153,7 +154,7 @@ def _from_accessor(dataset: Any) -> Declared:
         try:
             paths.extend(map(_absolute, [files] if isinstance(files, _PATH_TYPES) else files))
         except TypeError:
-            raise ValueError(
+            raise DeclarationError(
                 f"{type(dataset).__qualname__}.prefeed_paths({index}) must return a path or a sequence of paths, "
                 f"not {files!r:.200}"
             ) from None
@@ -169,16 +170,16 @@ def _from_list(dataset: Any) -> Declared:
     got = f"it returned {_describe(value)}"
     rows = _rows(value)
     if rows is None:
-        raise ValueError(_wrong_list(dataset, got))
+        raise DeclarationError(_wrong_list(dataset, got))
     try:
         declared = _interleaved(rows)
     except TypeError as err:
-        raise ValueError(_wrong_list(dataset, f"{got}, with an entry that is no path ({err})")) from None
+        raise DeclarationError(_wrong_list(dataset, f"{got}, with an entry that is no path ({err})")) from None
     expected = len(dataset) if hasattr(dataset, "__len__") else declared.num_samples
     if declared.num_samples != expected:
         hint = ", which is the other way round: transpose it" if len(rows) == expected else ""
         got += f": {declared.num_samples} samples, but len(dataset) is {expected}{hint}"
-        raise ValueError(_wrong_list(dataset, got))
+        raise DeclarationError(_wrong_list(dataset, got))
     return declared
 
 

@@ -28,7 +28,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
-from prefeed.errors import PrefeedError
+from prefeed.errors import DeclarationError, PrefeedError
 from prefeed.torch.access import access_of
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
@@ -173,7 +173,7 @@ class _Attachment:
     def epoch_begins(self) -> None:
         """An iterator is about to be made."""
         if self._report is not None:
-            self._report.epoch_begins()
+            self._report.epoch_begins(_length(self.planned))
 
     def foresee(self, seed_source: torch.Generator | bool) -> None:
         """Workers are about to be started: let the server fetch for the first batch meanwhile."""
@@ -192,6 +192,9 @@ class _Attachment:
             self._epoch_ended(report)
             raise
         report.answered()
+        if report.has_last and self.served is not None:
+            self.served.reader.report()
+            report.epoch_ends()
         return batch
 
     def _epoch_ended(self, report: LoaderReport) -> None:
@@ -211,6 +214,8 @@ class _Attachment:
         """Attach to the node; return why not, or nothing."""
         try:
             return self._open(loader, self._config or current())
+        except DeclarationError:
+            raise  # somebody wrote it for this, and would wait in vain for what it promises
         except (PrefeedError, OSError) as err:
             return str(err)
         except Exception as err:
@@ -290,6 +295,14 @@ def _read_counts(attachment: ref[_Attachment]) -> ReadCounts | None:
     # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
     attached = attachment()
     return None if attached is None else attached.read_counts()
+
+
+def _length(sampler: Any) -> int | None:
+    """Return how many batches an epoch has; None when the sampler does not say."""
+    try:
+        return len(sampler)
+    except Exception:  # noqa: BLE001 - it is the user's, and torch may never ask it
+        return None
 
 
 def _samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:

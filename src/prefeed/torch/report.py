@@ -32,17 +32,23 @@ class LoaderReport:
         self._clock = clock
         self._epoch = 0
         self._is_running = False
+        self._num_left: int | None = None
         self._began = self._last_line = clock()
         self._waited = 0.0
         self._asked_at = 0.0
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
 
-    def epoch_begins(self) -> None:
-        """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads."""
+    def epoch_begins(self, num_batches: int | None = None) -> None:
+        """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads.
+
+        Args:
+            num_batches: Batches that it will give; None when that is not known.
+        """
         if self._is_running:  # the epoch before was broken off: its reads are nobody's
             self._at_epoch = self._counts() or self._at_epoch
         self._is_running = True
+        self._num_left = num_batches
         self._epoch += 1
         self._began = self._clock()
         self._waited = 0.0
@@ -55,12 +61,21 @@ class LoaderReport:
         """The loop has the batch: it waited from ``asked`` until now."""
         now = self._clock()
         self._waited += now - self._asked_at
+        if self._num_left is not None:
+            self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
             self._last_line = now
             self._say_rates()
 
+    @property
+    def has_last(self) -> bool:
+        """True when the loop has the last batch of an epoch that did not end yet: Lightning asks for no further one."""
+        return self._is_running and self._num_left == 0
+
     def epoch_ends(self) -> None:
-        """The loop has seen the last batch."""
+        """The loop has the last batch; a second call says nothing."""
+        if not self._is_running:
+            return
         self._is_running = False
         seconds = self._clock() - self._began
         waited = 100 * self._waited / seconds if seconds else 0.0

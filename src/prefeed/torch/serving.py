@@ -12,7 +12,7 @@ from multiprocessing import util
 from typing import Any
 
 import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import Subset
+from torch.utils.data import StackDataset, Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.active import serving
@@ -58,11 +58,8 @@ class Served:
                 if batch is not None:
                     with self._making(*indices):
                         return batch(indices)
-                samples = []
-                for index in indices:
-                    with self._making(index):
-                        samples.append(self.inner[index])
-                return samples
+                with self._parts():
+                    return _samples(self.inner, indices, lambda position: self._making(indices[position]))
         finally:
             self.reader.report()
 
@@ -80,23 +77,60 @@ class Served:
     def _reading(self) -> AbstractContextManager[None]:
         return serving(self.reader) if self._files is None else reads_from(self._files)
 
+    def _parts(self) -> AbstractContextManager[None]:
+        return self._files.parts() if self._files is not None and _is_stacked(self.inner) else nullcontext()
+
     def _making(self, *indices: Any) -> AbstractContextManager[None]:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
 def _own_batch_method(dataset: Any) -> Callable[[list[Any]], list[Any]] | None:
-    """Return the method that makes a batch in one go; None when there is none, or it makes one sample at a time.
-
-    A ``StackDataset`` makes the batch of one part after the other: sample by sample, random numbers would be drawn
-    in another order.
-    """
+    """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does."""
     method = getattr(dataset, "__getitems__", None)
     if not callable(method):
         return None
     if type(dataset) is Subset and _own_batch_method(dataset.dataset) is None:
         return None
+    if type(dataset) is StackDataset and all(_own_batch_method(part) is None for part in _parts_of(dataset).values()):
+        return None
     found: Callable[[list[Any]], list[Any]] = method
     return found
+
+
+def _parts_of(stack: StackDataset[Any]) -> dict[Any, Any]:
+    parts: Any = stack.datasets
+    return parts if isinstance(parts, dict) else dict(enumerate(parts))
+
+
+def _is_stacked(dataset: Any) -> bool:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is StackDataset
+
+
+def _samples(dataset: Any, indices: list[Any], making: Callable[[int], AbstractContextManager[None]]) -> list[Any]:
+    """Return the samples of a batch, each made inside its scope, in the order in which torch makes them.
+
+    Stacked datasets are asked one after the other for the whole batch: any other order would draw other random numbers.
+
+    Args:
+        dataset: Without a method of its own that makes a batch.
+        indices: Of the batch.
+        making: Opens the scope of a sample, by its position in the batch.
+    """
+    if type(dataset) is Subset and callable(getattr(dataset.dataset, "__getitems__", None)):
+        return _samples(dataset.dataset, [dataset.indices[index] for index in indices], making)
+    if type(dataset) is StackDataset:
+        parts = _parts_of(dataset)
+        rows = zip(*(_samples(part, indices, making) for part in parts.values()), strict=True)
+        return (
+            [dict(zip(parts, row, strict=True)) for row in rows] if isinstance(dataset.datasets, dict) else list(rows)
+        )
+    samples = []
+    for position, index in enumerate(indices):
+        with making(position):
+            samples.append(dataset[index])
+    return samples
 
 
 class WorkerStart:
