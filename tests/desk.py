@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +108,7 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
     """Open a server of the sandbox's home with a tier in a dict."""
     config = resolve(settings)
     ensure_private_dir(config.runtime_dir)
+    before = set(threading.enumerate())
     tier = RecordingTier(capacity)
     handlers = Handlers(config, clock=clock, store_dir=config.home, on_tmpfs=True, notices=())
     loop = Loop(config.socket_path, clock=clock, on_message=handlers.on_message, on_closed=handlers.on_closed)
@@ -120,7 +122,7 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
             client.sock.close()
         made.turn_until(lambda: node.scheduler.num_in_flight == 0)
         node.close()
-        for thread in node.fetchers._threads:
+        for thread in set(threading.enumerate()) - before:  # a listing's last step holds what it listed
             thread.join(10.0)
         loop.close()
         vars(made).clear()

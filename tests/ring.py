@@ -8,7 +8,7 @@ import numpy as np
 
 from prefeed.core.actions import Answer, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import UNKNOWN_SIZE, ObjectTable
+from prefeed.core.table import RESIDENT, UNKNOWN_SIZE, ObjectTable
 
 Key = tuple[int, int]
 """Number of the dataset, object id."""
@@ -82,6 +82,11 @@ class Ring:
         self.scheduler.lost(self._tokens, dataset, object_id)
         self.collect()
         return self._tokens
+
+    def clear(self, dataset: int) -> None:
+        """What the tier holds of the dataset is out of date; ask for the deletions, and make none."""
+        for object_id in self.scheduler.tables[dataset].ids_in(RESIDENT).tolist():
+            assert self.scheduler.invalidate(dataset, object_id)
 
     def consume(self, consumer: int, dataset: int, ids: Sequence[int]) -> list[Key]:
         """The consumer's readers are done with these; return what is fetched because of it."""

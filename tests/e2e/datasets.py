@@ -295,9 +295,7 @@ def learned_stack(root: Path) -> Given:
 
 def prefeeds_image_folder(root: Path) -> Given:
     plain = image_folder(root)
-    return Given(
-        dataset=prefeed.datasets.ImageFolder(root, augment), plain=plain.dataset, num_files=plain.num_files
-    )
+    return Given(dataset=prefeed.datasets.ImageFolder(root, augment), plain=plain.dataset, num_files=plain.num_files)
 
 
 Build = Callable[[Path], Given]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class HashedInBatches(Hashed):
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
         names = [self.names_of(index) for index in indices]
-        data = {name: read(self.root, name) for name in sorted(sum(names, []))}
+        data = {name: read(self.root, name) for name in sorted(chain.from_iterable(names))}
         return [(index, [data[name] for name in of_sample]) for index, of_sample in zip(indices, names, strict=True)]
 
 

@@ -6,6 +6,7 @@ Not repeated here: another user at the control socket (``unit/server/test_loop.p
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -128,6 +129,7 @@ def test_server_that_answers_not_is_not_waited_for_100_seconds(
     """The batch is read from the origin, and the reads are counted as such."""
     monkeypatch.setenv("PREFEED_REQUEST_TIMEOUT", "0.1")
     monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
     monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.1)
     monkeypatch.setattr("prefeed.torch.planning.is_readable_ahead", lambda sampler: False)  # nothing is fetched ahead
     loader = loader_of(Files(paths, contents))
@@ -193,7 +195,9 @@ def test_no_variable_has_to_be_set() -> None:
         "from torch.utils.data import DataLoader\n"
         "print([batch.tolist() for batch in DataLoader(range(5), batch_size=4)])\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert (result.returncode, result.stdout) == (0, "[[0, 1, 2, 3], [4]]\n"), result.stderr
 
 
@@ -333,8 +337,7 @@ def test_no_thread_or_descriptor_stays_after_a_batch(paths: list[str], sandbox: 
         iterator = iter(loader)
         next(iterator)
         processes = [os.getpid(), pid, *(worker.pid for worker in getattr(iterator, "_workers", []))]
-        for _ in iterator:
-            seen.append([(len(tasks_of(p)), len(os.listdir(f"/proc/{p}/fd"))) for p in processes])
+        seen += [[(len(tasks_of(p)), len(os.listdir(f"/proc/{p}/fd"))) for p in processes] for _ in iterator]
         del iterator
     assert len(seen) == 2 * (len(paths) * 5 // 4 - 1)
     # A worker opens and closes what it sends, and what it reads itself, meanwhile.
@@ -465,6 +468,16 @@ def test_every_form_of_imread_on_a_hit(tmp_path: Path, form: str, monkeypatch: p
     assert_served(Untold(paths, IMREAD[form]), [IMREAD[form](path) for path in paths])
 
 
+def first_bytes(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(7)
+
+
+def first_line(path: str) -> str:
+    with open(path, encoding="latin-1") as file:
+        return file.readline()
+
+
 def opened_by_pillow(path: str) -> Any:
     with Image.open(path) as image:
         return np.asarray(image)
@@ -476,15 +489,15 @@ READERS: dict[str, Callable[[str], Any]] = {
     "numpy.fromfile": lambda path: np.fromfile(path, dtype=np.uint8),
     "Path.read_bytes": lambda path: Path(path).read_bytes(),
     "Path.read_text": lambda path: Path(path).read_text(encoding="latin-1"),
-    "Path.open": lambda path: Path(path).open("rb").read(7),
+    "Path.open": first_bytes,
     "open": contents,
-    "open as text": lambda path: open(path, encoding="latin-1").readline(),
+    "open as text": first_line,
     "torchvision": read_image,
 }
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the reference: files from the cache need none
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")  # torchvision 0.29 (2026)
 def test_other_ways_to_read_are_reached(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
     paths = pictures_of(tmp_path)
@@ -583,17 +596,25 @@ def test_others_can_read_neither_what_is_cached_nor_whatever_the_user_could(path
     for directory in (store, runtime):
         assert directory.stat().st_mode & 0o077 == 0
     (pid,) = servers_of(sandbox)
-    assert not (inodes_of(pid) & listening_inodes())
+    own = inodes_of(pid)
+    assert own
+    assert not own & internet_inodes()
     with socket.create_server(("127.0.0.1", 0)):
-        assert inodes_of(os.getpid()) & listening_inodes()  # one that is there is found
+        assert inodes_of(os.getpid()) & internet_inodes()  # one that is there is found
 
 
 def inodes_of(pid: int) -> set[str]:
-    targets = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd") if number != "3"]
-    return {target[8:-1] for target in targets if target.startswith("socket:[")}
+    """Return the inodes of a process's sockets."""
+    found = set()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+            if target.startswith("socket:["):
+                found.add(target[len("socket:[") : -1])
+    return found
 
 
-def listening_inodes() -> set[str]:
+def internet_inodes() -> set[str]:
     """Return the inodes of all sockets of TCP and UDP in this network namespace."""
     lines = [
         line.split()

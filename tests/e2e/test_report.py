@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,40 @@ def train(tmp_path: Path, root: Path, text: str, *, way: str) -> subprocess.Comp
     )
     assert result.returncode == 0, result.stderr
     return result
+
+
+class WrongLength:
+    """A batch sampler whose length is not what it gives."""
+
+    def __init__(self, length: int | None) -> None:
+        self.length = length
+
+    def __iter__(self) -> Any:
+        return iter([[i, i + 1] for i in range(0, NUM_SAMPLES, 2)])
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise RuntimeError("nobody knows")
+        return self.length
+
+
+@pytest.mark.parametrize("length", [NUM_SAMPLES // 2, NUM_SAMPLES, 3, None])
+def test_one_line_an_epoch_whatever_the_sampler_says_of_its_length(root: Path, said: Said, length: int | None) -> None:
+    sampler: Any = WrongLength(length)
+    loader = prefeed.DataLoader(Told(root, files_each=1), batch_sampler=sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's own, of the length
+        for _ in range(2):
+            assert sum(len(batch) for batch in loader) == NUM_SAMPLES
+    assert [epoch for epoch, _, _ in epochs_of(said())] == ["1", "2"]
+
+
+def test_loop_that_asks_for_no_more_than_there_is(root: Path, said: Said) -> None:
+    """As Lightning's does."""
+    loader = prefeed.DataLoader(Told(root, files_each=2), batch_size=4, shuffle=True, num_workers=1)
+    for _ in range(3):
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            next(iterator)
+    reads = str(2 * NUM_SAMPLES)
+    assert epochs_of(said()) == [("1", "Told", reads), ("2", "Told", reads), ("3", "Told", reads)]

@@ -193,7 +193,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(dataset=st.integers(0, 2))
     def clear(self, dataset: int) -> None:
-        self.ring.scheduler.clear(dataset)
+        self.ring.clear(dataset)
 
     @rule(data=st.data())
     def hand_over(self, data: Any) -> None:
@@ -251,7 +251,7 @@ class Scheduling(RuleBasedStateMachine):
         assert ring.scheduler.residency.transient_bytes == 0
         assert sum(ring.tier.values()) == ring.scheduler.residency.resident_bytes
         for dataset in ring.scheduler.tables:
-            ring.scheduler.clear(dataset)
+            ring.clear(dataset)
         ring.settle_frees()
         assert not ring.tier
         assert ring.scheduler.residency.resident_bytes == 0

@@ -1,4 +1,7 @@
-"""A loader's voice: tells the server what will be read, and how far it has come. Never an error, never a wait."""
+"""A loader's voice: tells the server what will be read, and how far it has come.
+
+Never an error, and a wait only where an epoch begins: until the server knows that files may have changed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.errors import PrefeedError, ServerError
+from prefeed.sources.catalogue import Catalogue
 from prefeed.types import ReadCounts
 from prefeed.wire import messages as m
 
@@ -57,7 +61,10 @@ class Consumer:
     def begin(self, ids: Ids) -> None:
         """The loader begins an epoch in this order; ids may be empty and come later by ``extend``."""
         self._begin_epoch(ids)
-        self._register(ids, upcoming=False, recheck=self._takes_recheck())
+        recheck = self._takes_recheck()
+        self._register(ids, upcoming=False, recheck=recheck)
+        if recheck:
+            self._wait_withdrawn()
 
     def announce(self, ids: Ids, *, begins: bool = False) -> None:
         """The next epoch will probably have this order.
@@ -77,8 +84,10 @@ class Consumer:
             return
         self._begin_epoch(ids)
         recheck = not self._rechecked and self._takes_recheck()
-        self._rechecked = False
         self._send(m.AdoptUpcoming(self.number, recheck))
+        if recheck or self._rechecked:
+            self._wait_withdrawn()
+        self._rechecked = False
 
     def extend(self, ids: Ids) -> None:
         """The sampler drew these."""
@@ -122,6 +131,11 @@ class Consumer:
         """Files opened by path are asked whether they changed: at the first epoch, and at each if so set."""
         first, self._has_begun = not self._has_begun, True
         return first or self.dataset.config.revalidate
+
+    def _wait_withdrawn(self) -> None:
+        """Wait until the server has taken note that files may have changed: a reader that came first would not know."""
+        if isinstance(self.dataset.manifest, Catalogue):
+            self.read_counts()  # answered after all that was sent before
 
     def _begin_epoch(self, ids: Ids) -> None:
         with self._lock:

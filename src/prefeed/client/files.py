@@ -35,6 +35,7 @@ class SampleFiles:
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Buffer | None]] = {}
         self._is_whole = True
+        self._in_parts: dict[int, dict[int, None] | None] | None = None
 
     @contextmanager
     def sample(self, *samples: Any) -> Iterator[None]:
@@ -44,11 +45,23 @@ class SampleFiles:
         self._is_whole = True
         try:
             yield
-            if self._access.learned is not None and len(samples) == 1 and self._is_whole:
-                self._learn(samples[0])
+            if self._access.learned is not None and len(samples) == 1:
+                self._note(samples[0], dict.fromkeys(object_id for object_id, _ in self._opened.values()))
         finally:
             self._samples, self._expected = (), None
             self._opened.clear()
+
+    @contextmanager
+    def parts(self) -> Iterator[None]:
+        """Inside it, each sample is made in several goes, and reported at the end with all that it opened."""
+        self._in_parts = {}
+        try:
+            yield
+            for base, ids in self._in_parts.items():
+                if ids is not None:
+                    self._learn(base, tuple(ids))
+        finally:
+            self._in_parts = None
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is neither expected nor below the roots."""
@@ -87,12 +100,20 @@ class SampleFiles:
             self._opened[path] = (object_id, data)
         return data
 
-    def _learn(self, sample: Any) -> None:
-        """Report what the sample opened, when that is not what was known of it."""
-        learned, base = self._access.learned, self._access.base_sample(sample)
-        assert learned is not None
+    def _note(self, sample: Any, ids: dict[int, None]) -> None:
+        """Report what the sample opened, now or when all its parts are made; nothing when not all of it is known."""
+        base = self._access.base_sample(sample)
         if base is None:
             return
-        ids = [object_id for object_id, _ in self._opened.values()]
-        if not learned.is_known(base) or learned.objects_of(base) != tuple(ids):
+        if self._in_parts is not None:
+            before = self._in_parts.get(base, {})
+            self._in_parts[base] = before | ids if self._is_whole and before is not None else None
+        elif self._is_whole:
+            self._learn(base, tuple(ids))
+
+    def _learn(self, base: int, ids: tuple[int, ...]) -> None:
+        """Report what the sample opened, when that is not what was known of it."""
+        learned = self._access.learned
+        assert learned is not None
+        if not learned.is_known(base) or learned.objects_of(base) != ids:
             self._reader.learn(base, ids)

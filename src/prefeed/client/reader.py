@@ -129,7 +129,7 @@ class ObjectReader:
         return [self.read(object_id) for object_id in object_ids]
 
     def report(self) -> None:
-        """Tell the server what was consumed since the last report."""
+        """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
         if self._opened:
             records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())
             del self._opened[:]
@@ -140,8 +140,9 @@ class ObjectReader:
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
         )
         del self._consumed[:]
-        self._hits = self._direct_reads = self._unreported_bytes = 0
-        self._send(message)
+        self._unreported_bytes = 0
+        if self._send(message):
+            self._hits = self._direct_reads = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -176,7 +177,7 @@ class ObjectReader:
             answer = connection.request(question, m.Answered)
             object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id
             if answer.outcome == Outcome.STORED:
-                return self._look_again(connection, object_id), object_id
+                return self._look_again(connection, object_id, answer.key), object_id
         except ServerError:
             self._disconnect()
             return None, None
@@ -186,20 +187,24 @@ class ObjectReader:
             raise error_of(answer.code, answer.text)
         return answer.data if answer.outcome == Outcome.INLINE else None, object_id
 
-    def _send(self, message: m.Message) -> None:
+    def _send(self, message: m.Message) -> bool:
+        """Return True when the message is on its way."""
         connection = self._connect()
-        if connection is not None:
-            try:
-                connection.send(message)
-            except ServerError:
-                self._disconnect()
+        if connection is None:
+            return False
+        try:
+            connection.send(message)
+        except ServerError:
+            self._disconnect()
+            return False
+        return True
 
-    def _look_again(self, connection: Connection, object_id: int) -> bytes | None:
+    def _look_again(self, connection: Connection, object_id: int, stored_key: bytes) -> bytes | None:
         manifest = self.dataset.manifest
         if isinstance(manifest, Catalogue):
             manifest.refresh()
             self._keys = manifest.keys
-        key = manifest.key(object_id)
+        key = stored_key or manifest.key(object_id)
         data = self._tier.get(key)
         if data is None and self._tier.reopen_if_replaced():
             data = self._tier.get(key)

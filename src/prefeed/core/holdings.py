@@ -98,11 +98,6 @@ class Holdings:
                 old.resident_bytes -= cost
                 new.resident_bytes += cost
 
-    def clear(self, dataset: int) -> None:
-        """Free every resident of the dataset."""
-        for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
-            self.free(dataset, object_id)
-
     def start(self, dataset: int, object_id: int, placement: Placement, reserved: int) -> Fetch:
         """Return the request for an absent object, for which room was reserved."""
         ticket = Ticket(dataset, object_id, placement, reserved)

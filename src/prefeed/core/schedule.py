@@ -95,10 +95,6 @@ class Scheduler:
         """These residents of one dataset are objects of another."""
         self.holdings.transfer(source, source_ids, target, target_ids)
 
-    def clear(self, dataset: int) -> None:
-        """Free every resident of the dataset."""
-        self.holdings.clear(dataset)
-
     def invalidate(self, dataset: int, object_id: int) -> bool:
         """What the tier holds of this resident is out of date: it is freed. False when it is no resident.
 

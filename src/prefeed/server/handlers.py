@@ -229,7 +229,7 @@ class Handlers:
         self.node.end_consumer(request.consumer)
 
     def _demand(self, connection: Connection, request: m.Demand) -> None:
-        answer = self._answerer(connection, request.token)
+        answer = self._answerer(connection, request.token, request.dataset, request.object_id)
         self.node.demand(request.consumer, request.dataset, request.object_id, answer)
 
     def _demand_file(self, connection: Connection, request: m.DemandFile) -> None:
@@ -237,7 +237,7 @@ class Handlers:
             request.consumer,
             request.dataset,
             os.fsdecode(request.path),
-            lambda object_id: self._answerer(connection, request.token, object_id),
+            lambda object_id: self._answerer(connection, request.token, request.dataset, object_id),
         )
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:
@@ -250,15 +250,17 @@ class Handlers:
         )
 
     def _lost(self, connection: Connection, request: m.Lost) -> None:
-        self.node.lost(request.dataset, request.object_id, self._answerer(connection, request.token))
+        answer = self._answerer(connection, request.token, request.dataset, request.object_id)
+        self.node.lost(request.dataset, request.object_id, answer)
 
     def _answerer(
-        self, connection: Connection, token: int, object_id: int = -1
+        self, connection: Connection, token: int, dataset: int, object_id: int
     ) -> Callable[[Outcome, str, str, Buffer], None]:
         def answer(outcome: Outcome, code: str, text: str, data: Buffer) -> None:
             if len(data) > MAX_INLINE_BYTES:
                 outcome, data = Outcome.READ_ORIGIN, b""
-            self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data), object_id))
+            key = self.node.registry.readable_key(dataset, object_id) if outcome == Outcome.STORED else b""
+            self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data), object_id, key))
 
         return answer
 

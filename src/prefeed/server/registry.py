@@ -111,6 +111,13 @@ class Registry:
         """Return the key of an object's entry."""
         return self._orphan_keys[object_id] if number == ORPHANS else self.datasets[number].key(object_id)
 
+    def readable_key(self, number: int, object_id: int) -> bytes:
+        """Return the key under which a reader may take the object now; empty for bytes that may be out of date."""
+        catalogue = self.datasets[number].catalogue
+        if catalogue is not None and not catalogue.is_published(object_id):
+            return b""
+        return self.datasets[number].key(object_id)
+
     def resident_ids(self, number: int) -> npt.NDArray[np.int64]:
         """Return the objects of a dataset that are kept in the tier."""
         return self._scheduler.tables[number].ids_in(RESIDENT)

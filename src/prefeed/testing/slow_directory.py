@@ -165,6 +165,7 @@ def _answers(mount_point: str) -> bool:
 def _close(server: subprocess.Popen[str]) -> None:
     requests, answers = _pipes(server)
     with contextlib.suppress(BrokenPipeError):
+        requests.write("end\n")  # closing is not enough while a forked child has the pipe too
         requests.close()
     try:
         server.wait(_END_SECONDS)

@@ -250,7 +250,7 @@ class Mount:
 
 
 def serve(tree: SlowTree, device: int, commands: int) -> None:
-    """Answer the kernel until the standard input ends or the directory is unmounted."""
+    """Answer the kernel until it is told to end, the standard input ends, or the directory is unmounted."""
     buffer = bytearray(wire.REQUEST_BYTES)
     while True:
         readable, _, _ = select.select([device, commands], [], [], tree.seconds_to_next())
@@ -262,8 +262,8 @@ def serve(tree: SlowTree, device: int, commands: int) -> None:
 
 
 def _answer_command(tree: SlowTree, commands: int) -> bool:
-    """Return False when whoever gives the commands is gone."""
-    if not os.read(commands, 4096):
+    """Return False when there is an end to it, or whoever gives the commands is gone."""
+    if os.read(commands, 4096) in (b"", b"end\n"):
         return False
     _say(json.dumps(tree.counts()))
     return True

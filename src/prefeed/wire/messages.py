@@ -162,7 +162,10 @@ class Lost(Message, frozen=True):
 
 
 class Answered(Message, frozen=True):
-    """How a ``Demand`` ended: an ``Outcome``, with the bytes or the error."""
+    """How a ``Demand`` ended: an ``Outcome``, with the bytes, the error, or the key that they are stored under.
+
+    The key of a catalogue's object may be withdrawn again before the reader looks: it says what was answered.
+    """
 
     token: int
     outcome: int
@@ -170,6 +173,7 @@ class Answered(Message, frozen=True):
     text: str = ""
     data: bytes = b""
     object_id: int = -1
+    key: bytes = b""
 
 
 class Locate(Message, frozen=True):

@@ -258,6 +258,26 @@ def test_a_sample_that_failed_is_not_reported(learning: Learning) -> None:
     assert learning.server.learned == [(1, [1])]
 
 
+def test_a_sample_that_is_made_in_parts_is_reported_whole(learning: Learning) -> None:
+    with learning.files.parts():
+        learning.make(0, "0")
+        learning.make(1, "1")
+        learning.make(0, "2", "0")
+        learning.make(1)
+        learning.make([2], "1")
+        assert learning.server.learned == []
+    assert learning.server.learned == [(0, [0, 2]), (1, [1])]
+
+
+def test_a_sample_of_which_a_part_failed_is_not_reported(learning: Learning) -> None:
+    with pytest.raises(ZeroDivisionError), learning.files.parts():
+        learning.make(0, "0")
+        raise ZeroDivisionError
+    assert learning.server.learned == []
+    learning.make(0, "0", "1")
+    assert learning.server.learned == [(0, [0, 1])]
+
+
 def test_files_of_several_samples_at_once_belong_to_none(learning: Learning) -> None:
     with learning.files.sample(0, 1):
         assert learning.files.read_file("/data/0") == b"/data/0"

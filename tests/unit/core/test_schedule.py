@@ -293,7 +293,7 @@ def test_a_size_other_than_listed_is_what_counts(size: int) -> None:
     ring.plan(READER, 1, [0])
     assert ring.arrive(1, 0, size=size) == Placement.RESIDENT
     assert ring.scheduler.residency.resident_bytes == size
-    ring.scheduler.clear(1)
+    ring.clear(1)
     ring.settle_frees()
     assert ring.scheduler.residency.resident_bytes == 0
 
@@ -322,7 +322,7 @@ def test_a_shrunken_object_that_is_as_listed_again_later_costs_what_it_costs() -
     ring.demand(1, 0)
     ring.arrive(1, 0, size=SIZE)
     assert ring.scheduler.residency.resident_bytes == SIZE
-    ring.scheduler.clear(1)
+    ring.clear(1)
     ring.settle_frees()
     assert ring.scheduler.residency.resident_bytes == 0
 
@@ -334,7 +334,7 @@ def test_sizes_that_the_listing_does_not_give_are_learned() -> None:
     for object_id in range(20):
         ring.arrive(1, object_id, size=1000 + object_id)
     assert ring.scheduler.residency.resident_bytes == sum(range(1000, 1020))
-    ring.scheduler.clear(1)
+    ring.clear(1)
     ring.settle_frees()
     assert ring.scheduler.residency.resident_bytes == 0
 
@@ -399,7 +399,7 @@ def test_a_transient_that_was_lost_is_freed_by_its_reader() -> None:
 
 def test_clear_frees_residents_and_leaves_transients_to_their_readers() -> None:
     ring = filled()
-    ring.scheduler.clear(1)
+    ring.clear(1)
     ring.settle_frees()
     ring.arrive_all()
     assert ring.holds(1) >= set(range(26, 50))

@@ -278,7 +278,7 @@ def test_a_hand_over_takes_the_size_as_it_was_seen() -> None:
     ring.scheduler.end_consumer(A)
     ring.scheduler.transfer(1, [0], 2, [1])
     ring.tier[2, 1] = ring.tier.pop((1, 0))
-    ring.scheduler.clear(2)
+    ring.clear(2)
     ring.settle_frees()
     assert ring.scheduler.residency.resident_bytes == 0
 

@@ -194,6 +194,21 @@ def test_a_transient_is_asked_as_well(sandbox: Sandbox) -> None:
         assert dataset.catalogue.is_published(transient)  # type: ignore[union-attr]
 
 
+def test_a_transient_that_changed_is_never_readable_again(sandbox: Sandbox) -> None:
+    with rig(sandbox.home, capacity=60 * COST) as node:
+        files = write_files(sandbox.root / "origin", 100)
+        dataset = node.open_catalogue(*files)
+        node.begin(READER, dataset, range(100))
+        node.deliver_all()
+        transient = next(i for i in published(dataset) if i not in node.node.registry.resident_ids(dataset.number))
+        files[transient].write_bytes(b"changed")
+        node.begin(OTHER, dataset, [transient])
+        reader = node.demand(dataset, transient, consumer=OTHER)
+        node.deliver_all()
+        assert reader.outcome == Outcome.STORED  # and is told no key: it says so, and reads the file itself
+        assert node.node.registry.readable_key(dataset.number, transient) == b""
+
+
 def test_a_file_that_no_plan_names_is_asked_when_it_is_opened(node: Rig, files: list[Path]) -> None:
     dataset = node.open_catalogue()
     node.begin(READER, dataset, [])

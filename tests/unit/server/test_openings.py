@@ -68,8 +68,9 @@ def test_a_list_of_files_is_a_dataset_in_its_order(server: Desk, files: list[str
     assert opened.token == 5
     catalogue = Catalogue.open(opened.manifest_dir)
     assert [catalogue.path(index) for index in range(3)] == files
-    assert client.ask(m.Demand(11, 0, opened.dataset, 1), m.Answered).outcome == Outcome.STORED
-    assert server.tier.get(catalogue.key(1)) == content(1)
+    answer = client.ask(m.Demand(11, 0, opened.dataset, 1), m.Answered)
+    assert (answer.outcome, answer.key) == (Outcome.STORED, catalogue.key(1))
+    assert server.tier.get(answer.key) == content(1)
 
 
 def test_names_travel_as_the_system_has_them(server: Desk, sandbox: Sandbox) -> None:

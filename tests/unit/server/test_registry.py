@@ -116,6 +116,25 @@ def test_what_nobody_learns_is_passed_over(node: Rig, files: list[Path]) -> None
     assert dataset.learned is None
 
 
+# ------------------------------------------------------------ keys
+
+
+def test_no_key_is_told_of_bytes_that_may_be_out_of_date(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    fill(node, dataset, 4)
+    registry = node.node.registry
+    assert registry.readable_key(dataset.number, 2) == registry.key(dataset.number, 2) != bytes(16)
+    node.begin(READER, dataset, [2])
+    assert registry.readable_key(dataset.number, 2) == b""
+    node.check()
+    assert registry.readable_key(dataset.number, 2) == registry.key(dataset.number, 2)
+
+
+def test_objects_of_a_manifest_always_have_a_key(node: Rig) -> None:
+    dataset = node.open(memory_source(2))
+    assert node.node.registry.readable_key(dataset.number, 1) == dataset.manifest.key(1)
+
+
 # ------------------------------------------------------------ clear
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefeed.errors import AccessDeniedError, ObjectNotFoundError, TruncatedBodyError
-from prefeed.sources.posix import PosixSource, stat_paths
+from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PassedThroughError, TruncatedBodyError
+from prefeed.sources.posix import PosixSource, stat_files, stat_paths
 from prefeed.testing.source_contract import list_all
 
 
@@ -125,3 +125,84 @@ def test_stat_paths_keeps_order_and_marks_what_is_missing(tmp_path: Path) -> Non
 def test_stat_paths_of_nothing() -> None:
     sizes, versions = stat_paths([])
     assert len(sizes) == len(versions) == 0
+
+
+# ------------------------------------------------------------ what is read past the cache
+
+
+def test_a_pipe_is_passed_through_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PassedThroughError, match="no regular file") as caught:
+        PosixSource(str(tmp_path)).fetch("pipe")
+    assert not caught.value.retryable
+    assert str(tmp_path / "pipe") in str(caught.value)
+
+
+def test_a_pipe_that_somebody_writes_to_loses_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    try:
+        os.write(writer, b"for another")
+        with pytest.raises(PassedThroughError):
+            PosixSource(str(tmp_path)).fetch("pipe")
+        assert os.read(reader, 100) == b"for another"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/dev/urandom"])
+def test_a_device_is_passed_through(path: str) -> None:
+    with pytest.raises(PassedThroughError, match="no regular file"):
+        PosixSource("/").fetch(path)
+
+
+@pytest.mark.parametrize("path", ["/proc/self/status", "/proc/meminfo"])
+def test_a_file_that_the_kernel_makes_up_is_passed_through(path: str) -> None:
+    with pytest.raises(PassedThroughError, match="says that it is empty, and is not") as caught:
+        PosixSource("/").fetch(path)
+    assert not caught.value.retryable
+
+
+def test_a_file_that_is_empty_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert PosixSource(str(tmp_path), max_bytes=0).fetch("empty").data == b""
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match="is not a file"):
+        PosixSource(str(tmp_path.parent)).fetch(tmp_path.name)
+
+
+def test_a_file_that_is_too_large_is_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (10, 11):
+        (tmp_path / f"{size}.bin").write_bytes(b"x" * size)
+    source = PosixSource(str(tmp_path), max_bytes=10)
+    assert len(source.fetch("10.bin").data) == 10
+
+    def refuse(*_: object) -> bytes:
+        raise AssertionError("not one byte of it is read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", refuse)
+        with pytest.raises(PassedThroughError, match=r"has 11 bytes, more than max_object \(10\)") as caught:
+            source.fetch("11.bin")
+    assert not caught.value.retryable
+    assert len(PosixSource(str(tmp_path)).fetch("11.bin").data) == 11
+
+
+def test_what_is_refused_is_closed_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    for path in (f"{tmp_path}/pipe", str(tmp_path), "/proc/self/status"):
+        with pytest.raises((PassedThroughError, ObjectNotFoundError)):
+            PosixSource("/", max_bytes=10).fetch(path)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_stat_files_is_told_nothing_by_what_cannot_be_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    os.utime(tmp_path / "a.bin", ns=(5, 7))
+    sizes, versions = stat_files([f"{tmp_path}/a.bin", f"{tmp_path}/missing", "nul\0byte", f"{tmp_path}/a.bin/below"])
+    assert (sizes, versions) == ([3, -1, -1, -1], ["7-3", "", "", ""])

@@ -253,15 +253,15 @@ def test_announced_plan_to_which_something_was_learned_is_registered_anew(tmp_pa
     listener = Listener()
     sampler = planned(SequentialSampler(range(4)), listener, access)
     sampler.epoch_ended()
-    writer.record(3, [0])
+    writer.record(3, range(10_000))  # it has to be mapped anew
     list(sampler)
     sampler.epoch_ended()
     list(sampler)
     told = [told for told in listener.told if told[0] != "advance"]
     assert told == [
         ("announce", [5, 6]),
-        ("begin", [5, 6, 0]),
-        ("announce", [5, 6, 0]),
-        ("begin announced", [5, 6, 0]),
+        ("begin", [5, 6, *range(10_000)]),
+        ("announce", [5, 6, *range(10_000)]),
+        ("begin announced", [5, 6, *range(10_000)]),
     ]
     writer.close()

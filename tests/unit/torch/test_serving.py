@@ -1,33 +1,47 @@
-"""``open`` inside a sample: the sample's own file comes from the cache, everything else is as ever."""
+"""While a sample is made, its files come from the cache; batches are made as torch makes them."""
 
 from __future__ import annotations
 
 import builtins
 import io
-import mmap
-import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.active import active_reader
+from prefeed.client.files import SampleFiles
+from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
-from prefeed.torch.serving import Served
+from prefeed.interception import uninstall
+from prefeed.sources.learned import LearnedMap, LearnedMapWriter
+from prefeed.sources.mounts import Roots
+from prefeed.torch.serving import Served, WorkerStart
 
 CACHED = b"from the cache"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    uninstall()
+
+
 class Cache:
-    """Stands in for the reader: holds every object, or none."""
+    """Stands in for the reader: holds every object, or none, and remembers what it is told."""
 
     def __init__(self, answer: bytes | Exception | None = CACHED) -> None:
         self.answer = answer
         self.asked: list[int] = []
+        self.asked_by_path: list[str] = []
+        self.told: list[Any] = []
         self.dataset: Any = None
 
     def try_read(self, object_id: int) -> bytes | None:
@@ -35,6 +49,19 @@ class Cache:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def try_read_file(self, path: str) -> tuple[bytes | None, int | None]:
+        self.asked_by_path.append(path)
+        return self.answer, 10 + int(Path(path).stem)  # type: ignore[return-value]
+
+    def learn(self, sample: int, ids: list[int]) -> None:
+        self.told.append((sample, list(ids)))
+
+    def report(self) -> None:
+        self.told.append("report")
+
+    def close(self) -> None:
+        self.told.append("close")
 
 
 class Files:
@@ -51,13 +78,25 @@ class Files:
         return self.act(self.paths[index])
 
 
-def served(paths: list[Path], act: Any, cache: Any, *, ids: list[int] | None = None) -> Served:
+class Batches(Files):
+    """Makes a batch in one go, and notes which."""
+
+    made: list[list[int]]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.__dict__.setdefault("made", []).append(list(indices))
+        return [self[index] for index in indices]
+
+
+def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **columns: Any) -> Served:
     manifest = SimpleNamespace(path=lambda i: str(paths[i]), num_objects=len(paths), directory=Path("/m"))
-    dataset: Any = SimpleNamespace(manifest=manifest)
-    access = AccessMap(dataset=dataset, ids=None if ids is None else np.array(ids))
+    cache.dataset = SimpleNamespace(manifest=manifest, num_samples=len(paths))
+    access = AccessMap(dataset=cache.dataset, **columns)
     made = Served.__new__(Served)
-    cache.dataset = dataset
-    made.__dict__.update(inner=Files(paths, act), reader=cache, _access=access, _opens_files=True)
+    roots = Roots.of(resolve({"roots": [str(paths[0].parent)]}))
+    made.__dict__.update(
+        inner=inner, reader=cache, _access=access, _files=SampleFiles(cache, access, roots) if files else None
+    )
     return made
 
 
@@ -74,90 +113,49 @@ def read(path: Any) -> bytes:
         return bytes(file.read())
 
 
+# ------------------------------------------------------------ one sample
+
+
 def test_own_file_is_served(paths: list[Path]) -> None:
     cache = Cache()
-    assert [served(paths, read, cache)[i] for i in (2, 0)] == [CACHED, CACHED]
-    assert cache.asked == [2, 0]
-    assert served(paths, lambda path: read(str(path)), cache)[1] == CACHED
+    made = served(Files(paths, read), paths, cache)
+    assert [made[i] for i in (2, 0, -1)] == [CACHED] * 3
+    assert (cache.asked, cache.asked_by_path) == ([2, 0, 2], [])
+    assert len(made) == 3
     assert builtins.open is io.open
 
 
-def test_served_file_is_like_a_file(paths: list[Path]) -> None:
-    def look(path: Path) -> Any:
-        with open(path, "rb") as file:
-            return file.name, file.mode, file.readable(), file.seek(5), file.read(3)
-
-    assert served(paths, look, Cache())[0] == (str(paths[0]), "rb", True, 5, CACHED[5:8])
-
-
 @pytest.mark.parametrize(
-    ("mode", "kwargs"),
-    [("rb", {"buffering": 0}), ("r+b", {}), ("r", {"encoding": "ascii"}), ("br", {"buffering": -1})],
-    ids=["unbuffered", "update", "text", "other words"],
+    "act",
+    [lambda path: path.read_bytes(), lambda path: np.fromfile(path, np.uint8).tobytes()],
+    ids=["Path.read_bytes", "numpy.fromfile"],
 )
-def test_other_ways_are_the_real_ones(paths: list[Path], mode: str, kwargs: Any) -> None:
-    def other(path: Path) -> Any:
-        with open(path, mode, **kwargs) as file:
-            return file.read()
-
-    assert served(paths, other, Cache())[0] in (b"on disk 0", "on disk 0")
+def test_ways_past_open_are_served_too(paths: list[Path], act: Any) -> None:
+    cache = Cache()
+    assert served(Files(paths, act), paths, cache)[1] == CACHED
+    assert cache.asked == [1]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [lambda path: read(bytes(path)), lambda path: path.read_bytes(), lambda path: read(path.with_name("1.bin"))],
-    ids=["bytes path", "Path", "another file"],
-)
-def test_other_files_are_the_real_ones(paths: list[Path], other: Any) -> None:
-    assert served(paths, other, Cache())[0].startswith(b"on disk")
+def test_other_files_below_the_roots_are_asked_for_by_path(paths: list[Path]) -> None:
+    cache = Cache()
+    assert served(Files(paths, lambda path: read(path.with_name("2.bin"))), paths, cache)[0] == CACHED
+    assert (cache.asked, cache.asked_by_path) == ([], [str(paths[2])])
 
 
-def test_descriptor_is_the_real_files(paths: list[Path]) -> None:
-    """What reads past Python, as ``numpy.fromfile`` and ``mmap`` do, reads the file; it is closed with the rest."""
-
-    def act(path: Path) -> Any:
-        with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            descriptor = file.fileno()
-            text = mapped[:]
-            mapped.close()
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-        return text, np.fromfile(path, dtype=np.uint8).tobytes()
-
-    assert served(paths, act, Cache())[1] == (b"on disk 1", b"on disk 1")
-
-
-def test_peek(paths: list[Path]) -> None:
-    def act(path: Path) -> Any:
-        with open(path, "rb") as file:
-            file.seek(2)
-            return file.peek(3), file.peek(), file.read()
-
-    assert served(paths, act, Cache())[1] == (CACHED[2:], CACHED[2:], CACHED[2:])
-
-
-def test_cache_without_the_object(paths: list[Path]) -> None:
-    assert served(paths, read, Cache(None))[1] == b"on disk 1"
-
-
-def test_error_of_the_cache_is_not_the_users(paths: list[Path]) -> None:
-    """The real ``open`` says it in the words that the user knows, or succeeds."""
-    error = ObjectNotFoundError("gone")
-    assert served(paths, read, Cache(error))[1] == b"on disk 1"
+@pytest.mark.parametrize("answer", [None, ObjectNotFoundError("gone")])
+def test_what_the_cache_does_not_have_is_opened(paths: list[Path], answer: Any) -> None:
+    """The real ``open`` says what is wrong in the words that the user knows, or succeeds."""
+    made = served(Files(paths, read), paths, Cache(answer))
+    assert made[1] == b"on disk 1"
     paths[1].unlink()
     with pytest.raises(FileNotFoundError) as caught:
-        served(paths, read, Cache(error))[1]
+        made[1]
     assert type(caught.value) is FileNotFoundError
-    assert builtins.open is io.open
 
 
 def test_index_without_an_object(paths: list[Path]) -> None:
     """A sample that the map does not have is the dataset's own affair."""
-    cache = Cache()
-    made = served(paths, read, cache, ids=[0, 1])
-    assert made[2] == b"on disk 2"
-    assert cache.asked == []
+    made = served(Files(paths, read), paths, Cache(), ids=np.array([0, 1]))
     with pytest.raises(IndexError, match="list index"):
         made[7]
 
@@ -172,25 +170,182 @@ def test_other_threads_are_left_alone(paths: list[Path]) -> None:
         other.join()
         return read(path)
 
-    assert served(paths, act, Cache())[0] == CACHED
+    assert served(Files(paths, act), paths, Cache())[0] == CACHED
     assert seen == [b"on disk 0"]
 
 
+def test_after_the_sample_files_are_as_ever(paths: list[Path]) -> None:
+    made = served(Files(paths, read), paths, Cache())
+    assert made[0] == CACHED
+    assert read(paths[0]) == b"on disk 0"
+
+
 def test_reader_is_in_charge_only_inside(paths: list[Path]) -> None:
+    """Prefeed's own datasets, which open no files, ask who serves them."""
     cache = Cache()
-    made = served(paths, lambda path: active_reader(Path("/m")), cache)
+    made = served(Files(paths, lambda path: active_reader(Path("/m"))), paths, cache, files=False)
     assert made[0] is cache
+    assert made.__getitems__([0]) == [cache]
     assert active_reader(Path("/m")) is None
-    assert served(paths, lambda path: active_reader(Path("/another")), cache)[0] is None
+    assert served(Files(paths, lambda path: active_reader(Path("/x"))), paths, cache, files=False)[0] is None
 
 
-def test_batch_method_of_the_dataset(paths: list[Path]) -> None:
-    """``__getitems__`` is passed on where nothing depends on one file at a time."""
-    made = served(paths, read, Cache())
-    made.inner.__getitems__ = lambda indices: [made.inner[i] for i in indices]
-    assert made.__getitems__ is None  # a file opened in a batch belongs to an unknown sample
-    made._opens_files = False
-    assert made.__getitems__ is not None
-    assert made.__getitems__([0, 2]) == [b"on disk 0", b"on disk 2"]
-    del made.inner.__getitems__
-    assert made.__getitems__ is None
+# ------------------------------------------------------------ batches
+
+
+def test_batch_is_made_sample_by_sample_and_then_reported(paths: list[Path]) -> None:
+    cache = Cache()
+    made = served(Files(paths, read), paths, cache)
+    assert made.__getitems__([2, 0]) == [CACHED, CACHED]
+    assert (cache.asked, cache.told) == ([2, 0], ["report"])
+
+
+def test_batch_method_of_the_dataset_is_used(paths: list[Path]) -> None:
+    cache, inner = Cache(), Batches(paths, read)
+    assert served(inner, paths, cache).__getitems__([2, 0]) == [CACHED, CACHED]
+    assert (inner.made, cache.asked, cache.told) == ([[2, 0]], [2, 0], ["report"])
+
+
+def test_subset_passes_batches_on(paths: list[Path]) -> None:
+    cache, inner = Cache(), Batches(paths, read)
+    made = served(Subset(inner, [2, 1]), paths, cache, indices=np.array([2, 1]))  # type: ignore[arg-type]
+    assert made.__getitems__([0, 1]) == [CACHED, CACHED]
+    assert (inner.made, cache.asked) == ([[2, 1]], [2, 1])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Of a catalogue, nothing of whose samples is known."""
+    writer = LearnedMapWriter.open_or_create(tmp_path / "catalogue", 3)
+    yield writer.directory
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: inner,
+        lambda inner: Subset(inner, [0, 1, 2]),
+        lambda inner: Subset(Subset(inner, [0, 1, 2]), [0, 1, 2]),
+        lambda inner: ConcatDataset([inner]),
+    ],
+    ids=["plain", "Subset", "Subset of a Subset", "ConcatDataset"],
+)
+def test_samples_of_what_makes_them_one_by_one_are_learned(paths: list[Path], directory: Path, wrap: Any) -> None:
+    cache = Cache()
+    made = served(wrap(Files(paths, read)), paths, cache, learned=LearnedMap.open(directory, 3))
+    assert made.__getitems__([2, 0]) == [CACHED, CACHED]
+    assert cache.told == [(2, [12]), (0, [10]), "report"]
+
+
+def test_samples_of_what_makes_batches_are_not_learned(paths: list[Path], directory: Path) -> None:
+    cache = Cache()
+    made = served(Batches(paths, read), paths, cache, learned=LearnedMap.open(directory, 3))
+    made.__getitems__([2, 0])
+    assert cache.told == ["report"]
+    made.__getitems__([1])  # there is no doubt whose files these are
+    assert cache.told == ["report", (1, [11]), "report"]
+
+
+def test_parts_of_a_stack_are_made_in_torch_s_order(paths: list[Path]) -> None:
+    """A stack makes the batch of one part after the other: random numbers are drawn in this order."""
+    drawn: list[tuple[str, str]] = []
+
+    def part(name: str) -> Files:
+        return Files(paths, lambda path: drawn.append((name, path.name)))
+
+    stack: Any = StackDataset(part("a"), part("b"))  # type: ignore[arg-type]
+    served(stack, paths, Cache()).__getitems__([2, 0])
+    as_served = drawn.copy()
+    drawn.clear()
+    stack.__getitems__([2, 0])
+    assert as_served == drawn
+
+
+@pytest.mark.parametrize("in_subset", [False, True], ids=["stack", "Subset of a stack"])
+def test_samples_of_a_stack_are_learned_with_the_files_of_all_parts(
+    paths: list[Path], directory: Path, in_subset: bool
+) -> None:
+    first, second = Files(paths, read), Files(paths[::-1], read)
+    stack: Any = StackDataset(image=first, label=second)  # type: ignore[arg-type]
+    cache = Cache()
+    made = served(Subset(stack, [0, 1, 2]) if in_subset else stack, paths, cache, learned=LearnedMap.open(directory, 3))
+    assert made.__getitems__([2, 1]) == [{"image": CACHED, "label": CACHED}] * 2
+    assert cache.told == [(2, [12, 10]), (1, [11]), "report"]
+
+
+def test_error_in_a_batch_passes_and_is_reported_after(paths: list[Path]) -> None:
+    def act(path: Path) -> bytes:
+        if path is paths[0]:
+            raise ZeroDivisionError("the user's own")
+        return read(path)
+
+    for inner in (Files(paths, act), Batches(paths, act)):
+        cache = Cache()
+        made = served(inner, paths, cache)
+        with pytest.raises(ZeroDivisionError, match="the user's own"):
+            made.__getitems__([2, 0, 1])
+        assert (cache.asked, cache.told) == ([2], ["report"])
+        assert read(paths[2]) == b"on disk 2"
+        with pytest.raises(ZeroDivisionError):
+            made[0]
+
+
+def test_what_was_learned_meanwhile_is_used_in_the_next_batch(paths: list[Path], tmp_path: Path) -> None:
+    writer = LearnedMapWriter.open_or_create(tmp_path / "later", 3)
+    cache = Cache()
+    made = served(Files(paths, read), paths, cache, learned=LearnedMap.open(writer.directory, 3))
+    writer.record(1, [1] * 10_000)  # it has to be mapped anew
+    made.__getitems__([1])
+    assert (cache.asked, cache.asked_by_path) == ([1], [])
+    writer.close()
+
+
+# ------------------------------------------------------------ what is said of it
+
+
+def test_samples_that_open_nothing_are_noticed(paths: list[Path], tmp_path: Path) -> None:
+    writer = LearnedMapWriter.open_or_create(tmp_path / "catalogue", 3)
+    cache = Cache()
+    made = served(Files(paths, read), paths, cache, learned=LearnedMap.open(writer.directory, 3))
+    manifest = cache.dataset.manifest
+    manifest.num_objects = 0
+    assert not made.opens_nothing()  # none was made yet
+    writer.record(1, [])
+    assert made.opens_nothing()
+    manifest.num_objects = 1
+    assert not made.opens_nothing()  # another's files are known
+    declared = served(Files(paths, read), paths, cache)
+    cache.dataset.manifest.num_objects = 0
+    assert not declared.opens_nothing()
+    writer.close()
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_a_worker_shows_the_users_dataset_and_runs_the_users_function(
+    paths: list[Path], files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = Files(paths, read)
+    made = served(inner, paths, Cache(), files=files)
+    info = torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=made)
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
+    called: list[Any] = []
+    finalized: list[Any] = []
+    monkeypatch.setattr("prefeed.torch.serving.util.Finalize", lambda *args, **kwargs: finalized.append(args))
+
+    def then(worker_id: int) -> None:
+        shown = torch_worker.get_worker_info()
+        assert shown is not None
+        called.append((worker_id, shown.dataset, shown.id, shown.num_workers, shown.seed))
+
+    WorkerStart(then)(1)
+    assert called == [(1, inner, 1, 2, 3)]
+    assert finalized == [(made, made.reader.close)]
+    assert made.opens_files is files
+
+
+def test_a_worker_of_another_loader_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=3, dataset="theirs")
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
+    WorkerStart(None)(0)
+    assert torch_worker._worker_info is info

@@ -1,0 +1,19 @@
+"""Makes pictures and titles for the pages' lines: ``data/train``, a folder a class, and ``data/pairs``."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+os.environ["PREFEED_MEMORY"] = "64MiB"
+for number in range(24):
+    pixels = Image.fromarray(np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+    folder = Path("data/train") / ("cat", "dog")[number % 2]
+    pairs = Path("data/pairs")
+    for directory in (folder, pairs / "images", pairs / "titles"):
+        directory.mkdir(parents=True, exist_ok=True)
+    pixels.save(folder / f"{number}.jpg")
+    pixels.save(pairs / "images" / f"{number:02}.jpg")
+    torch.save(torch.arange(number, number + 5), pairs / "titles" / f"{number:02}.pt")
