@@ -37,9 +37,6 @@ _REPORT_EVERY = 16
 _REPORTS_A_LOOKAHEAD = 8
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
 
-_NO_KEY = bytes(ENTRY_KEY_BYTES)
-"""What the tier is asked for instead of the key of an object that the catalogue did not have when it was mapped."""
-
 _RECONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 5.0
 """A reader waits that much longer for the server than a request to the origin may take; then it reads the origin."""
@@ -90,7 +87,7 @@ class ObjectReader:
         if self._pid != os.getpid():
             self._start_anew()
         start = object_id * ENTRY_KEY_BYTES
-        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]) or _NO_KEY)
+        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]))
         self._consumed.append(object_id)
         if data is not None:
             self._hits += 1

@@ -196,12 +196,6 @@ class CatalogueWriter(Catalogue):
         self._reach(index)
         return int(self._versions[index])
 
-    def forget(self, index: int) -> None:
-        """Withdraw a file's key and no longer know it."""
-        self._reach(index)
-        _set_key(self.keys, index, _NO_KEY)
-        _set_key(self._known, index, _NO_KEY)
-
     def publish(self, index: int) -> None:
         """Let readers take the known key without asking. A reader that sees half of it finds nothing under it."""
         self._reach(index)
