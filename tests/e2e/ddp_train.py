@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch.distributed
 from torch.utils.data import DataLoader, DistributedSampler
@@ -18,7 +19,7 @@ def main(out: str, root: str, kind: str, length: str, num_workers: str) -> None:
     """Read the epochs, and save a name of each batch."""
     torch.distributed.init_process_group("gloo")
     dataset = make_dataset(root, kind, int(length))
-    sampler = DistributedSampler(dataset)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, num_workers=int(num_workers))
     seen = []
     for epoch in range(EPOCHS):

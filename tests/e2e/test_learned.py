@@ -210,7 +210,7 @@ def test_rewritten_file_is_served_anew(root: Path, workers: dict[str, Any], more
 def test_rewritten_file_and_a_sampler_that_is_not_read_ahead(root: Path, workers: dict[str, Any]) -> None:
     """Its order is not known beforehand, so each file is asked when its turn comes."""
     dataset = Hashed(root, NUM_SAMPLES)
-    ours = prefeed.DataLoader(dataset, sampler=Backwards(NUM_SAMPLES), batch_size=None, collate_fn=kept, **workers)
+    ours: Any = prefeed.DataLoader(dataset, sampler=Backwards(NUM_SAMPLES), batch_size=None, collate_fn=kept, **workers)
     for more_bytes in (0, 1):
         assert list(ours) == list(map(dataset.__getitem__, Backwards(NUM_SAMPLES)))
         for index in (0, 33, NUM_SAMPLES - 1):
@@ -284,7 +284,7 @@ def test_dataset_that_opens_nothing(root: Path, caplog: pytest.LogCaptureFixture
             assert list(ours) == list(truth)
     lines = [record.getMessage() for record in caplog.records if "torch's own" in record.getMessage()]
     assert lines == [
-        "prefeed: this loader reads as torch's own: the samples of a InMemory open no files below the roots"
+        "prefeed: this loader reads as torch's own: the samples of its dataset, InMemory, open no files below the roots"
     ]
     assert type(iter(ours)) is type(iter(truth))
     assert prefeed.statistics().reads == 0

@@ -157,7 +157,10 @@ class Numbers(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("dataset", [Numbers(), TensorDataset(torch.arange(11)), list(range(11))], ids=["it", "t", "l"])
-def test_unknown_dataset_is_read_as_torch_does(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_dataset_is_read_as_torch_does(
+    dataset: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", "")  # whatever is mounted here
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert_same(see(TorchLoader, dataset), see(prefeed.DataLoader, dataset))
     lines = [record.getMessage() for record in caplog.records if record.name == "prefeed"]

@@ -45,18 +45,18 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
         return lambda node: _indexed(base.prefeed_access(node, config), indices)
     name, roots = type(dataset).__name__, Roots.of(config)
     if is_in_memory(dataset):
-        raise FilesUnknownError(f"a {name} holds its samples in memory")
+        raise FilesUnknownError(f"its dataset, {name}, holds the samples in memory")
     declared = declared_paths(dataset)
     if declared is not None:
         _require_slow(declared, name, roots, explicit=explicit)
         return lambda node: _listed(node, declared, config)
     if not roots:
         raise FilesUnknownError(
-            f"nothing is known about the files of a {name}, no network file system is mounted, and PREFEED_ROOTS does "
+            f"nothing is known about the files of its dataset, {name}: no network file system is mounted, and PREFEED_ROOTS does "
             f"not name the directory that holds them"
         )
     if not hasattr(base, "__len__"):
-        raise FilesUnknownError(f"a {name} has no length")
+        raise FilesUnknownError(f"its dataset, {name}, has no length")
     return lambda node: _learned(node, base, indices, config)
 
 
@@ -103,7 +103,7 @@ def _require_slow(declared: Declared, name: str, roots: Roots, *, explicit: bool
     probes = declared.paths[:: max(1, len(declared.paths) // _PROBES)]
     if not explicit and not any(map(roots.covers, probes)):
         raise FilesUnknownError(
-            f"the files of a {name}, such as {probes[0]}, do not lie on a network file system; "
+            f"the files of its dataset, {name}, such as {probes[0]}, do not lie on a network file system; "
             f"set PREFEED_ROOTS to their directory to cache them all the same"
         )
 

@@ -206,7 +206,7 @@ class _Attachment:
         if served.opens_nothing():
             self._let_go()
             self.served = self.planned = None
-            self._give_up(f"the samples of a {type(served.inner).__name__} open no files below the roots")
+            self._give_up(f"the samples of its dataset, {type(served.inner).__name__}, open no files below the roots")
             return
         planned.epoch_ended()
 
@@ -231,7 +231,7 @@ class _Attachment:
         if isinstance(loader.dataset, IterableDataset):
             return "an IterableDataset has no order to know beforehand"
         if not _samples_as_torchs(loader):
-            return f"a {type(loader).__name__} chooses its sampler in a way of its own"
+            return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
         open_access = access_of(loader.dataset, config, explicit=self.explicit)
         node = NodeClient.connect(config)
         try:

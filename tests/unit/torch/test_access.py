@@ -190,7 +190,7 @@ def test_declared_files_on_a_local_disk_are_left_alone_under_auto(files: list[st
     with pytest.raises(FilesUnknownError) as caught:
         access_of(Listed(files), resolve({}), explicit=False)
     assert str(caught.value) == (
-        f"the files of a Listed, such as {files[0]}, do not lie on a network file system; "
+        f"the files of its dataset, Listed, such as {files[0]}, do not lie on a network file system; "
         f"set PREFEED_ROOTS to their directory to cache them all the same"
     )
 
@@ -221,7 +221,7 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
     with pytest.raises(FilesUnknownError) as caught:
         access_of(Silent(), resolve({}), explicit=explicit)
     assert str(caught.value) == (
-        "nothing is known about the files of a Silent, no network file system is mounted, and PREFEED_ROOTS does "
+        "nothing is known about the files of its dataset, Silent: no network file system is mounted, and PREFEED_ROOTS does "
         "not name the directory that holds them"
     )
 
@@ -238,7 +238,7 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
     ],
 )
 def test_samples_in_memory_are_left_alone(rooted: Config, make: Any, name: str) -> None:
-    with pytest.raises(FilesUnknownError, match=f"^a {name} holds its samples in memory$"):
+    with pytest.raises(FilesUnknownError, match=f"^its dataset, {name}, holds the samples in memory$"):
         access_of(make(), rooted, explicit=True)
 
 
@@ -247,7 +247,7 @@ def test_a_dataset_without_a_length_is_left_alone(rooted: Config) -> None:
         def __getitem__(self, index: int) -> int:
             return index
 
-    with pytest.raises(FilesUnknownError, match=r"^a Endless has no length$"):
+    with pytest.raises(FilesUnknownError, match=r"^its dataset, Endless, has no length$"):
         access_of(Endless(), rooted, explicit=True)
 
 

@@ -184,4 +184,4 @@ class OwnSampler(BoundEarlier[Any]):
 def test_class_with_a_sampler_of_its_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert [int(batch) for batch in OwnSampler([0, 1])] == [1, 0]  # type: ignore[arg-type]
-    assert "a OwnSampler chooses its sampler in a way of its own" in caplog.text
+    assert "its class, OwnSampler, chooses the sampler in a way of its own" in caplog.text
