@@ -56,7 +56,7 @@ class Statistics:
         hits: Reads that found their object in a tier.
         late: Reads that came while the object was being fetched ahead.
         misses: Reads of an object that nobody had asked for ahead of time.
-        direct_reads: Reads that went past the server to the origin (too large, no server, no room).
+        direct_reads: Reads that went past the server to the origin (no server, no room).
         origin_requests: Requests that the server made to origins, retries included.
         origin_bytes: Bytes that came back.
         resident_objects: Objects kept for the next epoch.

@@ -17,7 +17,9 @@ from prefeed.client.consumer import Consumer
 from prefeed.client.dataset import NodeDataset, open_node_dataset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
+from prefeed.sources.catalogue import Catalogue, CatalogueWriter
 from prefeed.sources.library import ManifestLibrary
+from prefeed.types import ReadCounts
 from prefeed.wire import messages as m
 from sandbox import Sandbox
 from scripted import ScriptedServer, scripted
@@ -128,6 +130,33 @@ def test_an_epoch_is_told_as_it_goes(server: ScriptedServer, consumer: Consumer,
     assert [message.index for message in server.of(m.Position)] == [16]  # type: ignore[union-attr]
     assert {message.consumer for message in server.heard} == {consumer.number}  # type: ignore[union-attr]
     assert files_in_transit(config) == []
+
+
+@pytest.fixture
+def of_catalogue(server: ScriptedServer, dataset: NodeDataset, tmp_path: Path) -> Iterator[Consumer]:
+    """A consumer of files opened by path; the server tells its counts."""
+    CatalogueWriter.open_or_create(tmp_path / "files", ["/a", "/b"]).close()
+    server.script = lambda message: (
+        [m.ReadCountsReport(ReadCounts())] if isinstance(message, m.GetReadCounts) else reopening(message)
+    )
+    opened = replace(dataset, manifest=Catalogue.open(tmp_path / "files"))
+    consumer = Consumer(NodeClient(Connection.open(dataset.config)), opened)
+    yield consumer
+    consumer.close()
+
+
+def test_files_may_be_read_once_the_server_knows_that_an_epoch_has_begun(
+    server: ScriptedServer, of_catalogue: Consumer
+) -> None:
+    """A reader that was quicker would find the keys of the last epoch."""
+    of_catalogue.begin(ids(0, 1))
+    assert [type(message) for message in server.heard] == [m.RegisterPlan, m.GetReadCounts]
+    of_catalogue.announce(ids(1, 0))
+    of_catalogue.begin_announced(ids(1, 0))
+    kinds = [type(message) for message in server.heard]
+    assert kinds[2:] == [m.RegisterPlan, m.AdoptUpcoming, m.GetReadCounts]
+    assert [message.recheck for message in server.of(m.RegisterPlan)] == [True, False]  # type: ignore[union-attr]
+    assert [message.recheck for message in server.of(m.AdoptUpcoming)] == [True]  # type: ignore[union-attr]
 
 
 def test_consumers_have_numbers_of_their_own(server: ScriptedServer, dataset: NodeDataset) -> None:
