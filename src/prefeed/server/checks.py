@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.core.checks import CheckAhead
+from prefeed.core.checks import CheckAhead, CheckPace
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT, TRANSIENT
 from prefeed.server.datasets import Dataset
@@ -21,11 +21,8 @@ from prefeed.server.fetchers import CheckJob, CheckResult
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import version_hash
 
-_BATCH: Final = 16
-"""Files asked one after the other by one thread."""
-
-_MAX_BATCHES: Final = 32
-"""Batches under way; 512 files are asked side by side."""
+_MAX_BATCHES: Final = 128
+"""Batches under way: threads that ask side by side."""
 
 Ids = npt.NDArray[np.integer]
 
@@ -53,6 +50,7 @@ class Checks:
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._under_way: set[tuple[int, int]] = set()
         self._batches = 0
+        self._pace = CheckPace()
         self._began_before: dict[tuple[int, int], int | None] = {}  # version hash as asked since; None: not answered
 
     # ------------------------------------------------------------ epochs
@@ -69,7 +67,7 @@ class Checks:
             self._rechecking.add(consumer)
             catalogue.withdraw(ids if len(ids) else None)  # it may be any that comes by ``extend``
             self._ask_in_flight(dataset, ids)
-        self._ahead[consumer] = (dataset, CheckAhead(ids, batch=_BATCH))
+        self._ahead[consumer] = (dataset, CheckAhead(ids))
 
     def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
         """The consumer will probably read these next; they are asked when it begins."""
@@ -141,7 +139,9 @@ class Checks:
         """Ask as many files ahead of their readers as may be asked at a time."""
         for dataset, ahead in list(self._ahead.values()):
             while self._batches < _MAX_BATCHES:
-                ids = ahead.next_batch(self._scheduler.tables[dataset].states, self._published(dataset))
+                ids = ahead.next_batch(
+                    self._pace.batch, self._scheduler.tables[dataset].states, self._published(dataset)
+                )
                 if not len(ids):
                     break
                 self._ask(dataset, ids.tolist())
@@ -151,6 +151,7 @@ class Checks:
         dataset, ids = result.job.dataset, result.job.ids
         catalogue = result.job.catalogue
         self._batches -= 1
+        self._pace.observe(result.seconds, len(ids))
         for object_id, version in zip(ids, result.versions, strict=True):
             self._under_way.discard((dataset, object_id))
             state = self._scheduler.tables[dataset].state[object_id]
@@ -178,8 +179,9 @@ class Checks:
         self._ask_all(dataset, in_flight)
 
     def _ask_all(self, dataset: int, ids: list[int]) -> None:
-        for start in range(0, len(ids), _BATCH):
-            self._ask(dataset, ids[start : start + _BATCH])
+        batch = self._pace.batch
+        for start in range(0, len(ids), batch):
+            self._ask(dataset, ids[start : start + batch])
 
     def _ask(self, dataset: int, ids: list[int]) -> None:
         catalogue = self._datasets[dataset].catalogue

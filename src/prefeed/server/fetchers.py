@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from prefeed.clock import Clock
@@ -43,10 +43,11 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Versions of the files, in the job's order; ``""`` where a file could not be asked."""
+    """Versions of the files, in the job's order; ``""`` where a file could not be asked; and how long it took."""
 
     job: CheckJob
     versions: list[str]
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -117,10 +118,14 @@ class Fetchers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
-            self._results.append(self._fetch(job) if isinstance(job, Job) else check(job))
+            self._results.append(self._fetch(job) if isinstance(job, Job) else self._check(job))
             under_way = self._num_submitted - self._num_finished
             if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
+
+    def _check(self, job: CheckJob) -> CheckResult:
+        started = self._clock()
+        return replace(check(job), seconds=self._clock() - started)
 
     def _fetch(self, job: Job) -> Result:
         job.started = self._clock()

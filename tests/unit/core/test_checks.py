@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefeed.core.checks import CheckAhead, Published
+from prefeed.core.checks import FIRST_BATCH, CheckAhead, CheckPace, Published
 from prefeed.core.plan import Ids
 from prefeed.core.table import ABSENT, FAILED, FETCHING, FREEING, RESIDENT, TRANSIENT
 
@@ -32,10 +32,10 @@ def none_of(count: int) -> Published:
 
 
 def test_ids_come_in_the_order_of_the_plan_a_batch_at_a_time() -> None:
-    checks = CheckAhead(np.array([5, 2, 0, 4, 1, 3]), batch=4)
-    assert checks.next_batch(residents(6), none_of(6)).tolist() == [5, 2, 0, 4]
-    assert checks.next_batch(residents(6), none_of(6)).tolist() == [1, 3]
-    assert checks.next_batch(residents(6), none_of(6)).tolist() == []
+    checks = CheckAhead(np.array([5, 2, 0, 4, 1, 3]))
+    assert checks.next_batch(4, residents(6), none_of(6)).tolist() == [5, 2, 0, 4]
+    assert checks.next_batch(64, residents(6), none_of(6)).tolist() == [1, 3]
+    assert checks.next_batch(64, residents(6), none_of(6)).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -51,52 +51,61 @@ def test_ids_come_in_the_order_of_the_plan_a_batch_at_a_time() -> None:
 )
 def test_only_what_the_tier_holds_is_checked(state: int, is_checked: bool) -> None:
     states = np.array([state], dtype=np.uint8)
-    assert len(CheckAhead(np.array([0])).next_batch(states, none_of(1))) == is_checked
+    assert len(CheckAhead(np.array([0])).next_batch(64, states, none_of(1))) == is_checked
 
 
 def test_what_is_published_needs_no_check() -> None:
     published = as_published(np.arange(10) % 2 == 0)
-    assert CheckAhead(np.arange(10)).next_batch(residents(10), published).tolist() == [1, 3, 5, 7, 9]
+    assert CheckAhead(np.arange(10)).next_batch(64, residents(10), published).tolist() == [1, 3, 5, 7, 9]
 
 
 def test_nothing_is_looked_at_far_ahead_of_the_reader() -> None:
-    checks = CheckAhead(np.arange(100), ahead=10, batch=64)
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == list(range(10))
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == []
+    checks = CheckAhead(np.arange(100), ahead=10)
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == list(range(10))
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == []
     checks.advance(3)
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == [10, 11, 12]
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == [10, 11, 12]
     checks.advance(1)  # a position never goes back
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == []
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == []
 
 
 def test_what_the_reader_has_passed_is_not_checked() -> None:
     checks = CheckAhead(np.arange(100))
     checks.advance(98)
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == [98, 99]
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == [98, 99]
     checks.advance(1000)
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == []
+    assert checks.next_batch(64, residents(100), none_of(100)).tolist() == []
 
 
 def test_an_object_is_checked_once_at_a_time() -> None:
-    checks = CheckAhead(np.array([1, 1, 0, 1, 0]), batch=2)
-    assert checks.next_batch(residents(2), none_of(2)).tolist() == [1, 0]
-    assert checks.next_batch(residents(2), none_of(2)).tolist() == []
+    checks = CheckAhead(np.array([1, 1, 0, 1, 0]))
+    assert checks.next_batch(2, residents(2), none_of(2)).tolist() == [1, 0]
+    assert checks.next_batch(64, residents(2), none_of(2)).tolist() == []
 
 
 def test_what_was_checked_and_not_published_may_be_checked_again_further_on() -> None:
     checks = CheckAhead(np.array([1, 0, 1]), ahead=2)
-    assert checks.next_batch(residents(2), none_of(2)).tolist() == [1, 0]
+    assert checks.next_batch(64, residents(2), none_of(2)).tolist() == [1, 0]
     checks.done(np.array([0, 1, 77]))
     checks.advance(1)
-    assert checks.next_batch(residents(2), none_of(2)).tolist() == [1]
+    assert checks.next_batch(64, residents(2), none_of(2)).tolist() == [1]
 
 
-def test_no_more_batches_are_under_way_than_may_be() -> None:
-    checks = CheckAhead(np.arange(100), batch=10, max_batches=2)
-    batches = [checks.next_batch(residents(100), none_of(100)) for _ in range(3)]
-    assert [len(batch) for batch in batches] == [10, 10, 0]
-    checks.done(batches[0])
-    assert checks.next_batch(residents(100), none_of(100)).tolist() == list(range(20, 30))
+def test_a_batch_takes_some_milliseconds_whatever_a_question_takes() -> None:
+    pace = CheckPace()
+    assert pace.batch == FIRST_BATCH
+    pace.observe(0.0, 16)  # no clock is that quick
+    pace.observe(1.0, 0)
+    assert pace.batch == FIRST_BATCH
+    for _ in range(50):
+        pace.observe(pace.batch * 0.02, pace.batch)
+    assert pace.batch == 1
+    for _ in range(50):
+        pace.observe(pace.batch * 0.001, pace.batch)
+    assert pace.batch == pytest.approx(5, abs=1)
+    for _ in range(50):
+        pace.observe(pace.batch * 3e-6, pace.batch)
+    assert pace.batch == 64
 
 
 def test_only_objects_in_the_tier_are_asked_for() -> None:
@@ -109,7 +118,7 @@ def test_only_objects_in_the_tier_are_asked_for() -> None:
         return np.zeros(len(ids), dtype=bool)
 
     checks = CheckAhead(np.arange(5000), ahead=5000)
-    assert checks.next_batch(states, published).tolist() == [7, 4000]
+    assert checks.next_batch(64, states, published).tolist() == [7, 4000]
     assert asked == [7, 4000]
 
 
@@ -123,14 +132,14 @@ def test_only_objects_in_the_tier_are_asked_for() -> None:
 def test_each_entry_ahead_is_published_or_under_way(
     ids: list[int], flags: list[bool], ahead: int, batch: int, steps: list[int]
 ) -> None:
-    checks = CheckAhead(np.array(ids, dtype=np.int64), ahead=ahead, batch=batch, max_batches=1000)
+    checks = CheckAhead(np.array(ids, dtype=np.int64), ahead=ahead)
     published = np.array(flags)
     taken: list[int] = []
     position = 0
     for step in [*steps, 0]:
         checks.advance(step)
         position = max(position, step)
-        while len(found := checks.next_batch(residents(31), as_published(published))):
+        while len(found := checks.next_batch(batch, residents(31), as_published(published))):
             assert len(found) <= batch
             taken += found.tolist()
         assert all(published[i] or i in taken for i in ids[position : position + ahead])

@@ -11,7 +11,8 @@ import pytest
 
 from nodes import PLENTY, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
-from prefeed.server.checks import _BATCH, _MAX_BATCHES
+from prefeed.core.checks import FIRST_BATCH
+from prefeed.server.checks import _MAX_BATCHES
 from prefeed.server.datasets import Dataset
 from prefeed.store.tier import stored_bytes
 from sandbox import Sandbox
@@ -316,15 +317,15 @@ def test_what_the_sampler_drew_late_is_taken_as_it_was_without_a_recheck(node: R
 
 
 def test_no_more_than_so_many_files_are_asked_at_a_time(sandbox: Sandbox) -> None:
-    count = 2 * _BATCH * _MAX_BATCHES
+    count = 2 * FIRST_BATCH * _MAX_BATCHES
     with rig(sandbox.home, capacity=PLENTY) as node:
         files = write_files(sandbox.root / "origin", count)
         dataset = node.open_catalogue(*files)
         node.begin(READER, dataset, range(count))
         node.deliver_all()
         node.begin(READER, dataset, range(count))
-        assert (_BATCH, _MAX_BATCHES) == (16, 32)
-        assert [len(job.ids) for job in node.fetchers.checks] == [_BATCH] * _MAX_BATCHES
+        assert (FIRST_BATCH, _MAX_BATCHES) == (16, 128)
+        assert [len(job.ids) for job in node.fetchers.checks] == [FIRST_BATCH] * _MAX_BATCHES
         asked = node.check(1)
         assert len(node.fetchers.checks) == _MAX_BATCHES
         while batches := node.check():
@@ -334,7 +335,7 @@ def test_no_more_than_so_many_files_are_asked_at_a_time(sandbox: Sandbox) -> Non
 
 
 def test_the_files_of_a_consumer_that_is_gone_are_left_alone(node: Rig, sandbox: Sandbox) -> None:
-    count = _BATCH * _MAX_BATCHES + 50
+    count = FIRST_BATCH * _MAX_BATCHES + 50
     files = write_files(sandbox.root / "many", count)
     dataset = node.open_catalogue(*files)
     node.begin(READER, dataset, range(count))
@@ -350,7 +351,7 @@ def test_the_files_of_a_consumer_that_is_gone_are_left_alone(node: Rig, sandbox:
 
 
 def test_what_its_reader_has_passed_is_not_asked(node: Rig, sandbox: Sandbox) -> None:
-    count = _BATCH * _MAX_BATCHES + 50
+    count = FIRST_BATCH * _MAX_BATCHES + 50
     files = write_files(sandbox.root / "many", count)
     dataset = node.open_catalogue(*files)
     node.begin(READER, dataset, range(count))
