@@ -74,15 +74,21 @@ def test_change_before_the_first_fetch(tmp_path: Path) -> None:
     assert prefeed.statistics().errors["object-changed"] >= 2
 
 
-def test_new_loader_looks_at_torchvisions_files_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("revalidate", [True, False])
+def test_torchvisions_files_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revalidate: bool
+) -> None:
+    """Each epoch, or only by a new loader."""
+    monkeypatch.setenv("PREFEED_REVALIDATE", str(int(revalidate)))
     root = make_image_folder(tmp_path / "data")
     dataset = torchvision_datasets.DatasetFolder(str(root), read, (".png",))
     loader = prefeed.DataLoader(dataset, batch_size=None)
     before = contents(root)
     assert [data for data, _ in loader] == before
     change(image_files(root)[4])
-    assert [data for data, _ in loader] == before
-    assert [data for data, _ in epoch(dataset)] == contents(root) != before
+    assert contents(root) != before
+    assert [data for data, _ in loader] == (contents(root) if revalidate else before)
+    assert [data for data, _ in epoch(dataset)] == contents(root)
 
 
 def test_origin_is_only_read(tmp_path: Path) -> None:
