@@ -36,6 +36,7 @@ class ScriptedServer:
     store_dir: str = ""
     instance: str = "one"
     protocol: int = m.PROTOCOL
+    settings: dict[str, str] = field(default_factory=dict)
     ends_at_hello: bool = False
     script: Script = lambda message: []
     heard: list[m.AnyMessage] = field(default_factory=list)
@@ -106,7 +107,7 @@ class ScriptedServer:
                 return None
             if self.protocol != message.protocol:
                 return [m.Refused("version-mismatch", "another protocol")]
-            return [m.Welcome("0", os.getpid(), self.store_dir, self.instance)]
+            return [m.Welcome("0", os.getpid(), self.store_dir, self.instance, settings=self.settings)]
         if isinstance(message, m.RegisterPlan):
             dtype = np.uint32 if message.ids_file.endswith(".u32") else np.int64
             self.plans.append(np.fromfile(message.ids_file, dtype=dtype).tolist())

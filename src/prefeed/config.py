@@ -162,6 +162,17 @@ class Config:
 
 SETTINGS: Final = {f.name: f for f in fields(Config)}
 
+SERVER_SETTINGS: Final = (
+    "memory",
+    "memory_dir",
+    "max_in_flight",
+    "request_timeout",
+    "retry_deadline",
+    "lookahead",
+    "max_object",
+)
+"""Those that a node server keeps from its start, whatever a client that comes later has."""
+
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ[f"PREFEED_{name.upper()}"] for name in SETTINGS if f"PREFEED_{name.upper()}" in environ}

@@ -126,7 +126,7 @@ def test_what_is_left_alone_is_said(run: Run, root: Path, tmp_path: Path) -> Non
     ours = run("-m", "prefeed", "run", script, str(root))
 
     assert ours.returncode == 0
-    assert "prefeed: this loader reads as torch's own: the files of its dataset, ImageFolder" in ours.stderr
+    assert "prefeed: not used for this loader: the files of its dataset, ImageFolder" in ours.stderr
 
 
 CHILDREN: dict[str, Any] = {

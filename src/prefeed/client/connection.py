@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from prefeed import errors
 from prefeed.client.launch import launch_and_connect, try_connect
-from prefeed.config import Config
+from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
 from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
@@ -49,6 +49,21 @@ _ERRORS_BY_CODE = {
 def error_of(code: str, text: str) -> PrefeedError:
     """Return the error that stands behind a code of the wire."""
     return _ERRORS_BY_CODE.get(code, PrefeedError)(text)
+
+
+_said: set[str] = set()
+
+
+def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
+    """Say, once a process, which settings of this client the running server does not have."""
+    for name, running in settings.items():
+        wanted = getattr(config, name, None)
+        if wanted != SETTINGS[name].default and str(wanted) != running and name not in _said:
+            _said.add(name)
+            _log.warning(
+                "prefeed: the node server runs with %s = %s, not %s: end it first (`prefeed server stop`)",
+                name, running, wanted,
+            )  # fmt: skip
 
 
 class Connection:
@@ -89,7 +104,9 @@ class Connection:
         sock = try_connect(config)
         if sock is not None:
             with contextlib.suppress(ServerUnavailableError):  # it was about to end
-                return cls._greet(sock, answer_seconds)[0]
+                connection, welcome = cls._greet(sock, answer_seconds)
+                _say_what_differs(config, welcome.settings)
+                return connection
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)

@@ -6,6 +6,7 @@ Never an error, and a wait only where an epoch begins: until the server knows th
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import tempfile
@@ -22,6 +23,8 @@ from prefeed.errors import PrefeedError, ServerError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.types import ReadCounts
 from prefeed.wire import messages as m
+
+_log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
 _COUNTS_SECONDS = 5.0
@@ -123,6 +126,11 @@ class Consumer:
             return None
 
     @property
+    def reads_once(self) -> bool:
+        """True when nothing is kept for the next epoch."""
+        return not self.dataset.config.resident
+
+    @property
     def is_connected(self) -> bool:
         """False while no server knows of this consumer."""
         return self._connection is not None
@@ -168,8 +176,10 @@ class Consumer:
 
     def _lose(self, connection: Connection) -> None:
         with self._lock:
-            self._connection = None
+            was_there, self._connection = self._connection is not None, None
         connection.close()
+        if was_there:
+            _log.warning("prefeed: the node server is gone; what it does not hold is read from the origin meanwhile")
         self._recover_in_background()
 
     def _recover_in_background(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from prefeed.clock import Clock
-from prefeed.config import Config
+from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.errors import PrefeedError, VersionMismatchError
 from prefeed.server.datasets import Dataset
@@ -122,9 +122,9 @@ class Handlers:
             self._refuse(connection, err, 0)
             return
         connection.is_greeted = True
-        self.loop.send(
-            connection, m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices)
-        )
+        settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
+        welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
+        self.loop.send(connection, welcome)
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         scheduler = self.node.scheduler

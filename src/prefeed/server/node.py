@@ -324,7 +324,7 @@ class Node:
             self._limit_of(ticket).on_throttle(now)
             self._apply_limit(ticket.dataset)
         delay = None
-        if error.retryable:
+        if error.retryable and self.datasets[ticket.dataset].catalogue is None:  # who opens a file hears of it at once
             delay = self._retry.next_delay(
                 attempts=ticket.attempts, elapsed_seconds=now - ticket.started, jitter=self._random.random()
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -25,6 +26,11 @@ from prefeed.types import FetchedObject, ObjectInfo
 LISTING_THREADS: Final = 32
 _STAT_BATCH: Final = 1000
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer must not hold a thread
+
+_PERMANENT: Final = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP}
+)
+"""What asking a second time does not change; whoever opens the file is told in the system's own words."""
 
 # What one task of a listing gives: files found (still to be asked for size and time), directories found, objects done.
 _Chain = frozenset[tuple[int, int]]
@@ -231,6 +237,8 @@ def _raise_translated(err: OSError | ValueError, path: str, *, listing: bool = F
         raise ObjectNotFoundError(f"{path} is not a {wanted}", path=path) from err
     if isinstance(err, PermissionError):
         raise AccessDeniedError(f"{path} may not be read by user {os.geteuid()}; change its mode", path=path) from err
+    if isinstance(err, OSError) and err.errno in _PERMANENT and not listing:
+        raise PassedThroughError(f"{path}: {err.strerror}", path=path) from err
     if isinstance(err, ValueError):
         raise ObjectNotFoundError(f"{path!r} cannot be the name of a file: {err}", path=path) from err
     raise TransientSourceError(f"{path}: {err.strerror or err}", path=path, errno=err.errno) from err

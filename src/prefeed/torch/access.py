@@ -6,6 +6,7 @@ watched, and what its samples open below the roots is known the next time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,8 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
     if declared is not None:
         _require_slow(declared, name, roots, explicit=explicit)
         return lambda node: _listed(node, declared, config)
+    if config.roots and not any(map(os.path.isdir, config.roots)):
+        raise FilesUnknownError(f"PREFEED_ROOTS names no directory that is there: {', '.join(config.roots)}")
     if not roots:
         raise FilesUnknownError(
             f"nothing is known about the files of its dataset, {name}: no network file system is mounted, and PREFEED_ROOTS does "
@@ -117,6 +120,6 @@ def _learned(
     node: NodeClient, base: Any, indices: np.ndarray[Any, np.dtype[np.int64]] | None, config: Config
 ) -> AccessMap:
     num_samples = len(base)
-    dataset = open_learned_dataset(node, fingerprint(base), num_samples, config)
+    dataset = open_learned_dataset(node, fingerprint(base, config.roots), num_samples, config)
     learned = LearnedMap.open(dataset.manifest.directory, num_samples)
     return _indexed(AccessMap(dataset=dataset, learned=learned), indices)

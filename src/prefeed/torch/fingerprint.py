@@ -13,13 +13,15 @@ _SHOWN = 200
 _DEPTH = 4
 
 
-def fingerprint(dataset: Any) -> str:
-    """Return 16 hex digits made from the dataset's class, its length, and what its attributes are.
+def fingerprint(dataset: Any, roots: tuple[str, ...] | None = None) -> str:
+    """Return 16 hex digits made from the dataset's class, its length, what its attributes are, and the roots.
+
+    What was learned below other roots counts no more.
 
     Two datasets that share one by chance relearn what their samples open, each time, and are read right all the same.
     """
     digest = xxh3_64()
-    for part in _parts(dataset, _DEPTH):
+    for part in (*_parts(dataset, _DEPTH), repr(roots)):
         digest.update(part.encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -160,7 +160,7 @@ class _Attachment:
     def _give_up(self, reason: str) -> None:
         self._given_up = True
         level = logging.WARNING if self.explicit else logging.INFO
-        _log.log(level, "prefeed: this loader reads as torch's own: %s", reason)
+        _log.log(level, "prefeed: not used for this loader: %s", reason)
 
     def view(self, loader: TorchDataLoader[Any], served: Served) -> Any:
         """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned."""
@@ -206,7 +206,9 @@ class _Attachment:
         if served.opens_nothing():
             self._let_go()
             self.served = self.planned = None
-            self._give_up(f"the samples of its dataset, {type(served.inner).__name__}, open no files below the roots")
+            self._give_up(
+                f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
+            )
             return
         planned.epoch_ended()
 
@@ -258,7 +260,7 @@ class _Attachment:
         )
         self.served = Served(loader.dataset, access, consumer.number)
         if self._report is None:  # else the loader is attached anew, to another server
-            name, interval = type(loader.dataset).__name__, config.report_interval
+            name, interval = _name_of(loader.dataset), config.report_interval
             counts = partial(_read_counts, ref(self))
             self._report = LoaderReport(name, counts, interval_seconds=interval, clock=time.monotonic)
 
@@ -295,6 +297,16 @@ def _read_counts(attachment: ref[_Attachment]) -> ReadCounts | None:
     # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
     attached = attachment()
     return None if attached is None else attached.read_counts()
+
+
+def _name_of(dataset: Any) -> str:
+    """Return what the log calls a dataset: its class, what it is a part of, and whose rank's it is."""
+    name = type(dataset).__name__
+    if isinstance(dataset, Subset):
+        name += f" of {_name_of(dataset.dataset)}"
+    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+        name += f" (rank {torch.distributed.get_rank()})"
+    return name
 
 
 def _length(sampler: Any) -> int | None:

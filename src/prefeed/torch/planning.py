@@ -120,6 +120,8 @@ class PlannedSampler:
 
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
+        if self._consumer.reads_once:
+            return  # after the last epoch a whole lookahead would have been fetched for nobody
         if self._announced is None and is_readable_ahead(self.inner):
             self._announce(shadow_order(self.inner, draw_seed_from=self._seed_source))
 
@@ -137,7 +139,7 @@ class PlannedSampler:
         Most loops count epochs with ``set_epoch``; one that did not count the last time will not the next time.
         """
         sampler = distributed_sampler(self.inner)
-        if sampler is None:
+        if sampler is None or self._consumer.reads_once:
             return
         counts = sampler.epoch != self._last_epoch
         self._last_epoch = sampler.epoch

@@ -9,6 +9,8 @@ from prefeed.types import ReadCounts
 
 _log = logging.getLogger("prefeed")
 
+_NO_READS = "; no reads through the cache"
+
 Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when nobody tells."""
 
@@ -84,9 +86,9 @@ class LoaderReport:
         if counts is not None:
             epoch = _since(counts, self._at_epoch)
             self._at_epoch = counts
-            best = "" if counts.best_hit_ratio is None else f", best possible {counts.best_hit_ratio:.3f}"
-            ratio = f"{epoch.hits / epoch.reads:.3f}" if epoch.reads else "none"
-            text += f"; hit ratio {ratio} of {epoch.reads} reads{best}"
+            text += f"; hit ratio {epoch.hits / epoch.reads:.3f} of {epoch.reads} reads" if epoch.reads else _NO_READS
+            if epoch.reads and counts.best_hit_ratio is not None:
+                text += f", best possible without reading ahead {counts.best_hit_ratio:.3f}"
         _log.info("%s", text)
 
     def _say_rates(self) -> None:

@@ -68,6 +68,11 @@ class Served:
         """True when the samples open their files by path."""
         return self._files is not None
 
+    @property
+    def roots(self) -> str:
+        """Which files would be cached, for messages."""
+        return Roots.of(self._access.dataset.config).describe()
+
     def opens_nothing(self) -> bool:
         """True when samples were watched, and none of them opened a file that could be cached."""
         self._access.refresh()

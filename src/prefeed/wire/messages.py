@@ -27,13 +27,14 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The server speaks the client's protocol."""
+    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text."""
 
     version: str
     pid: int
     store_dir: str
     instance: str
     notices: tuple[str, ...] = ()
+    settings: dict[str, str] = {}
 
 
 class Refused(Message, frozen=True):

@@ -10,7 +10,7 @@ import pytest
 from prefeed import errors
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.node import NodeClient
-from prefeed.config import Config, resolve
+from prefeed.config import SERVER_SETTINGS, Config, resolve
 from prefeed.errors import (
     ObjectNotFoundError,
     PrefeedError,
@@ -180,3 +180,17 @@ def test_threads_take_turns(server: ScriptedServer, connection: Connection) -> N
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_settings_that_the_running_server_does_not_have_are_said_once(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("prefeed.client.connection._said", set())
+    server.settings = {name: str(getattr(server.config, name)) for name in SERVER_SETTINGS}
+    for given in ({}, {"memory": "1GiB", "request_timeout": 30}, {"memory": "1GiB"}):
+        Connection.open(resolve(given)).close()
+    said = [record.getMessage() for record in caplog.records if "runs with" in record.getMessage()]
+    running, wanted = server.config.memory, 1 << 30
+    assert said == [
+        f"prefeed: the node server runs with memory = {running}, not {wanted}: end it first (`prefeed server stop`)"
+    ]

@@ -360,3 +360,14 @@ def test_a_killed_server_is_started_again_and_goes_on(config: Config, origin: Pa
         assert control.status().plans == 1
         consumer.close()
         assert wait_until(lambda: control.status().plans == 0, timeout_seconds=10.0)
+
+
+def test_a_lost_server_is_said_once(
+    server: ScriptedServer, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer.begin(order())
+    lose_server(server, consumer, 3)
+    wait_recovered(consumer)
+    assert [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()] == [
+        "prefeed: the node server is gone; what it does not hold is read from the origin meanwhile"
+    ]

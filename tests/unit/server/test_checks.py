@@ -15,6 +15,7 @@ from prefeed.core.checks import FIRST_BATCH
 from prefeed.server.checks import _MAX_BATCHES
 from prefeed.server.datasets import Dataset
 from prefeed.store.tier import stored_bytes
+from prefeed.testing.sources import Fault, FaultySource
 from sandbox import Sandbox
 
 READER = 7
@@ -445,3 +446,12 @@ def test_a_request_of_the_last_epoch_that_failed_leaves_nobody_waiting(node: Rig
     again = node.demand(dataset, 0, consumer=READER)
     node.deliver_all()
     assert (again.outcome, held(node, dataset, 0)) == (Outcome.STORED, b"back")
+
+
+def test_who_opens_a_file_that_cannot_be_read_is_not_held_up_by_retries(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    dataset.source = FaultySource(dataset.source, {str(files[0]): Fault("error")})
+    reader = node.demand(dataset, 0)
+    node.deliver_all()
+    assert reader.outcome == Outcome.READ_ORIGIN
+    assert node.timers.waiting == []

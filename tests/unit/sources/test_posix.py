@@ -58,7 +58,7 @@ def test_root_that_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nul\0byte", "a.bin/below", "x" * 300])
 def test_paths_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.bin").write_bytes(b"1")
-    with pytest.raises((ObjectNotFoundError, OSError)):
+    with pytest.raises((ObjectNotFoundError, PassedThroughError)):
         PosixSource(str(tmp_path)).fetch(name)
 
 
@@ -136,6 +136,14 @@ def test_a_pipe_is_passed_through_and_nobody_waits_for_its_writer(tmp_path: Path
         PosixSource(str(tmp_path)).fetch("pipe")
     assert not caught.value.retryable
     assert str(tmp_path / "pipe") in str(caught.value)
+
+
+def test_what_asking_again_does_not_change_is_passed_through(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("loop", "n" * 300):
+        with pytest.raises(PassedThroughError) as caught:
+            PosixSource(str(tmp_path)).fetch(name)
+        assert not caught.value.retryable
 
 
 def test_a_pipe_that_somebody_writes_to_loses_nothing(tmp_path: Path) -> None:

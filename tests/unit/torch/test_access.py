@@ -226,6 +226,12 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
     )
 
 
+def test_roots_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FilesUnknownError, match="PREFEED_ROOTS names no directory that is there: /no/such, /nor/this"):
+        access_of(Silent(), resolve({"roots": ["/no/such", "/nor/this"]}), explicit=True)
+    assert callable(access_of(Silent(), resolve({"roots": ["/no/such", str(tmp_path)]}), explicit=True))
+
+
 # ------------------------------------------------------------ nothing to serve
 
 

@@ -110,3 +110,8 @@ def test_a_dataset_that_holds_itself_comes_to_an_end() -> None:
 
 def test_names_that_are_not_utf8() -> None:
     assert fingerprint(Files("caf\udce9")) != fingerprint(Files("caf"))
+
+
+def test_other_roots_are_another_dataset() -> None:
+    assert fingerprint(Files(), ("/a",)) == fingerprint(Files(), ("/a",)) != fingerprint(Files(), ("/b",))
+    assert fingerprint(Files(), None) == fingerprint(Files()) != fingerprint(Files(), ())

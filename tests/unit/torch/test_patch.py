@@ -127,7 +127,7 @@ def test_what_cannot_be_helped_is_said_once(dataset: Any, caplog: pytest.LogCapt
         for _ in range(2):
             assert [int(batch) for batch in loader] == [0, 1, 2]
 
-    (line,) = [record for record in caplog.records if "reads as torch's own" in record.getMessage()]
+    (line,) = [record for record in caplog.records if "not used for this loader" in record.getMessage()]
     assert line.levelno == logging.INFO
 
 
@@ -136,7 +136,7 @@ def test_explicit_loader_is_attached_once(caplog: pytest.LogCaptureFixture) -> N
     loader = prefeed.DataLoader([0, 1, 2])  # type: ignore[arg-type]
     assert [int(batch) for batch in loader] == [0, 1, 2]
 
-    (line,) = [record for record in caplog.records if "reads as torch's own" in record.getMessage()]
+    (line,) = [record for record in caplog.records if "not used for this loader" in record.getMessage()]
     assert line.levelno == logging.WARNING
     assert module._attachments[loader].explicit
 

@@ -20,7 +20,8 @@ from prefeed.torch.planning import PlannedSampler
 class Listener:
     """Stands in for the consumer: remembers what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_once: bool = False) -> None:
+        self.reads_once = reads_once
         self.told: list[tuple[str, Any]] = []
 
     def begin(self, ids: Any) -> None:
@@ -124,6 +125,17 @@ def test_next_epoch_is_announced_and_right() -> None:
         assert torch.equal(torch.get_rng_state(), before)
     events = [event for event in listener.events() if event != "advance"]
     assert events == ["begin", "announce", "begin announced", "announce", "begin announced", "announce"]
+
+
+@pytest.mark.parametrize("sampler", [range(6), DistributedSampler(range(6), num_replicas=2, rank=0)])
+def test_who_reads_once_is_not_read_ahead_for_across_epochs(sampler: Any) -> None:
+    """After the last epoch a whole lookahead would be fetched for nobody."""
+    listener = Listener(reads_once=True)
+    epochs = planned(sampler, listener)
+    for _ in range(2):
+        list(epochs)
+        epochs.epoch_ended()
+    assert [event for event in listener.events() if event != "advance"] == ["begin", "begin"]
 
 
 def test_wrong_announcement_is_replaced() -> None:
