@@ -25,6 +25,7 @@ STRATEGIES: dict[typing.Any, st.SearchStrategy[typing.Any]] = {
     float: st.floats(allow_nan=False),
     tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple),
     dict[str, int]: st.dictionaries(TEXT, st.integers(-(2**63), 2**63 - 1), max_size=3),
+    dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
     str | None: st.none() | TEXT,
     float | None: st.none() | st.floats(allow_nan=False),
 }

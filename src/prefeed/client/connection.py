@@ -25,6 +25,9 @@ _log = logging.getLogger("prefeed")
 _ANSWER_SECONDS = 300.0
 """A server that says nothing for so long is taken for dead."""
 
+_GREETING_SECONDS = 10.0
+"""The same for the first word, which costs a server nothing: the training loop may wait for it."""
+
 Reply = TypeVar("Reply", bound=m.Message)
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -120,7 +123,8 @@ class Connection:
     def _greet(cls, sock: socket.socket, answer_seconds: float) -> tuple[Connection, m.Welcome]:
         connection = cls(sock, answer_seconds=answer_seconds)
         try:
-            welcome = connection.request(m.Hello(m.PROTOCOL, version("prefeed"), os.getpid()), m.Welcome)
+            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid())
+            welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
         except BaseException:
             connection.close()
             raise

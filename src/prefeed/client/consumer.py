@@ -142,8 +142,9 @@ class Consumer:
 
     def _wait_withdrawn(self) -> None:
         """Wait until the server has taken note that files may have changed: a reader that came first would not know."""
-        if isinstance(self.dataset.manifest, Catalogue):
-            self.read_counts()  # answered after all that was sent before
+        catalogue = self.dataset.manifest
+        if isinstance(catalogue, Catalogue) and self.read_counts() is None:  # answered after all that was sent before
+            catalogue.withdraw_all()  # nobody could tell what has changed: readers are to ask, or to open the file
 
     def _begin_epoch(self, ids: Ids) -> None:
         with self._lock:
@@ -208,7 +209,9 @@ class Consumer:
         while not self._closed:
             with self._lock:
                 epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
-            connection.send(_plan_message(self.number, dataset, rest, upcoming=False, recheck=False))
+            connection.send(
+                _plan_message(self.number, dataset, rest, upcoming=False, recheck=dataset.config.revalidate)
+            )
             with self._lock:
                 if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
                     self.dataset, self._connection, self._start = dataset, connection, start

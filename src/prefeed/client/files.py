@@ -65,9 +65,10 @@ class SampleFiles:
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is neither expected nor below the roots."""
-        if self._expected is None:
-            self._expected = self._expected_now()
-        return path in self._expected or self._roots.covers(path)
+        expected = self._expected
+        if expected is None:
+            expected = self._expected = self._expected_now()
+        return path in expected or self._roots.covers(path)
 
     def read_file(self, path: str) -> Buffer | None:
         """Return the bytes of a file from the cache; None when whoever asks should open it."""
@@ -76,9 +77,9 @@ class SampleFiles:
         opened = self._opened.get(path)
         if opened is not None:
             return opened[1]
-        assert self._expected is not None
+        expected = self._expected or {}  # None: another thread has ended its sample; it is then asked for by path
         try:
-            return self._read(path, self._expected.get(path))
+            return self._read(path, expected.get(path))
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -37,7 +38,10 @@ def try_connect(config: Config) -> socket.socket | None:
 
 def _collect_ended() -> None:
     """Ask after the servers that this process started: one that has ended is no zombie from then on."""
-    _started[:] = [process for process in _started if process.poll() is None]
+    for process in list(_started):
+        if process.poll() is not None:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                _started.remove(process)
 
 
 def start_server(config: Config) -> int:

@@ -46,7 +46,9 @@ class Checks:
         self._submit = submit
         self._ahead: dict[int, tuple[int, CheckAhead]] = {}
         self._upcoming: dict[int, tuple[int, Ids]] = {}
-        self._rechecking: set[int] = set()
+        self._distrusted: dict[int, set[int]] = {}  # by consumer: opened by path, beside its plan, this epoch
+        self._generation = 1
+        self._oldest: dict[tuple[int, int], int] = {}  # under way when withdrawn: the oldest answer that counts
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._under_way: set[tuple[int, int]] = set()
         self._batches = 0
@@ -59,14 +61,15 @@ class Checks:
         """The consumer begins an epoch: its files are asked anew, or only those that never were."""
         self._upcoming.pop(consumer, None)
         self._ahead.pop(consumer, None)
-        self._rechecking.discard(consumer)
+        self._distrusted.pop(consumer, None)
         catalogue = self._datasets[dataset].catalogue
         if catalogue is None:
             return
-        if recheck:
-            self._rechecking.add(consumer)
-            catalogue.withdraw(ids if len(ids) else None)  # it may be any that comes by ``extend``
-            self._ask_in_flight(dataset, ids)
+        if recheck and len(ids):
+            self._distrusted[consumer] = set()
+            self._withdraw(dataset, ids)
+        elif recheck:  # it may be any that comes by ``extend``, or is opened by path
+            self._withdraw(dataset, None)
         self._ahead[consumer] = (dataset, CheckAhead(ids))
 
     def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
@@ -95,7 +98,7 @@ class Checks:
         """The consumer is gone."""
         self._ahead.pop(consumer, None)
         self._upcoming.pop(consumer, None)
-        self._rechecking.discard(consumer)
+        self._distrusted.pop(consumer, None)
 
     # ------------------------------------------------------------ asking
 
@@ -111,15 +114,21 @@ class Checks:
 
     def distrust(self, consumer: int, dataset: int, object_id: int) -> None:
         """A reader of the consumer opens a file that its plan may not name: nobody may have asked it this epoch."""
-        catalogue = self._datasets[dataset].catalogue
-        if catalogue is not None and consumer in self._rechecking:
-            catalogue.withdraw(np.array([object_id]))
+        distrusted = self._distrusted.get(consumer)
+        if distrusted is not None and object_id not in distrusted:
+            distrusted.add(object_id)
+            self._withdraw(dataset, np.array([object_id]))
 
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
         """Ask the file now, if nobody is doing so, and go on when the answer is there."""
         self._waiting.setdefault((dataset, object_id), []).append(then)
         if (dataset, object_id) not in self._under_way:
             self._ask(dataset, [object_id])
+
+    def is_outdated(self, dataset: int, object_id: int, version: str) -> bool:
+        """The bytes go to their reader past the tier; True when the request is of the last epoch and they have changed."""
+        since_asked = self._began_before.pop((dataset, object_id), 0)
+        return since_asked != 0 and since_asked != version_hash(version)
 
     def stored(self, dataset: int, object_id: int) -> None:
         """The file was read just now, and is in the tier: readers may find it, unless the request is of the last epoch."""
@@ -152,8 +161,14 @@ class Checks:
         catalogue = result.job.catalogue
         self._batches -= 1
         self._pace.observe(result.seconds, len(ids))
+        again: list[int] = []
         for object_id, version in zip(ids, result.versions, strict=True):
             self._under_way.discard((dataset, object_id))
+            if result.job.generation < self._oldest.get((dataset, object_id), 0):
+                if (dataset, object_id) in self._waiting:
+                    again.append(object_id)
+                continue  # asked before the epoch began
+            self._oldest.pop((dataset, object_id), None)
             state = self._scheduler.tables[dataset].state[object_id]
             if state == FETCHING and (dataset, object_id) in self._began_before:
                 self._began_before[dataset, object_id] = version_hash(version) if version else -1
@@ -166,15 +181,32 @@ class Checks:
         for of_dataset, ahead in self._ahead.values():
             if of_dataset == dataset:
                 ahead.done(np.array(ids))
+        if again:
+            self._ask(dataset, again)
 
     def take_waiting(self, result: CheckResult) -> list[Callable[[], None]]:
         """Return what is to be done for those who waited for these files."""
         dataset = result.job.dataset
-        return [then for object_id in result.job.ids for then in self._waiting.pop((dataset, object_id), ())]
+        answered = [object_id for object_id in result.job.ids if (dataset, object_id) not in self._under_way]
+        return [then for object_id in answered for then in self._waiting.pop((dataset, object_id), ())]
 
-    def _ask_in_flight(self, dataset: int, ids: Ids) -> None:
+    def _withdraw(self, dataset: int, ids: Ids | None) -> None:
+        """Readers ask from now on, and what was asked or requested before now tells nothing; None: all of the dataset."""
+        catalogue = self._datasets[dataset].catalogue
+        assert catalogue is not None
+        catalogue.withdraw(ids)
+        self._generation += 1
+        asked = [key for key in self._under_way if key[0] == dataset]
+        self._oldest.update(dict.fromkeys(asked, self._generation))
+        self._ask_in_flight(dataset, ids)
+
+    def _ask_in_flight(self, dataset: int, ids: Ids | None) -> None:
         """Ask the files that are being read: their requests are of the last epoch, and may bring its bytes."""
-        in_flight = np.unique(ids[self._scheduler.tables[dataset].states[ids] == FETCHING]).tolist()
+        table = self._scheduler.tables[dataset]
+        if ids is None:
+            in_flight = table.ids_in(FETCHING).tolist()
+        else:
+            in_flight = np.unique(ids[table.states[ids] == FETCHING]).tolist()
         self._began_before.update(((dataset, object_id), None) for object_id in in_flight)
         self._ask_all(dataset, in_flight)
 
@@ -188,7 +220,7 @@ class Checks:
         assert catalogue is not None
         self._under_way.update((dataset, object_id) for object_id in ids)
         self._batches += 1
-        self._submit(CheckJob(dataset, ids, catalogue))
+        self._submit(CheckJob(dataset, ids, catalogue, self._generation))
 
     def _published(self, dataset: int) -> Callable[[Ids], npt.NDArray[np.bool_]]:
         catalogue = self._datasets[dataset].catalogue

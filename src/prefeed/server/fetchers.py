@@ -39,6 +39,7 @@ class CheckJob:
     dataset: int
     ids: list[int]
     catalogue: CatalogueWriter
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,6 @@ def check(job: CheckJob) -> CheckResult:
     """Return the versions that the files have now."""
     try:
         paths = [job.catalogue.path(object_id) for object_id in job.ids]
-    except IndexError:  # the catalogue was closed: the server ends
+        return CheckResult(job, stat_files(paths)[1])
+    except Exception:  # the catalogue was closed, say: the thread must not end, nor those who wait be forgotten
         return CheckResult(job, [""] * len(job.ids))
-    return CheckResult(job, stat_files(paths)[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ def run_foreground(config: Config) -> int:
         ServerAlreadyRunningError: Another server owns this home.
         UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
     """
+    _allow_many_descriptors()
     ensure_private_dir(config.runtime_dir)
     with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
         _remove_files_in_transit(config)
@@ -50,6 +52,12 @@ def run_foreground(config: Config) -> int:
             tier.destroy()
             loop.close()
     return 0
+
+
+def _allow_many_descriptors() -> None:
+    """Take what the system allows: each catalogue holds nine, each client and each request one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> int:

@@ -271,7 +271,8 @@ class Node:
             changed = self._is_changed(result)
             placement = self.scheduler.arrived(ticket, size, changed=changed)
             if placement == Placement.DIRECT:
-                self._inline[ticket.dataset, ticket.object_id] = data
+                if not self.checks.is_outdated(ticket.dataset, ticket.object_id, result.fetched.version):
+                    self._inline[ticket.dataset, ticket.object_id] = data
             else:
                 if isinstance(manifest := result.job.manifest, CatalogueWriter):
                     manifest.observe(ticket.object_id, result.fetched.version, size)
@@ -312,8 +313,12 @@ class Node:
 
     def _answer(self, action: Answer) -> None:
         answerer, dataset, object_id = self._answerers.pop(action.token), action.dataset, action.object_id
-        data = self._inline.get((dataset, object_id), b"") if action.outcome == Outcome.INLINE else b""
-        answerer(action.outcome, action.code, action.message, data)
+        if action.outcome != Outcome.INLINE:
+            answerer(action.outcome, action.code, action.message, b"")
+        elif (dataset, object_id) in self._inline:
+            answerer(action.outcome, action.code, action.message, self._inline[dataset, object_id])
+        else:
+            answerer(Outcome.READ_ORIGIN, "", "", b"")  # what came is out of date
 
     def _fetch_failed(self, result: Result) -> None:
         ticket, error = result.job.ticket, result.error

@@ -19,6 +19,7 @@ is SIGBUS. For the same reason all of a file's blocks are allocated before they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final, Self
@@ -171,6 +172,16 @@ class Catalogue:
         """Return the published key of an object's bytes; zeros while there is none."""
         self._reach(index)
         return key_at(self.keys, index)
+
+    def withdraw_all(self) -> None:
+        """Let no reader find an object without asking a server: for a client that has none to tell what has changed.
+
+        A file that is gone, or may not be written, is left alone.
+        """
+        with contextlib.suppress(OSError), open(self.directory / "keys", "r+b") as file:
+            left = os.fstat(file.fileno()).st_size
+            while left > 0:
+                left -= file.write(bytes(min(left, 1 << 20)))
 
     def size(self, index: int) -> int | None:
         """Return the size of an object in bytes; None where not known."""

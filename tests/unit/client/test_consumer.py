@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -371,3 +372,19 @@ def test_a_lost_server_is_said_once(
     assert [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()] == [
         "prefeed: the node server is gone; what it does not hold is read from the origin meanwhile"
     ]
+
+
+def test_without_a_server_to_tell_readers_find_no_key_of_the_last_epoch(
+    server: ScriptedServer, of_catalogue: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = of_catalogue.dataset.manifest
+    with closing(CatalogueWriter.open_or_create(catalogue.directory)) as writer:
+        for index in range(2):
+            writer.observe(index, "v", 1)
+            writer.publish(index)
+        assert any(catalogue.keys)
+        of_catalogue.begin(ids(0, 1))
+        assert any(catalogue.keys), "the server was told, and it is for it to withdraw"
+        monkeypatch.setattr(of_catalogue, "read_counts", lambda: None)
+        of_catalogue.begin(ids(0, 1))
+        assert not any(catalogue.keys)

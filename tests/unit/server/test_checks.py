@@ -455,3 +455,41 @@ def test_who_opens_a_file_that_cannot_be_read_is_not_held_up_by_retries(node: Ri
     node.deliver_all()
     assert reader.outcome == Outcome.READ_ORIGIN
     assert node.timers.waiting == []
+
+
+# ------------------------------------------------------------ answers of the last epoch
+
+
+def rewrite(file: Path) -> None:
+    file.write_bytes(b"x" * len(file.read_bytes()))
+    os.utime(file, ns=(1, 1))
+
+
+def test_an_answer_of_the_last_epoch_publishes_nothing_in_this_one(node: Rig, files: list[Path]) -> None:
+    """The epoch was broken off while a file was asked; it changed before the next one began."""
+    dataset = node.open_catalogue(*files)
+    first_epoch(node, dataset)
+    node.begin(READER, dataset, range(NUM_FILES))
+    node.fetchers.check()  # answered, and not taken yet
+    rewrite(files[2])
+    node.begin(READER, dataset, range(NUM_FILES))
+    assert published(dataset) == []
+    reader = node.demand(dataset, 2)
+    node.check()
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
+    assert published(dataset) == list(range(NUM_FILES))
+
+
+def test_who_waits_for_an_answer_of_the_last_epoch_gets_one_of_this(node: Rig, files: list[Path]) -> None:
+    dataset = node.open_catalogue(*files)
+    first_epoch(node, dataset)
+    node.begin(READER, dataset, range(NUM_FILES))
+    reader = node.demand(dataset, 2)
+    node.fetchers.check()
+    rewrite(files[2])
+    node.begin(READER, dataset, range(NUM_FILES))
+    assert reader.outcome is None
+    node.check()
+    node.deliver_all()
+    assert reader.outcome == Outcome.STORED
