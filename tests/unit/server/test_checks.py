@@ -493,3 +493,20 @@ def test_who_waits_for_an_answer_of_the_last_epoch_gets_one_of_this(node: Rig, f
     node.check()
     node.deliver_all()
     assert reader.outcome == Outcome.STORED
+
+
+def test_bytes_of_the_last_epoch_do_not_reach_a_reader_past_the_tier(sandbox: Sandbox) -> None:
+    """There is no room; the request was made before the epoch began, the question whether it changed answered before."""
+    with rig(sandbox.home, capacity=0) as node:
+        files = write_files(sandbox.root / "origin", 1)
+        dataset = node.open_catalogue(*files)
+        first = node.demand(dataset, 0)
+        node.fetchers.make()
+        held, node.fetchers._results = node.fetchers._results, []
+        rewrite(files[0])
+        node.begin(READER, dataset, [0])
+        node.check()
+        second = node.demand(dataset, 0)
+        node.fetchers._results = held
+        node.node.pump()
+        assert (first.outcome, second.outcome) == (Outcome.READ_ORIGIN, Outcome.READ_ORIGIN)
