@@ -16,6 +16,7 @@ from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError,
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
+from prefeed.sources.file_catalogues import remove_unused
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, memory_limits
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
@@ -39,6 +40,7 @@ def run_foreground(config: Config) -> int:
     ensure_private_dir(config.runtime_dir)
     with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
         _remove_files_in_transit(config)
+        remove_unused(config.home)
         handlers = Handlers(config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices)
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed

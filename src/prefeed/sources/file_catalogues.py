@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,6 +19,7 @@ from prefeed.sources.posix import stat_paths
 
 _DIRECTORY: Final = "catalogues"
 _NAME: Final = re.compile(r"(files|learned)-[0-9a-f]{8,64}")
+_UNUSED_SECONDS: Final = 30 * 24 * 3600
 _SAMPLED: Final = 256
 """Files that are asked for their size when a catalogue is new: their mean stands for all until they are read."""
 
@@ -54,6 +59,7 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     catalogue = CatalogueWriter.open_or_create(directory, paths)
+    os.utime(directory)  # in use: see ``remove_unused``
     if catalogue.num_objects > catalogue.num_declared:
         catalogue.index_of("")  # the first look-up takes 0.2 s a million paths: here, not in the server's loop
     if not paths or any(catalogue.known_key(0)):
@@ -61,3 +67,11 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
     sizes, _ = stat_paths(paths[:: max(1, len(paths) // _SAMPLED)], batch=8)
     sizes = sizes[sizes >= 0]
     return catalogue, int(np.mean(sizes)) if len(sizes) else None
+
+
+def remove_unused(home: Path) -> None:
+    """Remove the catalogues that nobody has opened for 30 days: a million files take some 120 MB."""
+    with contextlib.suppress(OSError), os.scandir(home / _DIRECTORY) as entries:
+        for entry in list(entries):
+            if time.time() - entry.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,6 +1,8 @@
 """Catalogues of a home: their names, where they lie, and what is known of a new one."""
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from prefeed.sources.file_catalogues import (
     name_of_learned,
     name_of_list,
     open_catalogue,
+    remove_unused,
 )
 
 HOME = Path("/home/prefeed")
@@ -140,3 +143,15 @@ def test_one_that_is_not_there_is_not_made_for_who_holds_ids_of_it(tmp_path: Pat
     with pytest.raises(StoreFormatError, match="holds no catalogue"):
         open_catalogue(tmp_path / "c" / "learned-0", None)
     assert not (tmp_path / "c" / "learned-0").exists()
+
+
+def test_what_nobody_opened_for_a_month_is_removed(tmp_path: Path) -> None:
+    for name, days in (("files-11111111", 31), ("files-22222222", 29), ("learned-33333333", 400)):
+        catalogue, _ = open_catalogue(directory_of(tmp_path, name), [])
+        catalogue.close()
+        before = time.time() - days * 24 * 3600
+        os.utime(directory_of(tmp_path, name), (before, before))
+    open_catalogue(directory_of(tmp_path, "learned-33333333"), [])[0].close()
+    remove_unused(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "catalogues").iterdir()) == ["files-22222222", "learned-33333333"]
+    remove_unused(tmp_path / "no home")
