@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -93,9 +94,14 @@ def _open_catalogue(
 ) -> NodeDataset:
     ensure_private_dir(config.runtime_dir)
     descriptor, paths_file = tempfile.mkstemp(prefix="paths-", dir=config.runtime_dir)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(b"\0".join(os.fsencode(path) for path in paths))
-    opened = node.open_catalogue(name, paths_file, num_samples=num_samples)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"\0".join(os.fsencode(path) for path in paths))
+        opened = node.open_catalogue(name, paths_file, num_samples=num_samples)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # the server may have taken it
+            os.unlink(paths_file)
+        raise
     return replace(
         _node_dataset(node, opened, Catalogue.open(Path(opened.manifest_dir)), "/", config), num_samples=num_samples
     )
