@@ -83,15 +83,23 @@ def statistics(*, reads: int) -> Statistics:
 
 
 @workers
-def test_opened_once(source: Path, slow: SlowDirectory, workers: dict[str, Any]) -> None:
-    """The first epoch opens each file once, at the origin; later ones find all of them in the cache."""
+@pytest.mark.parametrize("revalidate", [True, False])
+def test_opened_once(
+    source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any], revalidate: bool
+) -> None:
+    """The first epoch opens each file once, at the origin; later ones find all of them in the cache.
+
+    A loop that does nothing with a sample is as quick as the questions whether files have changed: it may have to wait for
+    an answer, which makes the read a late one. How many do is a matter of time; that nothing is read again is not.
+    """
+    monkeypatch.setenv("PREFEED_REVALIDATE", str(int(revalidate)))
     ours = loader_of(Hashed(slow.path, NUM_SAMPLES), **workers)
     truth = truth_of(Hashed(source, NUM_SAMPLES), **workers)
     for epoch in (1, 2, 3):
         assert list(ours) == list(truth)
         assert slow.opens_by_file() == {name_of(index): 1 for index in range(NUM_SAMPLES)}
         found = statistics(reads=epoch * NUM_SAMPLES)
-        assert found.hits >= 0.99 * (epoch - 1) * NUM_SAMPLES
+        assert found.hits + (found.late if revalidate else 0) >= 0.99 * (epoch - 1) * NUM_SAMPLES
         assert found.direct_reads == 0
 
 
@@ -111,7 +119,7 @@ def test_samples_of_none_one_and_three_files(tmp_path: Path, workers: dict[str, 
     found = statistics(reads=3 * num_files)
     assert found.direct_reads == 0
     if cls is Hashed:
-        assert found.hits >= 0.99 * 2 * num_files
+        assert found.hits + found.late >= 0.99 * 2 * num_files
 
 
 # ---------------------------------------------------------------- the next run
@@ -181,7 +189,7 @@ def test_samples_open_other_files(root: Path, workers: dict[str, Any]) -> None:
         assert list(ours) == list(truth)
         after = prefeed.statistics()
         assert after.origin_requests == before.origin_requests
-        assert after.hits - before.hits >= 0.99 * (after.reads - before.reads)
+        assert after.misses - before.misses <= 0.01 * (after.reads - before.reads)
 
 
 def change(file: Path, *, more_bytes: int) -> None:
@@ -301,7 +309,7 @@ def test_file_that_is_too_large(root: Path, monkeypatch: pytest.MonkeyPatch, wor
         assert list(ours) == list(truth)
     assert prefeed.statistics().resident_objects == NUM_SAMPLES - 10
     found = statistics(reads=3 * NUM_SAMPLES)
-    assert found.hits >= 0.99 * 2 * (NUM_SAMPLES - 10)
-    assert found.late + found.misses + found.direct_reads <= NUM_SAMPLES - 10 + 3 * 10 + 2 * 0.01 * NUM_SAMPLES
+    assert found.hits + found.late >= 0.99 * 2 * (NUM_SAMPLES - 10)
+    assert found.misses + found.direct_reads <= NUM_SAMPLES - 10 + 3 * 10 + 2 * 0.01 * NUM_SAMPLES
     with NodeClient.connect(resolve()) as node:
         assert node.statistics().origin_bytes <= (NUM_SAMPLES - 10) * most
