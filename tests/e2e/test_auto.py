@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 import prefeed
+from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 from prefeed.torch import loader as module
@@ -29,17 +27,6 @@ pytestmark = pytest.mark.timeout(120)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
     return make_image_folder(tmp_path / "data")
-
-
-@contextmanager
-def auto() -> Iterator[None]:
-    """Inside it, every loader is served."""
-    enabled: Any = importlib.import_module("prefeed.auto")
-    enabled.enable()
-    try:
-        yield
-    finally:
-        enabled.disable()
 
 
 def see(loader: Any, *, epochs: int = 2, setup: Setup | None = None) -> list[Any]:

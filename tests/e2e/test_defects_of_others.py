@@ -7,14 +7,12 @@ Not repeated here: another user at the control socket (``unit/server/test_loop.p
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.io import read_image
 
 import prefeed
+from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import read_proc, wait_until
 from prefeed.client.node import NodeClient
@@ -88,17 +87,6 @@ def write_files(root: Path, *, count: int = NUM_FILES, size: int = FILE_BYTES) -
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path / "data"))
     return write_files(tmp_path / "data")
-
-
-@contextmanager
-def auto() -> Iterator[None]:
-    """Inside it, every loader is served."""
-    enabled: Any = importlib.import_module("prefeed.auto")
-    enabled.enable()
-    try:
-        yield
-    finally:
-        enabled.disable()
 
 
 def epoch(loader: Any) -> list[Any]:

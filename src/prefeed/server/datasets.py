@@ -72,11 +72,6 @@ class Dataset:
         """
         self.lookups += 1
         if self.lookups % _RELEASE_EVERY == 0 and self.manifest.num_objects >= _LARGE_MANIFEST:
-            self.release_pages()
-
-    def release_pages(self) -> None:
-        """Let the kernel have back what was read of the manifest."""
-        if isinstance(self.manifest, Manifest):
             self.manifest.release_pages()
 
     def key(self, object_id: int) -> EntryKey:

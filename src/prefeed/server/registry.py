@@ -64,7 +64,7 @@ class Registry:
         for other in idle:
             self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
         self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
-        dataset.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
+        opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
 
     def object_of(self, number: int, path: str) -> int:

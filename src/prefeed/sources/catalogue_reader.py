@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import StoreFormatError
 from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE
-from prefeed.sources.mapped_files import as_numbers, map_file, release_pages
+from prefeed.sources.mapped_files import as_numbers, key_at, map_file, release_pages
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 1
@@ -248,11 +248,6 @@ class Catalogue:
 
     def _map(self, files: int, name: str) -> memoryview:
         return map_file(files, name, writable=self._WRITABLE)
-
-
-def key_at(keys: memoryview, index: int) -> EntryKey:
-    """Return the key at that place; 16 bytes each."""
-    return EntryKey(bytes(keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES]))
 
 
 def _read_header(files: int, directory: Path) -> CatalogueHeader:

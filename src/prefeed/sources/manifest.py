@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from prefeed.errors import StoreFormatError
+from prefeed.sources.mapped_files import key_at, release_pages
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2
@@ -161,8 +162,7 @@ class Manifest:
 
     def key(self, index: int) -> EntryKey:
         """Return the entry key of an object's bytes."""
-        start = index * ENTRY_KEY_BYTES
-        return EntryKey(bytes(self.keys[start : start + ENTRY_KEY_BYTES]))
+        return key_at(self.keys, index)
 
     def version_hash(self, index: int) -> int:
         """Return the hash of an object's version; 0 where not known."""
@@ -187,7 +187,7 @@ class Manifest:
     def release_pages(self) -> None:
         """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
         for view in (self.keys, self._blob, self.sizes, self.version_hashes, self._offsets):
-            _mmap_of(view).madvise(mmap.MADV_DONTNEED)
+            release_pages(view)
 
     def validate(self) -> None:
         """Check every invariant; reads all of it.
@@ -258,13 +258,6 @@ def _map(path: Path, size: int) -> memoryview:
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
-
-
-def _mmap_of(view: memoryview | NDArray[np.uint64]) -> mmap.mmap:
-    mapped: Any = view
-    while not isinstance(mapped, mmap.mmap):
-        mapped = mapped.obj if isinstance(mapped, memoryview) else mapped.base
-    return mapped
 
 
 def _map_numbers(path: Path, count: int) -> NDArray[np.uint64]:

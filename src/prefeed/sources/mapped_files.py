@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import StoreFormatError, TierFullError
+from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 
 def allocate(path: Path, size_bytes: int) -> None:
@@ -59,6 +60,11 @@ def as_numbers(view: memoryview) -> NDArray[np.uint64]:
     if len(view) % 8:
         raise StoreFormatError(f"a file of {len(view)} bytes does not hold numbers of 8 bytes")
     return np.frombuffer(view, np.uint64)
+
+
+def key_at(keys: memoryview, index: int) -> EntryKey:
+    """Return the key at that place; 16 bytes each."""
+    return EntryKey(bytes(keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES]))
 
 
 def release_pages(view: memoryview | NDArray[np.uint64]) -> None:
