@@ -19,6 +19,9 @@ MAX_MEMORY_SHARE: Final = 0.9
 MIN_STORE_BYTES: Final = 256 * 1024**2
 """A tmpfs with less room than this is not worth a tier: Docker's default /dev/shm has 64 MiB."""
 
+FREE_DISK_SHARE: Final = 0.1
+"""Share of a file system that a disk tier leaves free when nobody said how much."""
+
 _UNLIMITED_BYTES: Final = 1 << 60
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 
@@ -100,7 +103,29 @@ def plan_store_dir(
     return memory_dir, True, None
 
 
+def plan_disk_floor(asked_bytes: int | None, *, total_bytes: int) -> int:
+    """Return what a file system must keep free: as asked, else a tenth of it. Pure."""
+    return int(total_bytes * FREE_DISK_SHARE) if asked_bytes is None else asked_bytes
+
+
 # ---------------------------------------------------------------- the machine
+
+
+def disk_limits(
+    directory: str | os.PathLike[str], *, asked_bytes: int, floor_bytes: int | None
+) -> tuple[int, int]:  # fmt: skip
+    """Return what a disk tier may take, and what its file system must keep free, both in bytes.
+
+    Args:
+        directory: Of the tier; need not exist. What it takes already counts as free.
+        asked_bytes: The most that it may take.
+        floor_bytes: What must stay free; None = a tenth of the file system.
+    """
+    path = Path(directory).absolute()
+    status = os.statvfs(_existing(path))
+    floor = plan_disk_floor(floor_bytes, total_bytes=status.f_blocks * status.f_frsize)
+    free = status.f_bavail * status.f_frsize + allocated_bytes(path)
+    return max(0, min(asked_bytes, free - floor)), floor
 
 
 def memory_limits(directory: str | os.PathLike[str]) -> MemoryLimits:

@@ -79,11 +79,12 @@ def reserve_lock_file(directory: Path) -> None:
 
 
 def allocated_bytes(directory: Path) -> int:
-    """Return what a store takes of its file system; 0 when there is none."""
+    """Return what a directory takes of its file system with all that lies below it; 0 when there is none."""
     total = 0
-    for path in (data_path(directory), lock_path(directory)):
-        with contextlib.suppress(OSError):
-            total += os.stat(path).st_blocks * 512
+    for parent, _, names in os.walk(directory):
+        for path in (parent, *(os.path.join(parent, name) for name in names)):
+            with contextlib.suppress(OSError):
+                total += os.lstat(path).st_blocks * 512
     return total
 
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
 from prefeed.errors import StoreError
-from prefeed.store.layout import (
-    LAYOUT_KEY,
-    LAYOUT_VERSION,
-    MAX_READERS,
-    RESIDENT_TABLE,
-    TRANSIENT_TABLE,
-    data_path,
-    lock_path,
-)
+from prefeed.store.layout import LAYOUT_KEY, TIER_LAYOUT, Layout, data_path, lock_path, max_readers_of
+from prefeed.store.locking import directory_lock
+from prefeed.store.reservation import Reservation
 
 Identity = tuple[int, int, int, int]
 """Device and inode of the data file and of the lock file: another store at the same path differs in it."""
 
-_MAX_TABLES: Final = 4
+MAX_TABLES: Final = 4
+"""So many an environment may have; LMDB wants to know."""
 
 
 class SharedEnvironment:
@@ -37,15 +31,31 @@ class SharedEnvironment:
     the store anew. A child forked while a batch is open, in any thread, cannot do so: to it the store is empty.
     """
 
-    def __init__(self, path: str, identity: Identity, env: lmdb.Environment, *, readonly: bool) -> None:
+    def __init__(
+        self, path: str, identity: Identity, env: lmdb.Environment, *, readonly: bool, layout: Layout = TIER_LAYOUT
+    ) -> None:
         self.path = path
         self.identity = identity
         self.env = env
-        self.resident: Any = None
-        self.transient: Any = None
+        self.layout = layout
+        self.tables: tuple[Any, Any] = (None, None)
+        self.reservation: Reservation | None = None
+        self._data_file: int | None = None
         self.written = not readonly
+        self.reopening = 0
         self.holders = 1
         self.open_batches = 0
+        self.batches_by_thread: dict[int, int] = {}
+
+    @property
+    def resident(self) -> Any:
+        """Table of the values kept for the next epoch."""
+        return self.tables[0]
+
+    @property
+    def transient(self) -> Any:
+        """Table of the values that are freed once consumed."""
+        return self.tables[1]
 
     def open_tables(self, *, create: bool) -> None:
         """Open the two tables of values.
@@ -53,16 +63,57 @@ class SharedEnvironment:
         Raises:
             lmdb.Error: They do not exist and are not to be created.
         """
-        self.resident = self.env.open_db(RESIDENT_TABLE, create=create)
-        self.transient = self.env.open_db(TRANSIENT_TABLE, create=create)
+        first, second = self.layout.tables
+        self.tables = (self.env.open_db(first, create=create), self.env.open_db(second, create=create))
 
-    def layout(self) -> bytes | None:
+    def layout_version(self) -> bytes | None:
         """Return the layout version that the store was written with; None for an LMDB file of somebody else."""
         with self.env.begin() as txn:
             return txn.get(LAYOUT_KEY)
 
+    def adopt_size(self) -> None:
+        """Map the file anew as large as another process has made it.
 
-_lock = threading.Lock()
+        Raises:
+            OSError: The file is no longer the one at its path.
+        """
+        directory = Path(self.path)
+        with directory_lock(directory):
+            if identity_of(directory) != self.identity:
+                raise FileNotFoundError(f"the store in {directory} was replaced")
+            # Not 0, which is what the last commit said: LMDB cuts a file that it writes to the size of its map.
+            size_bytes = os.stat(data_path(directory)).st_size if self.written else 0
+            self.env.set_mapsize(size_bytes)
+            if self.reservation is not None:
+                self.reservation.remapped(size_bytes)
+
+    def data_file(self) -> int:
+        """Return a descriptor of the data file, opened when it is first asked for; it belongs to this.
+
+        Raises:
+            OSError: It is no longer at its path.
+        """
+        with lock:
+            if self._data_file is None:
+                self._data_file = os.open(data_path(Path(self.path)), os.O_RDONLY | os.O_CLOEXEC)
+            return self._data_file
+
+    def close(self) -> None:
+        """Close the handle and what belongs to it."""
+        if self._data_file is not None:
+            os.close(self._data_file)
+            self._data_file = None
+        if self.reservation is not None:
+            self.reservation.close()
+        self.env.close()
+
+
+lock = threading.Lock()
+"""Over all handles of this process; a fork waits for it."""
+
+batch_left = threading.Condition(lock)
+"""Told when somebody waits for the batches of a handle to end, and when he waits no more."""
+
 _open: dict[Identity, SharedEnvironment] = {}
 _inherited: list[object] = []
 _process_id = os.getpid()
@@ -79,11 +130,11 @@ def keep_inherited(handle: object) -> None:
 
 
 def _hold_for_fork() -> None:
-    _lock.acquire()
+    lock.acquire()
 
 
 def _release_after_fork() -> None:
-    _lock.release()
+    lock.release()
 
 
 def _forget_after_fork() -> None:
@@ -93,15 +144,15 @@ def _forget_after_fork() -> None:
     is open would free the slot that it has in the parent. Such a handle is kept, and this process finds nothing in
     that store.
     """
-    global _lock, _process_id
-    _lock = threading.Lock()
+    global _process_id
     _process_id = os.getpid()
     for shared in _open.values():
         if shared.open_batches:
             _inherited.append(shared)
         else:
-            shared.env.close()
+            shared.close()
     _open.clear()
+    lock.release()
 
 
 os.register_at_fork(
@@ -118,21 +169,24 @@ def identity_of(directory: Path) -> Identity | None:
     return (data.st_dev, data.st_ino, lock.st_dev, lock.st_ino)
 
 
-def attach_reader(directory: Path) -> SharedEnvironment | None:
+def attach_reader(directory: Path, layout: Layout = TIER_LAYOUT) -> SharedEnvironment | None:
     """Return this process's handle of a store, opened for reading if it was not open; None when there is no store.
 
     A store that is being replaced, has another layout or cannot be opened counts as none.
     """
-    with _lock:
+    with lock:
         identity = identity_of(directory)
         if identity is None:
             return None
         shared = _open.get(identity)
         if shared is not None:
+            if shared.layout is not layout:
+                return None
             shared.holders += 1
             return shared
         try:
-            shared = _open_readonly(directory, identity)
+            with directory_lock(directory):
+                shared = _open_readonly(directory, identity, layout)
         except (lmdb.Error, OSError):
             return None
         if shared is not None:
@@ -140,18 +194,19 @@ def attach_reader(directory: Path) -> SharedEnvironment | None:
         return shared
 
 
-def _open_readonly(directory: Path, identity: Identity) -> SharedEnvironment | None:
+def _open_readonly(directory: Path, identity: Identity, layout: Layout) -> SharedEnvironment | None:
     # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
     # child, closing its copy of the handle, would free their slots under the parent.
+    max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
     env = lmdb.open(
-        os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=_MAX_TABLES, max_readers=MAX_READERS,
+        os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
         readahead=False,
     )  # fmt: skip
-    shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True)
+    shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True, layout=layout)
     try:
         # Between the look and the opening the files may have been replaced one by one: a reader registered in the
         # lock file of one store that reads the data of another would be invisible to its writer.
-        if identity_of(directory) != identity or shared.layout() != LAYOUT_VERSION:
+        if identity_of(directory) != identity or shared.layout_version() != layout.version:
             env.close()
             return None
         shared.open_tables(create=False)
@@ -171,7 +226,7 @@ def attach_writer(directory: Path, open_env: Callable[[], lmdb.Environment]) -> 
     Raises:
         StoreError: A reader of this process is inside a batch.
     """
-    with _lock:
+    with lock:
         identity = identity_of(directory)
         shared = None if identity is None else _open.get(identity)
         if shared is None:
@@ -189,9 +244,78 @@ def attach_writer(directory: Path, open_env: Callable[[], lmdb.Environment]) -> 
         return shared
 
 
+def attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironment]) -> SharedEnvironment | None:
+    """Return this process's handle of a store that many write, opened for writing; None: this thread is in a batch of it.
+
+    A handle that was opened for reading is opened anew, once all threads have left their batches; new ones wait.
+
+    Args:
+        directory: Where the store lies, or will lie.
+        open_writing: Opens it; its errors are raised here.
+    """
+    with lock:
+        identity = identity_of(directory)
+        shared = None if identity is None else _open.get(identity)
+        if shared is None:
+            shared = open_writing()
+            _open[shared.identity] = shared
+            return shared
+        if not shared.written and not _reopen(shared, open_writing):
+            return None
+        shared.holders += 1
+        return shared
+
+
+def remap_when_idle(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
+    """Let a function map the file anew once all threads have left their batches; False: this one is inside one."""
+    with lock:
+        return _when_idle(shared, remap)
+
+
+def _reopen(shared: SharedEnvironment, open_writing: Callable[[], SharedEnvironment]) -> bool:
+    """Give a handle, which its holders go on using, an environment that can write; call with the lock held."""
+    return _when_idle(shared, lambda: None if shared.written else _replace_environment(shared, open_writing))
+
+
+def _when_idle(shared: SharedEnvironment, act: Callable[[], None]) -> bool:
+    if is_inside(shared):
+        return False
+    shared.holders += 1
+    shared.reopening += 1
+    try:
+        while shared.open_batches:
+            batch_left.wait()
+        act()
+    finally:
+        shared.holders -= 1
+        shared.reopening -= 1
+        batch_left.notify_all()
+    return True
+
+
+def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[], SharedEnvironment]) -> None:
+    # Should opening fail, the holders are left with a closed environment: to them the store is empty, and they let go.
+    _forget(shared)
+    shared.close()
+    fresh = open_writing()
+    shared.identity, shared.env, shared.tables = fresh.identity, fresh.env, fresh.tables
+    shared.reservation, shared.written = fresh.reservation, True
+    _open[shared.identity] = shared
+
+
+def is_inside(shared: SharedEnvironment) -> bool:
+    """Return whether this thread is inside a batch of a store; call with the lock held."""
+    return shared.batches_by_thread.get(threading.get_ident(), 0) > 0
+
+
+def _forget(shared: SharedEnvironment) -> None:
+    if _open.get(shared.identity) is shared:
+        del _open[shared.identity]
+
+
 def is_written_here(directory: Path) -> bool:
     """Return whether a writer of this process has the store open."""
-    with _lock:
+    with lock:
         return any(shared.written and shared.path == os.fspath(directory) for shared in _open.values())
 
 
@@ -201,55 +325,29 @@ def release_writer(shared: SharedEnvironment) -> None:
     release(shared)
 
 
-def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:
-    """Map the file anew with another size; False while a reader of this process is inside a batch, whose views it holds."""
-    with _lock:
+def try_remap(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
+    """Let a function map the file anew; False while a reader of this process is inside a batch, whose views it holds."""
+    with lock:
         if shared.open_batches:
             return False
-        shared.env.set_mapsize(map_bytes)
+        remap()
         return True
+
+
+def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:
+    """Map the file anew with another size; False while a reader of this process is inside a batch."""
+    return try_remap(shared, lambda: shared.env.set_mapsize(map_bytes))
 
 
 def release(shared: SharedEnvironment) -> None:
     """Give one hold back; the last one closes the environment."""
-    with _lock:
-        shared.holders -= 1
-        if shared.holders == 0:
-            _open.pop(shared.identity, None)
-            shared.env.close()
+    with lock:
+        release_locked(shared)
 
 
-def enter_batch(shared: SharedEnvironment) -> None:
-    """Keep the environment open, whoever lets go of it, until ``leave_batch``."""
-    with _lock:
-        shared.holders += 1
-        shared.open_batches += 1
-
-
-def leave_batch(shared: SharedEnvironment) -> None:
-    """Undo one ``enter_batch``."""
-    with _lock:
-        shared.open_batches -= 1
-    release(shared)
-
-
-@contextlib.contextmanager
-def write_transaction(shared: SharedEnvironment) -> Iterator[Any]:
-    """Commit on leaving, unless by an exception; values are seen as views inside."""
-    enter_batch(shared)
-    try:
-        with shared.env.begin(write=True, buffers=True) as txn:
-            yield txn
-    finally:
-        leave_batch(shared)
-
-
-@contextlib.contextmanager
-def read_transaction(shared: SharedEnvironment) -> Iterator[Any]:
-    """A snapshot; values are seen as views inside."""
-    enter_batch(shared)
-    try:
-        with shared.env.begin(buffers=True) as txn:
-            yield txn
-    finally:
-        leave_batch(shared)
+def release_locked(shared: SharedEnvironment) -> None:
+    """Do what ``release`` does, with the lock held already."""
+    shared.holders -= 1
+    if shared.holders == 0:
+        _forget(shared)
+        shared.close()

@@ -10,11 +10,15 @@ A value is kept raw under its 16-byte key, in one run of pages behind a 16-byte 
 view of it. Whether it is resident or transient is told by the table it lies in, and its size by LMDB: there is no
 record beside the value. When no run of free pages is long enough, a value is split: its key holds an empty value, and
 the pieces follow it under ``key + four-byte index``.
+
+A store that many processes write (``shared.py``) has the same two LMDB files, no ``writer.lock``, and never splits a
+value. Its tables are the values and, on disk, their checksums; beside the layout record lies one of totals.
 """
 
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +28,25 @@ LAYOUT_VERSION: Final = b"1"
 LAYOUT_KEY: Final = b"layout"
 RESIDENT_TABLE: Final = b"resident"
 TRANSIENT_TABLE: Final = b"transient"
+
+TOTALS_KEY: Final = b"totals"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What an LMDB file holds.
+
+    Attributes:
+        version: Lies under ``LAYOUT_KEY``.
+        tables: Names of its two tables.
+    """
+
+    version: bytes
+    tables: tuple[bytes, bytes]
+
+
+TIER_LAYOUT: Final = Layout(version=LAYOUT_VERSION, tables=(RESIDENT_TABLE, TRANSIENT_TABLE))
+SHARED_LAYOUT: Final = Layout(version=b"shared 1", tables=(b"values", b"checksums"))
 
 PAGE_BYTES: Final = min(mmap.PAGESIZE, 32768)
 """LMDB takes the system's page size, 32 KiB at most."""
@@ -40,9 +63,14 @@ _LEAF_SLACK: Final = 3
 
 _NODE_STORED_BYTES: Final = _LEAF_SLACK * (NODE_BYTES + ENTRY_KEY_BYTES + 8)
 
+_LOCK_HEADER_BYTES: Final = 192
+_READER_SLOT_BYTES: Final = 64
 MAX_READERS: Final = 1024
-LOCK_BYTES: Final = -(-(192 + 64 * MAX_READERS) // PAGE_BYTES) * PAGE_BYTES
+LOCK_BYTES: Final = -(-(_LOCK_HEADER_BYTES + _READER_SLOT_BYTES * MAX_READERS) // PAGE_BYTES) * PAGE_BYTES
 """Size of lock.mdb: a header and 64 bytes a reader slot; more readers than that read nothing."""
+
+_SMALL_LOCK_BYTES: Final = 4 * PAGE_BYTES
+_SMALL_STORE_BYTES: Final = 32 * 1024**2
 
 RESERVE_BYTES: Final = 768 * 1024
 RESERVE_SHARE: Final = 1 / 128
@@ -91,6 +119,21 @@ def map_bytes_for(budget_bytes: int) -> int:
     if budget_bytes < MIN_BUDGET_BYTES:
         raise ValueError(f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, not {budget_bytes}")
     return (budget_bytes - LOCK_BYTES) // PAGE_BYTES * PAGE_BYTES
+
+
+def lock_bytes_for(limit_bytes: int) -> int:
+    """Return the size of lock.mdb in a store that many write: a small store cannot spare much."""
+    return LOCK_BYTES if limit_bytes >= _SMALL_STORE_BYTES else _SMALL_LOCK_BYTES
+
+
+def max_readers_of(lock_bytes: int) -> int:
+    """Return how many reader slots a lock.mdb of this size has."""
+    return max(1, (lock_bytes - _LOCK_HEADER_BYTES) // _READER_SLOT_BYTES)
+
+
+def num_pages(size_bytes: int) -> int:
+    """Return how many pages of its own a value of this size takes, at most."""
+    return -(-(size_bytes + PAGE_HEADER_BYTES) // PAGE_BYTES)
 
 
 def capacity_of_map(map_bytes: int) -> int:

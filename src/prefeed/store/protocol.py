@@ -22,6 +22,15 @@ class WritableTier(Protocol):
         """What they cost now."""
         ...
 
+    @property
+    def file_bytes(self) -> int:
+        """What they have taken of the file system, which does not come back before the tier is removed."""
+        ...
+
+    def resize(self, budget_bytes: int) -> int:
+        """Let the tier take so much from now on; returns what it may take, more when its file has more already."""
+        ...
+
     def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
         """Delete, then store; raises TierFullError with none of the puts stored and the deletes done."""
         ...

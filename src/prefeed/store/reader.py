@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +10,13 @@ from typing import Any
 
 import lmdb
 
+from prefeed.store.batches import begin_batch, end_batch
 from prefeed.store.environment import (
     SharedEnvironment,
     attach_reader,
-    enter_batch,
     identity_of,
-    keep_inherited,
-    leave_batch,
     process_id,
     release,
-    try_resize,
 )
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -43,7 +39,7 @@ class ReadBatch:
         self._process_id = process_id()
         shared = self._reader._attach()
         if shared is not None:
-            self._txn = _begin(shared)
+            self._txn = begin_batch(shared)
             if self._txn is None:
                 self._reader._detach()
             else:
@@ -59,16 +55,7 @@ class ReadBatch:
         txn, self._txn = self._txn, None
         if txn is None:
             return
-        if self._process_id != process_id():
-            # Forked inside the batch: the transaction is the parent's, and ending it would free the parent's slot.
-            keep_inherited((txn, self._views))
-            return
-        for view in self._views:
-            if view is not None:
-                with contextlib.suppress(BufferError):
-                    view.release()
-        txn.abort()
-        leave_batch(self._shared)
+        end_batch(self._shared, txn, self._views, began_in=self._process_id)
 
     def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
         """Return a view of each value, None for those that the tier does not hold; valid inside this batch only."""
@@ -185,19 +172,3 @@ class TierReader:
         shared, self._shared = self._current(), None
         if shared is not None:
             release(shared)
-
-
-def _begin(shared: SharedEnvironment) -> Any:
-    """Begin a transaction, inside ``enter_batch``; None when that cannot be: the origin has the value too."""
-    for _ in range(2):
-        enter_batch(shared)
-        try:
-            return shared.env.begin(buffers=True)
-        except lmdb.MapResizedError:
-            leave_batch(shared)
-            if not try_resize(shared, 0):  # a new writer has made the store larger
-                return None
-        except lmdb.Error:  # all reader slots taken, most of all
-            leave_batch(shared)
-            return None
-    return None

@@ -14,36 +14,58 @@ _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 
 
 class Reservation:
-    """The first ``reserved_bytes`` of a mapped file are backed by pages.
+    """A part of a mapped file, up to ``reserved_bytes``, is backed by pages.
 
-    Populating the writer's own mapping does in one call what would be ``posix_fallocate`` and a page fault a page
-    later; where the kernel or the file system cannot, ``posix_fallocate`` alone is used.
+    ``posix_fallocate`` makes the pages, then the writer's own mapping is populated with them, which is what a page
+    fault a page would do later. What is populated stays; what is only allocated may go again, when another process that
+    allocates the same pages finds that there is no room for all it wants (Linux takes back what nobody has touched).
+    Where the kernel cannot populate, ``posix_fallocate`` alone is used.
 
-    **Threads and processes.** One thread at a time, in the process that mapped the file. The interpreter lock is not
-    held while pages are made.
+    **Threads and processes.** Any thread, in the process that mapped the file. The interpreter lock is not held while
+    pages are made.
     """
 
-    def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int) -> None:
+    def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path = path
+        self._chunk_bytes = chunk_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._address = _mapped_address(path)
-        self.reserved_bytes = min(reserved_bytes, map_bytes)
+        self._backed = (0, min(reserved_bytes, map_bytes))  # from, up to; replaced as a whole, since threads share it
         self.map_bytes = map_bytes
 
-    def try_reserve(self, upto_bytes: int) -> bool:
-        """Back the file up to an offset; False when the file system has no room, what was reserved stays reserved."""
+    @property
+    def reserved_bytes(self) -> int:
+        """Up to where the file is known to be backed."""
+        return self._backed[1]
+
+    @property
+    def can_populate(self) -> bool:
+        """Whether pages made outside of any lock are sure to stay."""
+        return self._address is not None and _POPULATES
+
+    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
+        """Back a part of the file; False when the file system has no room, what was reserved stays reserved.
+
+        Args:
+            upto_bytes: End of the part; no more than the map is backed.
+            from_bytes: Its begin, a multiple of the page size.
+        """
+        start, end = self._backed
+        if not start <= from_bytes <= end:
+            start = end = min(from_bytes, self.map_bytes)
         wanted = min(upto_bytes, self.map_bytes)
-        while self.reserved_bytes < wanted:
-            chunk = min(_CHUNK_BYTES, self.map_bytes - self.reserved_bytes)
-            if not self._try_reserve_chunk(chunk):
+        while end < wanted:
+            chunk = min(self._chunk_bytes, self.map_bytes - end)
+            if not self._try_reserve_chunk(end, chunk):
                 return False
-            self.reserved_bytes += chunk
+            end += chunk
+            self._backed = (start, end)
         return True
 
     def remapped(self, map_bytes: int) -> None:
         """Note that LMDB mapped the file anew with another size."""
         self.map_bytes = map_bytes
-        self.reserved_bytes = min(self.reserved_bytes, map_bytes)
+        self._backed = (min(self._backed[0], map_bytes), min(self._backed[1], map_bytes))
         self._address = _mapped_address(self._path)
 
     def close(self) -> None:
@@ -52,18 +74,14 @@ class Reservation:
             os.close(self._file)
             self._file = -1
 
-    def _try_reserve_chunk(self, chunk_bytes: int) -> bool:
-        if self._address is not None:
-            if _populate(self._address + self.reserved_bytes, chunk_bytes) == 0:
-                return True
-            # Old kernel, or no room: posix_fallocate tells which.
+    def _try_reserve_chunk(self, start: int, size_bytes: int) -> bool:
         try:
-            os.posix_fallocate(self._file, self.reserved_bytes, chunk_bytes)
+            os.posix_fallocate(self._file, start, size_bytes)
         except OSError as err:
             if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
                 return False
             raise
-        return True
+        return self._address is None or not _POPULATES or _populate(self._address + start, size_bytes) == 0
 
 
 def _populate(address: int, size_bytes: int) -> int:
@@ -78,6 +96,7 @@ def _load_libc() -> ctypes.CDLL:
 
 
 _LIBC: Final = _load_libc()
+_POPULATES: Final = _populate(0, 0) == 0
 
 
 def _mapped_address(path: Path) -> int | None:

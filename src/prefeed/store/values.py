@@ -12,16 +12,16 @@ _SPARE_PAGES: Final = 32
 """A commit of puts leaves so many pages free: a delete rewrites a few pages before it frees any."""
 
 
-def require_spare_pages(txn: Any) -> None:
+def require_spare_pages(txn: Any, num_pages: int = _SPARE_PAGES) -> None:
     """Take some single pages and give them back.
 
     Raises:
         lmdb.MapFullError: There are fewer.
     """
     page = bytes(piece_bytes(1))
-    for index in range(_SPARE_PAGES):
+    for index in range(num_pages):
         txn.put(b"spare%d" % index, page)
-    for index in range(_SPARE_PAGES):
+    for index in range(num_pages):
         txn.delete(b"spare%d" % index)
 
 

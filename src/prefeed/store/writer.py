@@ -8,25 +8,26 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import lmdb
 
-from prefeed.errors import StoreError, TierFullError
+from prefeed.errors import TierFullError
 from prefeed.store import directory as store_directory
+from prefeed.store.batches import read_transaction, write_transaction
 from prefeed.store.environment import (
     SharedEnvironment,
     attach_writer,
     process_id,
-    read_transaction,
     release_writer,
     try_resize,
-    write_transaction,
 )
 from prefeed.store.layout import (
     LAYOUT_KEY,
     LAYOUT_VERSION,
+    LOCK_BYTES,
     MAX_READERS,
+    MIN_BUDGET_BYTES,
     PAGE_BYTES,
     PIECE_PAGES,
     capacity_of_map,
@@ -36,6 +37,7 @@ from prefeed.store.layout import (
     stored_bytes,
 )
 from prefeed.store.reservation import Reservation
+from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
@@ -128,7 +130,7 @@ class TierWriter:
         lock_file = store_directory.prepare(path)
         try:
             store_directory.empty_unless_usable(path, map_bytes)
-            with _translated(path):
+            with translated(path):
                 shared = attach_writer(path, lambda: _open_env(path, map_bytes))
         except BaseException:
             os.close(lock_file)
@@ -155,6 +157,11 @@ class TierWriter:
     def used_bytes(self) -> int:
         """What the values cost together, counted by ``stored_bytes``."""
         return self._used_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """What the store's files have of their file system."""
+        return self._reservation.reserved_bytes + LOCK_BYTES
 
     def put_many(self, items: Sequence[Put]) -> None:
         """Store a group of values in one commit; a key that exists is replaced.
@@ -188,7 +195,7 @@ class TierWriter:
                 raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
         deletes = [*self._owed_deletes, *deletes]
         self._owed_deletes = []
-        with _translated(self._directory):
+        with translated(self._directory):
             if puts:
                 if not self._try_reserve_for(puts):
                     self._delete(deletes)
@@ -214,14 +221,22 @@ class TierWriter:
         self._reservation.try_reserve(self._reservation.reserved_bytes + size_bytes)
         return self._reservation.reserved_bytes
 
+    def resize(self, budget_bytes: int) -> int:
+        """Let the store take so much from now on; returns what it may take: not less than its file has pages."""
+        map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), self._reservation.reserved_bytes)
+        if map_bytes != self._reservation.map_bytes and try_resize(self._shared, map_bytes):
+            self._reservation.remapped(map_bytes)
+        self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES
+        return self._budget_bytes
+
     def reclaim_dead_readers(self) -> int:
         """Free the slots of readers that were killed, and with them the pages they held; returns how many."""
-        with _translated(self._directory):
+        with translated(self._directory):
             return self._shared.env.reader_check()
 
     def statistics(self) -> TierStatistics:
         """Return a snapshot. Split values make the numbers of entries slightly too high."""
-        with _translated(self._directory), read_transaction(self._shared) as txn:
+        with translated(self._directory), read_transaction(self._shared) as txn:
             resident, transient = txn.stat(self._shared.resident), txn.stat(self._shared.transient)
         return TierStatistics(
             resident_entries=resident["entries"],
@@ -340,39 +355,16 @@ class TierWriter:
         return True
 
     def _recover(self) -> None:
-        with _translated(self._directory):
+        with translated(self._directory):
             if not self._reservation.try_reserve(_end_of_data(self._shared.env) + _SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)
-            if self._shared.layout() != LAYOUT_VERSION:
+            if self._shared.layout_version() != LAYOUT_VERSION:
                 with write_transaction(self._shared) as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
             self._shared.env.reader_check()
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
             self._delete([key for key, _, transient in self.entries() if transient])
-
-
-class _translated:  # noqa: N801  a context manager, spelled as a verb
-    """Turn what LMDB and the system say into errors of the store."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, err: BaseException | None, trace: Any) -> None:
-        if isinstance(err, lmdb.MapFullError) or (isinstance(err, OSError) and err.errno == errno.ENOSPC):
-            raise TierFullError(
-                f"no room in {self._directory}: {err}; free space on its file system (--shm-size in a container), lower "
-                "PREFEED_MEMORY, or name another directory with PREFEED_MEMORY_DIR"
-            ) from err
-        if isinstance(err, lmdb.BadValsizeError):
-            raise ValueError(f"LMDB takes no value of this size: {err}") from err
-        if isinstance(err, (lmdb.Error, OSError)) and not isinstance(err, StoreError):
-            raise StoreError(
-                f"the store in {self._directory} failed: {err}; remove the directory if it is damaged"
-            ) from err
 
 
 class _OverCapacityError(lmdb.MapFullError):

@@ -46,6 +46,16 @@ class MemoryTier:
         """What they cost now."""
         return sum(stored_bytes(len(value)) for value, _ in self._values.values())
 
+    @property
+    def file_bytes(self) -> int:
+        """A dict takes no file system."""
+        return 0
+
+    def resize(self, budget_bytes: int) -> int:
+        """Hold so much from now on."""
+        self._capacity_bytes = budget_bytes
+        return budget_bytes
+
     def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
         """Delete, then store all or none."""
         for key, _, _ in puts:

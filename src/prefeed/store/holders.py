@@ -1,0 +1,82 @@
+"""Which stores other processes have open: LMDB holds a lock for as long as they do, and the kernel ends it with them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from prefeed.store.layout import PAGE_BYTES, data_path, lock_path
+from prefeed.store.locking import directory_lock
+
+_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+
+
+class Holders:
+    """Those who have a store open, wherever its files are by now.
+
+    LMDB keeps a shared lock of the first byte of lock.mdb while an environment is open (0.9.x, 2025-11).
+
+    **Ownership**: made by ``of``; ``close`` lets go of the file. This process must not have the store open at that
+    moment: closing any descriptor of a file ends all locks that the process has on it.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    @classmethod
+    def of(cls, directory: Path) -> Holders | None:
+        """Return the holders of the store in a directory; None when there is no store."""
+        try:
+            return cls(os.open(lock_path(directory), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError:
+            return None
+
+    def are_there(self) -> bool:
+        """Return True while a process other than this one has the store open."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        return bool(kind != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+def is_open_elsewhere(directory: Path) -> bool:
+    """Return True while another process has the store in a directory open; this one must not have."""
+    holders = Holders.of(directory)
+    if holders is None:
+        return False
+    try:
+        return holders.are_there()
+    finally:
+        holders.close()
+
+
+def try_trim(directory: Path) -> bool:
+    """Cut a store to what its values take, so that who opens it next may write no more than he is told.
+
+    Returns:
+        False, and nothing was done, while another process has it open, or when it cannot be looked into.
+    """
+    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory):
+        if is_open_elsewhere(directory):
+            return False
+        if not data_path(directory).exists():
+            return True
+        end = _end_of_data(directory)
+        if end < os.stat(data_path(directory)).st_size:
+            os.truncate(data_path(directory), end)
+        return True
+    return not directory.exists()
+
+
+def _end_of_data(directory: Path) -> int:
+    with lmdb.open(os.fspath(directory), map_size=0, readonly=True, create=False, readahead=False) as env:
+        return int(env.info()["last_pgno"] + 1) * PAGE_BYTES

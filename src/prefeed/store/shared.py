@@ -1,0 +1,364 @@
+"""A store that any process of the user reads and writes: the entries of one cache, in memory or on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import lmdb
+from xxhash import xxh3_64_digest
+
+from prefeed.store import shared_files
+from prefeed.store.batches import begin_batch, end_batch, held, read_transaction
+from prefeed.store.checksums import Checksum, get_checksum, read_ahead
+from prefeed.store.environment import (
+    SharedEnvironment,
+    attach_reader,
+    attach_to_write,
+    identity_of,
+    lock,
+    process_id,
+    release,
+    remap_when_idle,
+    try_remap,
+)
+from prefeed.store.layout import SHARED_LAYOUT, data_path
+from prefeed.store.shared_files import DAMAGE, remove_store
+from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
+from prefeed.types import ENTRY_KEY_BYTES
+
+__all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTierStatistics:
+    """State of a store; a snapshot.
+
+    Attributes:
+        entries: Values held.
+        value_bytes: Their sizes together.
+        stored_bytes: The pages that they and their tree take.
+        limit_bytes: The most that the store's files may take.
+        corrupt: Values that were found damaged, and deleted, since the store was made.
+    """
+
+    entries: int
+    value_bytes: int
+    stored_bytes: int
+    limit_bytes: int
+    corrupt: int
+
+
+class SharedBatch:
+    """A snapshot of the store, in which views are valid; made by ``SharedTier.batch``.
+
+    On leaving it the views are released: using one later is a ValueError. An array made from a view outlives it and
+    must not be used either: its memory may be gone.
+    """
+
+    __slots__ = ("_process_id", "_shared", "_tier", "_txn", "_views", "_wrong")
+
+    def __init__(self, tier: SharedTier) -> None:
+        self._tier = tier
+        self._txn: Any = None
+        self._views: list[memoryview | None] = []
+        self._wrong: list[bytes] = []
+
+    def __enter__(self) -> SharedBatch:
+        self._process_id = process_id()
+        shared = self._tier._attach()
+        if shared is not None:
+            self._txn = begin_batch(shared)
+            if self._txn is None:
+                self._tier._detach()
+            else:
+                self._shared = shared
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        txn, self._txn = self._txn, None
+        if txn is None:
+            return
+        end_batch(self._shared, txn, self._views, began_in=self._process_id)
+        if self._wrong and self._process_id == process_id():
+            self._tier._delete_corrupt(self._wrong)
+
+    def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        """Return a view of each value, None for those that the store does not hold; valid inside this batch only.
+
+        A view of more than ``layout.INLINE_MAX_BYTES`` bytes begins 16 bytes behind the start of a page: its address is
+        16 modulo 4,096.
+        """
+        if self._txn is None:
+            return [None] * len(keys)
+        try:
+            views = self._read_verified(keys) if self._tier._on_disk else self._read(keys)
+        except lmdb.Error as err:
+            self._tier._failed(self._shared, err)
+            return [None] * len(keys)
+        self._views += views
+        return list(views)
+
+    def get_view(self, key: bytes) -> memoryview | None:
+        """Return a view of one value, None if the store does not hold it; valid inside this batch only."""
+        return self.get_views((key,))[0]
+
+    def _read(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        get, table = self._txn.get, self._shared.tables[0]
+        return [get(key, None, table) for key in keys]
+
+    def _read_verified(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        # Verified each time, not once: what was read from the disk yesterday may be read from it again today.
+        checksums = [get_checksum(self._shared, self._txn, key) for key in keys]
+        read_ahead(self._shared, checksums)
+        views = self._read(keys)
+        for index, (view, checksum) in enumerate(zip(views, checksums, strict=True)):
+            if view is not None and not _is_right(view, checksum):
+                self._wrong.append(keys[index])
+                view.release()
+                views[index] = None
+        return views
+
+
+class SharedTier:
+    """A store that any process of the user may read and write: the entries of one cache, in memory or on disk.
+
+    Nothing that the store or its file system may do is an error here: one that is missing, removed, full, damaged or
+    out of reader slots holds nothing and takes nothing.
+
+    **Ownership.** The directory is made, and removed with ``remove_store``, by somebody else; the first put makes the
+    store in it. Values stay until they are replaced or deleted, whoever ends or is killed: every commit is whole or
+    absent. On disk they survive the loss of power, and every value is checked against its sum when it is read.
+
+    **Threads and processes.** Any thread of any process; a batch belongs to the thread that entered it. Opened at first
+    use, anew in each process, for reading until the first put; so it may be made before a fork or pickled to a spawned
+    worker. A child forked while another thread was inside a batch finds the store empty.
+
+    **Invariants.** The files together never take more than ``limit_bytes``, and the file system keeps
+    ``min_free_bytes``. Nothing is written to a page that the file system has not given, hence no SIGBUS.
+
+    **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, and the first put of a process
+    for its other threads to leave their batches; inside a batch of its own thread it stores nothing.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, limit_bytes: int, on_disk: bool = False, min_free_bytes: int = 0
+    ) -> None:
+        self._directory = Path(directory).absolute()
+        self._limit_bytes = limit_bytes
+        self._on_disk = on_disk
+        self._min_free_bytes = min_free_bytes
+        self._shared: SharedEnvironment | None = None
+        self._process_id = process_id()
+        self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_make, (self._directory, self._limit_bytes, self._on_disk, self._min_free_bytes))
+
+    @property
+    def directory(self) -> Path:
+        """Where the store lies."""
+        return self._directory
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that the store's files may take together, as far as this object was told."""
+        return self._limit_bytes
+
+    # ------------------------------------------------------------ reading
+
+    def batch(self) -> SharedBatch:
+        """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever writers do.
+
+        Writers cannot reuse pages freed while a batch is open: keep it short.
+        """
+        return SharedBatch(self)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a copy of a value, None if the store does not hold it."""
+        with self.batch() as batch:
+            view = batch.get_view(key)
+            return None if view is None else bytes(view)
+
+    def keys(self) -> list[bytes]:
+        """Return the keys of all values, sorted, as of one moment."""
+        return self._read(_keys, [])
+
+    def statistics(self) -> SharedTierStatistics:
+        """Return a snapshot; takes as long for many entries as for few."""
+        limit_bytes = max(self._limit_bytes, shared_files.limit_of(self._directory))
+        nothing = SharedTierStatistics(entries=0, value_bytes=0, stored_bytes=0, limit_bytes=limit_bytes, corrupt=0)
+        return self._read(lambda shared, txn: _statistics(shared, txn, limit_bytes), nothing)
+
+    def file_bytes(self) -> int:
+        """Return what the store's files take of the file system, about: up to where they are in use; 0 without one."""
+        return self._read(lambda shared, _: shared_files.used_bytes(shared), 0)
+
+    # ------------------------------------------------------------ writing
+
+    def put_many(self, items: Sequence[Put]) -> int:
+        """Store values in one commit, replacing those that exist; returns how many from the front were stored.
+
+        Fewer than all when there is no room for more; 0 when the store was removed or cannot be written.
+
+        Raises:
+            ValueError: A key is not 16 bytes long.
+        """
+        for key, _ in items:
+            if len(key) != ENTRY_KEY_BYTES:
+                raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
+        return self._write(lambda shared: self._writer.put(shared, items), 0) if items else 0
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete values; keys that do not exist are passed over, and so is everything when the store cannot be written.
+
+        Readers inside a batch keep their views; the room is free once they have left it.
+        """
+        if keys:
+            self._write(lambda shared: self._writer.delete(shared, keys), None)
+
+    def grow(self, limit_bytes: int) -> None:
+        """Let the store take more from now on, in whatever process; a smaller limit changes nothing."""
+        self._limit_bytes = max(self._limit_bytes, limit_bytes)
+        shared_files.grow(self._directory, limit_bytes)
+
+    def shrink(self, limit_bytes: int) -> None:
+        """Let the store take less from now on, but no less than its data take already.
+
+        Only where no other process has the store open. Waits for other threads to leave their batches.
+        """
+        self._limit_bytes = limit_bytes
+        shared = self._attach()
+        if shared is not None:
+            remap_when_idle(shared, lambda: shared_files.shrink(shared, limit_bytes))
+
+    # ------------------------------------------------------------ opening and letting go
+
+    def is_current(self) -> bool:
+        """Return False when the directory was removed, or holds another store than the one that is open here."""
+        shared = self._current()
+        if shared is None:
+            return self._directory.is_dir()
+        return identity_of(self._directory) == shared.identity
+
+    def reopen_if_replaced(self) -> bool:
+        """Let go of a store that is no longer the one at its path; True if it was not.
+
+        The memory of a removed store is free when the last process has let go of it. Putting looks by itself.
+        """
+        shared = self._current()
+        if shared is None or identity_of(self._directory) == shared.identity:
+            return False
+        self._detach()
+        return True
+
+    def close(self) -> None:
+        """Let go of the store; it is opened again when it is used again."""
+        self._detach()
+
+    def _current(self) -> SharedEnvironment | None:
+        if self._process_id != process_id():
+            self._process_id = process_id()
+            self._shared = None  # the parent's; kept alive by the registry
+        return self._shared
+
+    def _attach(self) -> SharedEnvironment | None:
+        shared = self._current()
+        if shared is None:
+            shared = attach_reader(self._directory, SHARED_LAYOUT)
+            self._keep(shared)
+        return shared
+
+    def _attach_to_write(self) -> SharedEnvironment | None:
+        self.reopen_if_replaced()
+        shared = self._current()
+        if shared is None or not shared.written:
+            self._detach()
+            shared = attach_to_write(self._directory, self._open)
+            self._keep(shared)
+        if shared is not None and os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
+            try_remap(shared, shared.adopt_size)
+        return shared
+
+    def _open(self) -> SharedEnvironment:
+        return shared_files.open_to_write(self._directory, self._limit_bytes, on_disk=self._on_disk)
+
+    def _detach(self) -> None:
+        self._current()
+        self._keep(None)
+
+    def _keep(self, shared: SharedEnvironment | None) -> None:
+        """Hold this store from now on, and what was held no more: another thread may have attached meanwhile."""
+        with lock:
+            before, self._shared = self._shared, shared
+        if before is not None:
+            release(before)
+
+    def _read(self, look: Callable[[SharedEnvironment, Any], T], otherwise: T) -> T:
+        """Let a function look into the store; return something else when there is none, or it is damaged."""
+        shared = self._attach()
+        if shared is None:
+            return otherwise
+        try:
+            with read_transaction(shared) as txn:
+                return look(shared, txn)
+        except lmdb.Error as err:
+            self._failed(shared, err)
+        except OSError:
+            self._detach()
+        return otherwise
+
+    def _write(self, act: Callable[[SharedEnvironment], T], otherwise: T) -> T:
+        """Let a function write to the store; return something else when it cannot be written."""
+        try:
+            shared = self._attach_to_write()
+            if shared is None:
+                return otherwise
+            with held(shared):
+                return act(shared)
+        except lmdb.Error as err:
+            self._failed(self._shared, err)
+        except OSError:
+            self._detach()
+        return otherwise
+
+    def _failed(self, shared: SharedEnvironment | None, err: lmdb.Error) -> None:
+        """Let go of a store that LMDB has refused; one that is damaged is emptied."""
+        if shared is not None and isinstance(err, DAMAGE):
+            shared_files.empty(self._directory, shared.identity)
+        self._detach()
+
+    def _delete_corrupt(self, keys: Sequence[bytes]) -> None:
+        self._write(lambda shared: self._writer.delete(shared, keys, corrupt=True), None)
+
+
+def _is_right(view: memoryview, checksum: Checksum | None) -> bool:
+    return checksum is not None and len(view) == checksum.size_bytes and xxh3_64_digest(view) == checksum.digest
+
+
+def _make(directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int) -> SharedTier:
+    return SharedTier(directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes)
+
+
+def _keys(shared: SharedEnvironment, txn: Any) -> list[bytes]:
+    with txn.cursor(db=shared.tables[0]) as cursor:
+        return [bytes(key) for key in cursor.iternext(keys=True, values=False)]
+
+
+def _statistics(shared: SharedEnvironment, txn: Any, limit_bytes: int) -> SharedTierStatistics:
+    value_bytes, corrupt = totals(txn)
+    return SharedTierStatistics(
+        entries=txn.stat(shared.tables[0])["entries"],
+        value_bytes=value_bytes,
+        stored_bytes=tree_bytes(shared, txn),
+        limit_bytes=limit_bytes,
+        corrupt=corrupt,
+    )

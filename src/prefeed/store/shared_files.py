@@ -1,0 +1,177 @@
+"""The files of a store that many processes write: made, opened, grown, emptied, under the lock of their directory.
+
+LMDB cuts a file that it writes to the size of its map, under whoever else has it mapped. Hence the file is always as
+large as the store may become (most of it is a hole), nobody opens it with a smaller map, and it only grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from prefeed.store import directory as store_directory
+from prefeed.store.environment import MAX_TABLES, Identity, SharedEnvironment, identity_of
+from prefeed.store.layout import (
+    LAYOUT_KEY,
+    PAGE_BYTES,
+    SHARED_LAYOUT,
+    data_path,
+    lock_bytes_for,
+    lock_path,
+    max_readers_of,
+)
+from prefeed.store.locking import directory_lock
+from prefeed.store.reservation import Reservation
+
+DAMAGE: Final = (
+    lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
+    lmdb.PageFullError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError,
+)  # fmt: skip
+"""What LMDB says of files that are not, or no longer, what they should be."""
+
+_CHUNK_BYTES: Final = 1024**2
+_FIRST_BYTES: Final = 64 * 1024
+
+
+def open_to_write(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
+    """Return an open store, made if there was none; one that is damaged or of another layout is emptied first.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+        OSError: The directory or its file system cannot be used, or has no room for an empty store.
+        lmdb.Error: LMDB cannot open it.
+    """
+    with directory_lock(directory):
+        try:
+            return _open(directory, limit_bytes, on_disk=on_disk)
+        except DAMAGE:
+            store_directory.remove_files(directory)
+            return _open(directory, limit_bytes, on_disk=on_disk)
+
+
+def grow(directory: Path, limit_bytes: int) -> None:
+    """Let a store become larger, if there is one; those who have it open notice when they write the next time."""
+    with contextlib.suppress(OSError), directory_lock(directory):
+        map_bytes = _map_bytes(directory, limit_bytes)
+        if os.stat(data_path(directory)).st_size < map_bytes:
+            os.truncate(data_path(directory), map_bytes)
+
+
+def shrink(shared: SharedEnvironment, limit_bytes: int) -> None:
+    """Let a store that no other process has open take less, down to what its data take; call when no batch is open."""
+    directory = Path(shared.path)
+    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory):
+        map_bytes = max(_map_bytes(directory, limit_bytes), end_of_data(shared))
+        if identity_of(directory) == shared.identity and map_bytes < os.stat(data_path(directory)).st_size:
+            shared.env.set_mapsize(map_bytes)
+            os.truncate(data_path(directory), map_bytes)
+            if shared.reservation is not None:
+                shared.reservation.remapped(map_bytes)
+
+
+def limit_of(directory: Path) -> int:
+    """Return the most that the files of a store may take together, as it was made or grown; 0 when there is none."""
+    with contextlib.suppress(OSError):
+        return os.stat(data_path(directory)).st_size + os.stat(lock_path(directory)).st_size
+    return 0
+
+
+def used_bytes(shared: SharedEnvironment) -> int:
+    """Return up to where the files of a store are in use, together."""
+    return end_of_data(shared) + os.stat(lock_path(Path(shared.path))).st_size
+
+
+def empty(directory: Path, identity: Identity) -> None:
+    """Unlink a store's files if they are still these; whoever has them open goes on until he looks."""
+    with contextlib.suppress(OSError), directory_lock(directory):
+        if identity_of(directory) == identity:
+            store_directory.remove_files(directory)
+
+
+def remove_store(directory: Path) -> None:
+    """Remove a store and its directory; open handles and views go on working, and what they hold is freed with them.
+
+    Nobody can make the store anew once this has returned, unless somebody makes the directory. Files that are not the
+    store's are left, and the directory with them.
+    """
+    with contextlib.suppress(OSError), directory_lock(directory):
+        store_directory.remove_files(directory)
+        directory.rmdir()
+
+
+def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
+    if identity_of(directory) is None:
+        _make_files(directory, limit_bytes)
+    data = data_path(directory)
+    map_bytes = max(_map_bytes(directory, limit_bytes), os.stat(data).st_size)
+    if os.stat(data).st_size:
+        os.truncate(data, map_bytes)
+    # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
+    # writing into the map and syncing that (2025-11, docs/adr/0007-stage-caches.md).
+    env = lmdb.open(
+        os.fspath(directory), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
+        meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
+        max_readers=max_readers_of(os.stat(lock_path(directory)).st_size),
+    )  # fmt: skip
+    os.truncate(data, map_bytes)
+    identity = identity_of(directory)
+    assert identity is not None, "the directory is locked"
+    shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=False, layout=SHARED_LAYOUT)
+    try:
+        _prepare(shared, on_disk=on_disk)
+    except BaseException:
+        shared.close()
+        raise
+    return shared
+
+
+def _make_files(directory: Path, limit_bytes: int) -> None:
+    """Make an empty data file and a lock file that has all its pages, so that a full file system is an error here."""
+    store_directory.remove_files(directory)
+    lock_bytes = lock_bytes_for(limit_bytes)
+    if limit_bytes < lock_bytes + _FIRST_BYTES:
+        raise OSError(errno.ENOSPC, f"{limit_bytes} bytes are too few for a store")
+    try:
+        file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, lock_bytes)
+        finally:
+            os.close(file)
+        os.close(os.open(data_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError:
+        store_directory.remove_files(directory)
+        raise
+
+
+def _map_bytes(directory: Path, limit_bytes: int) -> int:
+    lock_bytes = os.stat(lock_path(directory)).st_size
+    return max(0, limit_bytes - lock_bytes) // PAGE_BYTES * PAGE_BYTES
+
+
+def _prepare(shared: SharedEnvironment, *, on_disk: bool) -> None:
+    info, end = shared.env.info(), end_of_data(shared)
+    if not on_disk:
+        shared.reservation = Reservation(
+            data_path(Path(shared.path)), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES
+        )
+    version = shared.layout_version()
+    if version is None and info["last_pgno"] > 1:
+        version = b"unknown"
+    if version not in (None, SHARED_LAYOUT.version):
+        raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
+    if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    shared.open_tables(create=version is None)
+    if version is None:
+        with shared.env.begin(write=True) as txn:
+            txn.put(LAYOUT_KEY, SHARED_LAYOUT.version)
+
+
+def end_of_data(shared: SharedEnvironment) -> int:
+    """Return up to where the data file is in use."""
+    return int(shared.env.info()["last_pgno"] + 1) * PAGE_BYTES

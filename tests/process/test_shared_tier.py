@@ -1,0 +1,266 @@
+"""Many processes in one store: they read and write at once, are killed, forked, and lose the store under their hands."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_digest
+
+from prefeed.store.shared import SharedTier, remove_store
+from prefeed.testing.tier_contract import key_of, value_of
+from sandbox import Sandbox
+
+MIB = 1024**2
+LIMIT_BYTES = 24 * MIB
+NUM_KEYS = 500
+SIZE = 50_000
+
+
+@pytest.fixture(params=["memory", "disk"])
+def tier(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[SharedTier]:
+    on_disk = request.param == "disk"
+    directory = (sandbox.root if on_disk else sandbox.memory_dir) / "cache"
+    directory.mkdir()
+    tier = SharedTier(directory, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
+    yield tier
+    tier.close()
+
+
+@contextlib.contextmanager
+def _child(target: Callable[..., None], *args: Any, method: str = "fork") -> Iterator[tuple[Any, Connection]]:
+    """Run a function in a process of its own, with one end of a pipe as its last argument."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context(method).Process(target=target, args=(*args, there))
+    process.start()
+    there.close()
+    try:
+        yield process, here
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        here.close()
+
+
+# ---------------------------------------------------------------- all at once
+
+
+def _row(key: bytes, rng: random.Random) -> bytes:
+    """Return a value that shows whether it is whole, and whose it is."""
+    body = rng.randbytes(rng.randrange(100, 60_000))
+    return xxh3_64_digest(key + body) + body
+
+
+def _is_whole(key: bytes, value: memoryview) -> bool:
+    return xxh3_64_digest(key + bytes(value[8:])) == value[:8]
+
+
+def _read_and_write(tier: SharedTier, seed: int, rounds: int, found: list[tuple[int, int]]) -> None:
+    rng = random.Random(seed)
+    hits = torn = 0
+    for _ in range(rounds):
+        keys = [key_of(number) for number in rng.sample(range(NUM_KEYS), 12)]
+        with tier.batch() as batch:
+            held = [(key, view) for key, view in zip(keys, batch.get_views(keys), strict=True) if view is not None]
+            hits += len(held)
+            torn += sum(not _is_whole(key, view) for key, view in held)
+        tier.put_many([(key, _row(key, rng)) for key in keys])
+        if rng.random() < 0.1:
+            tier.delete_many(keys[:3])
+    found.append((hits, torn))
+
+
+def _two_threads(tier: SharedTier, seed: int, rounds: int, pipe: Connection) -> None:
+    found: list[tuple[int, int]] = []
+    threads = [
+        threading.Thread(target=_read_and_write, args=(tier, seed * 2 + i, rounds, found)) for i in range(2)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pipe.send(found)
+
+
+def _check(tier: SharedTier) -> None:
+    """Every value is whole, and the totals are those of the values."""
+    keys = tier.keys()
+    with tier.batch() as batch:
+        views = batch.get_views(keys)
+        held = [(key, view) for key, view in zip(keys, views, strict=True) if view is not None]
+        assert len(held) == len(keys)
+        assert all(_is_whole(key, view) for key, view in held)
+        sizes = [len(view) for _, view in held]
+    found = tier.statistics()
+    assert (found.entries, found.value_bytes, found.corrupt) == (len(sizes), sum(sizes), 0)
+    assert sum(path.stat().st_blocks * 512 for path in tier.directory.iterdir()) <= LIMIT_BYTES
+
+
+def test_many_read_and_write_at_once(tier: SharedTier) -> None:
+    with contextlib.ExitStack() as stack:
+        methods = ["fork", "spawn", "forkserver", "fork"]
+        pipes = [
+            stack.enter_context(_child(_two_threads, tier, seed, 60, method=method))[1]
+            for seed, method in enumerate(methods)
+        ]
+        found = [pair for pipe in pipes for pair in pipe.recv()]
+    assert len(found) == 8
+    assert all(hits > 0 and torn == 0 for hits, torn in found), found
+    _check(tier)
+
+
+def _write_forever(tier: SharedTier, seed: int, pipe: Connection) -> None:
+    while True:
+        _read_and_write(tier, seed, 1, [])
+        pipe.send(seed)
+        seed += 1000
+
+
+def test_killed_at_any_instant_the_others_go_on(tier: SharedTier) -> None:
+    rng = random.Random(7)
+    with _child(_write_forever, tier, 500) as (_, survivor):
+        for number in range(25):
+            with contextlib.ExitStack() as stack:
+                started = [stack.enter_context(_child(_write_forever, tier, number * 3 + i)) for i in range(2)]
+                for _ in range(rng.randrange(1, 12)):
+                    started[0][1].recv()
+                for process, _ in started:  # at whatever instruction the signals find them
+                    process.kill()
+            assert tier.put_many([(key_of(number), _row(key_of(number), rng))]) == 1
+            while survivor.poll():
+                survivor.recv()
+            survivor.recv()
+    _check(tier)
+    assert tier.statistics().entries > 25
+
+
+def _put_own(tier: SharedTier, number: int, pipe: Connection) -> None:
+    pipe.recv()
+    pipe.send(tier.put_many([(key_of(number), value_of(number, SIZE))]))
+
+
+def test_all_make_the_store_at_once(tier: SharedTier) -> None:
+    with contextlib.ExitStack() as stack:
+        pipes = [stack.enter_context(_child(_put_own, tier, number))[1] for number in range(6)]
+        for pipe in pipes:
+            pipe.send("go")
+        assert [pipe.recv() for pipe in pipes] == [1] * 6
+    assert [tier.get(key_of(number)) for number in range(6)] == [value_of(number, SIZE) for number in range(6)]
+
+
+def _put_until_refused(tier: SharedTier, pipe: Connection) -> None:
+    number = 0
+    while tier.put_many([(key_of(number % 100), value_of(number % 100, SIZE))]):
+        number += 1
+        pipe.send(number)
+    pipe.send(None)
+    pipe.send((tier.get(key_of(1)), f"{tier.directory}/data.mdb" in Path("/proc/self/maps").read_text()))
+
+
+def test_a_store_removed_under_its_writers_stays_removed(tier: SharedTier) -> None:
+    """Neither do they make it anew, nor do they hold its memory."""
+    for _ in range(5):
+        tier.directory.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            pipes = [stack.enter_context(_child(_put_until_refused, tier))[1] for _ in range(2)]
+            for pipe in pipes:
+                pipe.recv()
+            remove_store(tier.directory)
+            for pipe in pipes:
+                while pipe.recv() is not None:
+                    pass
+                assert pipe.recv() == (None, False)
+            assert not tier.directory.exists()
+
+
+def _grow_and_fill(tier: SharedTier, pipe: Connection) -> None:
+    tier.grow(3 * LIMIT_BYTES)
+    count = 600
+    while stored := tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(count, count + 8)]):
+        count += stored
+    pipe.send(count)
+
+
+def test_growth_is_seen_by_who_has_the_store_open(tier: SharedTier) -> None:
+    assert tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(10)]) == 10
+    with _child(_grow_and_fill, tier) as (_, pipe):
+        count = pipe.recv()
+    assert (count - 600) * SIZE > 2 * LIMIT_BYTES
+    assert tier.get(key_of(count - 1)) == value_of(count - 1, SIZE)
+    tier.delete_many([key_of(i) for i in range(600, 700)])
+    assert tier.put_many([(key_of(2), b"two")]) == 1
+    assert tier.get(key_of(2)) == b"two"
+
+
+# ---------------------------------------------------------------- fork and spawn
+
+
+def _use(tier: SharedTier, pipe: Connection) -> None:
+    with tier.batch() as batch:
+        pipe.send([view is not None and bytes(view) for view in batch.get_views([key_of(i) for i in range(4)])])
+    pipe.send(tier.put_many([(key_of(5), value_of(5, SIZE))]))
+    pipe.recv()
+    pipe.send(tier.get(key_of(6)))
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read before", "written before"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_one_used_before_is_used_in_a_child_too(tier: SharedTier, method: str, written: bool) -> None:
+    values = [value_of(i, SIZE) for i in range(3)]
+    tier.put_many([(key_of(i), value) for i, value in enumerate(values)])
+    if not written:
+        tier.close()
+    assert tier.get(key_of(0)) == values[0]
+    with _child(_use, tier, method=method) as (_, pipe):
+        assert pipe.recv() == [*values, False]
+        assert pipe.recv() == 1
+        assert tier.get(key_of(5)) == value_of(5, SIZE)
+        assert tier.put_many([(key_of(6), value_of(6, SIZE))]) == 1
+        pipe.send("go on")
+        assert pipe.recv() == value_of(6, SIZE)
+
+
+def _leave_inherited_batch(tier: SharedTier, batch: Any, pipe: Connection) -> None:
+    batch.__exit__(None, None, None)
+    pipe.send((tier.get(key_of(0)), tier.put_many([(key_of(0), b"of the child")])))
+
+
+def test_a_child_forked_inside_a_batch_takes_nothing_from_it(tier: SharedTier) -> None:
+    tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(300)])
+    with tier.batch() as batch:
+        (view,) = batch.get_views([key_of(0)])
+        with _child(_leave_inherited_batch, tier, batch) as (process, pipe):
+            assert pipe.recv() == (None, 0), "to it the store is empty"
+            process.join()
+            assert process.exitcode == 0
+        tier.delete_many([key_of(i) for i in range(300)])
+        for i in range(20):
+            tier.put_many([(key_of(1000 + i), b"\xff" * SIZE)])
+        assert view == value_of(0, SIZE)
+    assert tier.put_many([(key_of(0), b"new")]) == 1
+
+
+def _hold_the_batch(tier: SharedTier, pipe: Connection) -> None:
+    with tier.batch() as batch:
+        pipe.send(batch.get_view(key_of(0)) is not None)
+        threading.Event().wait()
+
+
+def test_a_killed_reader_pins_no_pages_for_long(tier: SharedTier) -> None:
+    count = 0
+    while stored := tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(count, count + 8)]):
+        count += stored
+    with _child(_hold_the_batch, tier) as (process, pipe):
+        assert pipe.recv()
+        process.kill()
+        process.join()
+    for number in range(count):
+        assert tier.put_many([(key_of(number), value_of(number + 1, SIZE))]) == 1
