@@ -15,6 +15,8 @@ from prefeed.config import Config, resolve
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
+from prefeed.server.rooms import Room
+from prefeed.server.sessions import Sessions
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.frames import FrameReader, encode
@@ -113,7 +115,9 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
     handlers = Handlers(config, clock=clock, store_dir=config.home, on_tmpfs=True, notices=())
     loop = Loop(config.socket_path, clock=clock, on_message=handlers.on_message, on_closed=handlers.on_closed)
     node = Node(config, tier, clock=clock, wake=loop.wake, call_later=loop.call_later)  # type: ignore[arg-type]
-    handlers.bind(loop, node)
+    sessions = Sessions(Room(config.memory_dir / "desk", capacity), None)
+    sessions.share_memory_with(node)
+    handlers.bind(loop, node, sessions)
     made = Desk(config, tier, loop, handlers, node)
     try:
         yield made
@@ -125,4 +129,5 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
         for thread in set(threading.enumerate()) - before:  # a listing's last step holds what it listed
             thread.join(10.0)
         loop.close()
+        sessions.close()
         vars(made).clear()

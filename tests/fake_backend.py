@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from prefeed.config import Config
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
-from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, SessionNotFoundError
+from prefeed.types import (
+    CacheInfo,
+    ClearResult,
+    ListingProgress,
+    ServerStatus,
+    SessionInfo,
+    Statistics,
+    WarmResult,
+)
 
 STATUS = ServerStatus(
     pid=4321,
@@ -38,6 +46,23 @@ STATISTICS = Statistics(
     best_hit_ratio=0.95,
 )
 WARM = WarmResult(objects=1000, bytes=84_000_000, resident=1000, fetched=800, failed=0, seconds=4.0)
+CACHE = CacheInfo(
+    cache=3618046178,
+    description="Compose(Resize, ToTensor)",
+    memory_entries=1000,
+    memory_bytes=1000 * 600 * 1024,
+    disk_entries=500,
+    disk_bytes=500 * 600 * 1024,
+    hits=900,
+    misses=100,
+    size_bytes=0,
+    spilling=True,
+    clients=2,
+)
+SESSIONS = (
+    SessionInfo(session=0, numa_node=0),
+    SessionInfo(session=1493732251, caches=(CACHE,), numa_node=0),
+)
 
 
 @dataclass
@@ -72,6 +97,19 @@ class FakeClient:
         self.backend.calls.append(("clear", url))
         return ClearResult(entries=1234, bytes=5 * 1024**2)
 
+    def new_session(self) -> int:
+        self.backend.calls.append(("new_session",))
+        return 1493732251
+
+    def list_sessions(self) -> tuple[SessionInfo, ...]:
+        return self.backend.sessions
+
+    def drop_sessions(self, ids: Sequence[int]) -> None:
+        unknown = sorted(set(ids) - {one.session for one in self.backend.sessions})
+        if unknown:
+            raise SessionNotFoundError(f"session {unknown[0]} not found")
+        self.backend.calls.append(("drop", *ids))
+
     def stop(self) -> None:
         self.backend.calls.append(("stop",))
         self.backend.running = False
@@ -92,6 +130,7 @@ class FakeBackend:
     error: Exception | None = None
     foreground_exit_code: int = 0
     notices: tuple[str, ...] = ()
+    sessions: tuple[SessionInfo, ...] = SESSIONS
     calls: list[tuple[object, ...]] = field(default_factory=list)
     configs: list[Config] = field(default_factory=list)
 

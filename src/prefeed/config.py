@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,18 @@ def parse_bytes(value: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+EVERYTHING: Final = 1 << 62
+"""``auto`` where a size is a limit: all that there is, but for what must stay free."""
+
+
+def _disk_bytes(value: str | int) -> int:
+    return EVERYTHING if value == "auto" else parse_bytes(value)
+
+
+def _optional_path(value: str | os.PathLike[str] | None) -> Path | None:
+    return None if value in (None, "", "auto") else _path(value)
+
+
 def parse_bool(value: str | int | bool) -> bool:
     """Return True for 1, true, yes, on; False for 0, false, no, off and the empty string."""
     text = str(value).strip().lower()
@@ -65,13 +77,33 @@ def _seconds(value: str | int | float) -> float:
     return seconds
 
 
-def _count(value: str | int) -> int:
+def _whole(value: str | int) -> int:
     try:
-        number = int(value)
+        return int(value)
     except ValueError:
         raise ConfigError(f"{value!r} is not a whole number") from None
+
+
+def _count(value: str | int) -> int:
+    number = _whole(value)
     if number < 1:
         raise ConfigError(f"must be at least 1: {value!r}")
+    return number
+
+
+LEAST_PORT: Final = 1025
+MOST_PORT: Final = 65535
+
+
+def _port(value: str | int) -> int:
+    if (number := _whole(value)) and not LEAST_PORT <= number <= MOST_PORT:
+        raise ConfigError(f"a port is {LEAST_PORT} to {MOST_PORT}, or 0 for none: {value!r}")
+    return number
+
+
+def _log_level(value: str | int) -> int:
+    if not 0 <= (number := _whole(value)) <= 4:
+        raise ConfigError(f"a log level is 0 (everything) to 4 (what is fatal): {value!r}")
     return number
 
 
@@ -116,12 +148,25 @@ class Config:
         "control-group limit and free space"
     )  # fmt: skip
     memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds the memory tier")
+    disk: int = _setting(
+        _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = there is none; auto = all but `disk_free`"
+    )
+    disk_dir: Path | None = _setting(_optional_path, None, "directory of the disk tier; auto = `disk` in the home")
+    disk_free: int | None = _setting(
+        _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
+    )
     lookahead: int = _setting(parse_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
     max_in_flight: int = _setting(_count, 256, "most requests to one origin at a time")
     request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
     retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
     idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
     start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
+    port: int = _setting(
+        _port, 0, "TCP port on 127.0.0.1 that the server keeps for itself, without listening there; 0 = none"
+    )
+    log_level: int = _setting(
+        _log_level, 1, "what the server writes to its log: 0 everything, 1 info, 2 warnings, 3 errors, 4 what is fatal"
+    )
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
     trust_samplers: bool = _setting(
         parse_bool, False, "read every sampler ahead, not only those known to draw up front"
@@ -139,9 +184,17 @@ class Config:
     revalidate: bool = _setting(
         parse_bool, True, "ask each epoch whether files opened by path have changed; 0 = once a loader"
     )
+    batch_buffers: int = _setting(
+        parse_bytes, GIB, "bytes of shared memory that a loader keeps for its workers' batches and uses again; 0 = none"
+    )
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
     index: str = _setting(str, "index.txt", "name of the index file on a plain HTTP server")
     progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
+
+    @property
+    def disk_path(self) -> Path:
+        """Directory of the disk tier."""
+        return self.disk_dir or self.home / "disk"
 
     @property
     def home_id(self) -> str:
@@ -160,6 +213,15 @@ class Config:
         return self.runtime_dir / "server.sock"
 
 
+DEFAULT_PORT: Final = 50052
+"""The port that stands for the home itself, in ``cache_admin`` and ``DatasetCache``."""
+
+
+def config_for_port(config: Config, port: int) -> Config:
+    """Return the settings of the server that a port names: each port but 50052 has a home of its own."""
+    return config if port == DEFAULT_PORT else replace(config, home=config.home / "ports" / str(port))
+
+
 SETTINGS: Final = {f.name: f for f in fields(Config)}
 
 SERVER_SETTINGS: Final = (
@@ -170,6 +232,11 @@ SERVER_SETTINGS: Final = (
     "retry_deadline",
     "lookahead",
     "max_object",
+    "disk",
+    "disk_dir",
+    "disk_free",
+    "port",
+    "log_level",
 )
 """Those that a node server keeps from its start, whatever a client that comes later has."""
 

@@ -94,6 +94,19 @@ class Objects:
         """Return which object each sample needs."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
 
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+        return self.url, self.decode
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self.pattern, self._origin.manifest.directory.name
+
+    def prefeed_sample(self, index: int) -> tuple[str, bytes]:
+        """Return the path of a sample's object, and its entry key."""
+        object_id = self._object_id(index)
+        return self._origin.manifest.path(object_id), self._origin.manifest.key(object_id)
+
     def _object_id(self, index: int) -> int:
         length = len(self)
         if not -length <= index < length:
@@ -173,6 +186,21 @@ class ImageFolder:
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
+
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+        return self.root, self.loader, self.transform, self.target_transform
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self._origin.manifest.directory.name
+
+    def prefeed_sample(self, index: int) -> tuple[str, bytes]:
+        """Return the path of a sample's image, and its entry key and class."""
+        object_id = int(self._ids[index])
+        return self._origin.manifest.path(object_id), self._origin.manifest.key(object_id) + b"%d" % self._targets[
+            index
+        ]
 
 
 def _load_rgb_image(file: BinaryIO) -> Any:

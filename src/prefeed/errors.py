@@ -140,6 +140,45 @@ class StoreFormatError(StoreError):
     code = "store-format"
 
 
+class EntryFormatError(StoreError):
+    """The bytes are no entry of a stage cache, are damaged, or hold what may not be decoded."""
+
+    code = "entry-format"
+
+
+# ---------------------------------------------------------------- stages
+
+
+class CannotEncodeError(PrefeedError, TypeError):
+    """A sample holds something that an entry cannot hold without pickle."""
+
+    code = "cannot-encode"
+
+
+class CannotFingerprintError(PrefeedError, TypeError):
+    """A stage holds something of which nobody can tell whether it is the same as last time."""
+
+    code = "cannot-fingerprint"
+
+
+class RandomStageError(PrefeedError, ValueError):
+    """A stage that draws random numbers was to be cached: every epoch would see the same ones."""
+
+    code = "random-stage"
+
+
+class CacheInUseError(PrefeedError, RuntimeError):
+    """One ``DatasetCache`` was given to two different pipelines."""
+
+    code = "cache-in-use"
+
+
+class CacheNotInUseError(PrefeedError, RuntimeError):
+    """A ``DatasetCache`` was asked what it holds before a pipeline used it."""
+
+    code = "cache-not-in-use"
+
+
 # ---------------------------------------------------------------- server
 
 
@@ -172,3 +211,15 @@ class UnsafeDirectoryError(ServerError, PermissionError):
     """A directory that must be private to the user is not."""
 
     code = "unsafe-directory"
+
+
+class SessionNotFoundError(ServerError):
+    """The server has no session, or no cache, of this number."""
+
+    code = "session-not-found"
+
+
+class SpillingDisabledError(ServerError):
+    """A cache was to spill to disk on a node without a disk tier."""
+
+    code = "spilling-disabled"

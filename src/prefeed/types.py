@@ -49,6 +49,37 @@ class FetchedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounts:
+    """The disk tier of objects.
+
+    Attributes:
+        objects: Objects held.
+        bytes: Their size in bytes.
+        budget_bytes: Most bytes that its files may take; 0 when there is no disk tier.
+        reads: Fetches that it served instead of the origin, since the server started.
+        corrupt: Objects that were found damaged, and fetched again.
+        dropped: Objects that were not stored because the disk was too slow, since the server started.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    budget_bytes: int = 0
+    reads: int = 0
+    corrupt: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCounts:
+    """Sessions of the node, their caches, and what these take in memory and on disk, in bytes."""
+
+    sessions: int = 0
+    caches: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Counts since the server started; a snapshot.
 
@@ -66,6 +97,8 @@ class Statistics:
         budget_bytes: Most bytes the memory tier may hold.
         errors: Failed fetches by error code.
         best_hit_ratio: The most that any policy could reach with this budget; 1.0 when all fits; None without a plan.
+        sessions: Stage caches beside the objects.
+        disk: Objects on disk, behind those in memory.
     """
 
     hits: int = 0
@@ -81,6 +114,8 @@ class Statistics:
     budget_bytes: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     best_hit_ratio: float | None = None
+    sessions: SessionCounts = SessionCounts()
+    disk: DiskCounts = DiskCounts()
 
     @property
     def reads(self) -> int:
@@ -130,6 +165,7 @@ class ServerStatus:
         in_flight: Requests under way to origins.
         max_in_flight: Limit in force, as tuned from what was observed.
         notices: What differs from what was asked for: a smaller memory tier, or one on disk.
+        sessions: Stage caches beside the objects.
     """
 
     pid: int
@@ -143,6 +179,7 @@ class ServerStatus:
     in_flight: int
     max_in_flight: int
     notices: tuple[str, ...] = ()
+    sessions: SessionCounts = SessionCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +209,61 @@ class ClearResult:
 
     entries: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInfo:
+    """One stage cache: what ``dataset[i]`` returned, at one stage of one pipeline.
+
+    Attributes:
+        cache: 32-bit id, made from the fingerprint of everything below the cache.
+        description: The stage, for people.
+        memory_entries: Samples in memory.
+        memory_bytes: Their size in bytes, as encoded.
+        disk_entries: Samples on disk.
+        disk_bytes: Their size in bytes, as encoded.
+        hits: Reads that found their sample, as reported by readers since the server started.
+        misses: Reads that did not.
+        size_bytes: Most bytes of memory that it was asked to take; 0 = what the server can give.
+        spilling: True when what does not fit into memory goes to disk.
+        clients: Connections that use it now.
+    """
+
+    cache: int
+    description: str
+    memory_entries: int
+    memory_bytes: int
+    disk_entries: int
+    disk_bytes: int
+    hits: int
+    misses: int
+    size_bytes: int
+    spilling: bool
+    clients: int
+
+    @property
+    def average_bytes(self) -> float:
+        """Mean size of a sample as encoded, in bytes; 0 when there is none."""
+        entries = self.memory_entries + self.disk_entries
+        return (self.memory_bytes + self.disk_bytes) / entries if entries else 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of reads that found their sample; None before the first read."""
+        reads = self.hits + self.misses
+        return self.hits / reads if reads else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """One session.
+
+    Attributes:
+        session: 32-bit id; 0 is the default session.
+        caches: Its caches, by id.
+        numa_node: NUMA node that their memory lies on; None when it may be several.
+    """
+
+    session: int
+    caches: tuple[CacheInfo, ...] = ()
+    numa_node: int | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 import click
 
 from prefeed.config import Config
-from prefeed.types import ClearResult, ListingProgress, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, ListingProgress, ServerStatus, SessionInfo, Statistics, WarmResult
 
 WarmProgress = Callable[[WarmResult], None]
 
@@ -31,6 +31,12 @@ class Client(Protocol):
     ) -> WarmResult: ...
 
     def clear(self, url: str | None) -> ClearResult: ...
+
+    def new_session(self) -> int: ...
+
+    def list_sessions(self) -> tuple[SessionInfo, ...]: ...
+
+    def drop_sessions(self, ids: Sequence[int]) -> None: ...
 
     def stop(self) -> None: ...
 

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
     "run": ("prefeed.cli.run", "Run a training program with every DataLoader served."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
+    "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }

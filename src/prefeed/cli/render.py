@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from prefeed.types import ClearResult, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, DiskCounts, ServerStatus, SessionCounts, SessionInfo, Statistics, WarmResult
 
 JsonObject = dict[str, object]
 Row = tuple[str, str]
@@ -83,6 +83,7 @@ def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
         ("clients", f"{status.clients:,}"),
         ("plans", f"{status.plans:,}"),
         ("origin requests", f"{status.in_flight:,} in flight{allowed}"),
+        *_sessions_row(status.sessions),
         *(("notice", text) for text in status.notices),
     ]
 
@@ -108,12 +109,86 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
         ("  transient", f"{format_count(s.transient_objects, 'object')}, {format_bytes(s.transient_bytes)}"),
         ("origin", f"{format_count(s.origin_requests, 'request')}, {format_bytes(s.origin_bytes)}"),
     ]
+    rows += _disk_rows(s.disk)
+    rows += _sessions_row(s.sessions)
     rows += [(f"error {code}", f"{count:,}") for code, count in sorted(s.errors.items())]
     return format_count(reads, "read"), rows
 
 
 def _with_share(count: int, reads: int, meaning: str) -> str:
     return f"{count:>12,}  {_share(count, reads):>7}  {meaning}"
+
+
+def _disk_rows(disk: DiskCounts) -> list[Row]:
+    if not disk.budget_bytes:
+        return []
+    of_budget = f"{format_bytes(disk.bytes)} of {format_bytes(disk.budget_bytes)}"
+    rows = [
+        ("disk tier", f"{format_count(disk.objects, 'object')}, {of_budget} ({_share(disk.bytes, disk.budget_bytes)})"),
+        ("  reads", f"{format_count(disk.reads, 'read')} instead of origin requests"),
+    ]
+    if disk.corrupt:
+        rows.append(("  damaged", f"{format_count(disk.corrupt, 'object')}, fetched again: check the disk"))
+    if disk.dropped:
+        rows.append(("  not stored", f"{format_count(disk.dropped, 'object')}: the disk is slower than the origin"))
+    return rows
+
+
+def _sessions_row(counts: SessionCounts) -> list[Row]:
+    if not counts.sessions:
+        return []
+    text = f"{format_count(counts.sessions, 'session')}, {format_count(counts.caches, 'cache')}"
+    on_disk = f", {format_bytes(counts.disk_bytes)} on disk" if counts.disk_bytes else ""
+    return [("stage caches", f"{text}, {format_bytes(counts.memory_bytes)} in memory{on_disk}")]
+
+
+def sessions_object(sessions: Sequence[SessionInfo]) -> JsonObject:
+    return {"sessions": [_session_object(session) for session in sessions]}
+
+
+def _session_object(session: SessionInfo) -> JsonObject:
+    caches = [
+        {**asdict(cache), "average_bytes": cache.average_bytes, "hit_ratio": cache.hit_ratio}
+        for cache in session.caches
+    ]
+    return {**asdict(session), "caches": caches}
+
+
+_SESSION_COLUMNS: Final = (
+    "session", "cache", "in memory", "on disk", "average size", "hit ratio", "NUMA node", "description",
+)  # fmt: skip
+
+
+def session_lines(sessions: Sequence[SessionInfo]) -> list[str]:
+    """Return a table, one line a cache; a session without any has a line too."""
+    if not sessions:
+        return ["no sessions"]
+    rows = [row for session in sessions for row in _session_rows(session)]
+    widths = [max(map(len, column)) for column in zip(_SESSION_COLUMNS, *rows, strict=True)]
+    aligned = (
+        [*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]]
+        for row in (_SESSION_COLUMNS, *rows)
+    )
+    return ["  ".join(cells).rstrip() for cells in aligned]
+
+
+def _session_rows(session: SessionInfo) -> list[tuple[str, ...]]:
+    node = "-" if session.numa_node is None else str(session.numa_node)
+    if not session.caches:
+        return [(str(session.session), "-", "-", "-", "-", "-", node, "")]
+    return [
+        (
+            str(session.session),
+            str(cache.cache),
+            f"{cache.memory_entries:,}",
+            f"{cache.disk_entries:,}",
+            format_bytes(cache.average_bytes) if cache.average_bytes else "-",
+            format_ratio(cache.hit_ratio),
+            node,
+            cache.description,
+        )
+        for cache in session.caches
+    ]
 
 
 def warm_object(result: WarmResult) -> JsonObject:

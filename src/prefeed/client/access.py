@@ -18,6 +18,18 @@ from prefeed.sources.learned import LearnedMap
 Indices = npt.NDArray[np.int64]
 
 
+class CachedSamples(Protocol):
+    """Knows which samples need no object, because what is made of them is in a cache."""
+
+    def are_cached(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Return for each sample whether it is in the cache; shape (num_accesses,)."""
+        ...
+
+    def has_room(self) -> bool:
+        """Return True while what is made of other samples will be kept as well: their objects need not be."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessMap:
     """Sample index → object ids: ``indices`` first, if there are any, then one of ``ids``, ``starts``, ``learned``.
@@ -28,6 +40,7 @@ class AccessMap:
         starts: Sample i is made of the objects ``starts[i]`` to ``starts[i + 1] - 1``, shape (num_samples + 1,).
         learned: Knows what samples opened before.
         indices: Sample i is sample ``indices[i]`` of the above, as in a ``Subset``; shape (num_indices,).
+        cached: Knows which samples need nothing of the above at present.
     """
 
     dataset: NodeDataset
@@ -35,6 +48,7 @@ class AccessMap:
     starts: Indices | None = None
     learned: LearnedMap | None = None
     indices: Indices | None = None
+    cached: CachedSamples | None = None
 
     def object_ids(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], Indices | None]:
         """Return the objects that these samples need, in the same order, and how many each needs; None: one each.
@@ -53,6 +67,10 @@ class AccessMap:
             samples = np.where(samples < 0, samples + length, samples)
             known = (samples >= 0) & (samples < length)
             samples = samples[known]
+        if self.cached is not None:
+            needed = ~self.cached.are_cached(samples)
+            samples = samples[needed]
+            known = _narrowed(known, needed)
         ids, counts = self._objects(samples if self.indices is None else self.indices[samples])
         if known is not None:
             some = np.ones(len(samples), dtype=np.int64) if counts is None else counts
@@ -105,6 +123,15 @@ class AccessMap:
         if self.starts is not None:
             return _gathered(self.starts, samples)
         return (samples if self.ids is None else self.ids[samples]), None
+
+
+def _narrowed(known: npt.NDArray[np.bool_] | None, needed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which of all samples are left, when of those that are known only some are needed."""
+    if known is None:
+        return needed
+    left = known.copy()
+    left[known] = needed
+    return left
 
 
 def _gathered(starts: Indices, samples: npt.NDArray[np.integer]) -> tuple[Indices, Indices]:

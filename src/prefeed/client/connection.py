@@ -81,6 +81,7 @@ class Connection:
         _open.add(self)
         self.store_dir = ""
         self.instance = ""
+        self.settings: dict[str, str] = {}
         self._sock = sock
         self._sock.settimeout(answer_seconds)
         self._answer_seconds = answer_seconds
@@ -130,6 +131,7 @@ class Connection:
             raise
         connection.store_dir = welcome.store_dir
         connection.instance = welcome.instance
+        connection.settings = welcome.settings
         return connection, welcome
 
     def next_token(self) -> int:

@@ -48,6 +48,7 @@ class Consumer:
         self._has_begun = False
         self.number = secrets.randbits(62)
         self.dataset = dataset
+        self.resident = dataset.config.resident  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
         self._pid = os.getpid()
         self._ids: Ids = np.empty(0, dtype=np.int64)
@@ -158,7 +159,7 @@ class Consumer:
             self._recover_in_background()
             return
         with contextlib.suppress(OSError):
-            message = _plan_message(self.number, self.dataset, ids, upcoming=upcoming, recheck=recheck)
+            message = self._plan_message(self.dataset, ids, upcoming=upcoming, recheck=recheck)
             self._send(message)
             if not self.is_connected:
                 os.unlink(message.ids_file)
@@ -209,21 +210,18 @@ class Consumer:
         while not self._closed:
             with self._lock:
                 epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
-            connection.send(
-                _plan_message(self.number, dataset, rest, upcoming=False, recheck=dataset.config.revalidate)
-            )
+            connection.send(self._plan_message(dataset, rest, upcoming=False, recheck=dataset.config.revalidate))
             with self._lock:
                 if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
                     self.dataset, self._connection, self._start = dataset, connection, start
                     return True
         return False
 
-
-def _plan_message(consumer: int, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool) -> m.RegisterPlan:
-    """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
-    small = dataset.manifest.num_objects < 1 << 32
-    suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
-    descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
-    with os.fdopen(descriptor, "wb") as file:
-        np.ascontiguousarray(ids, dtype=dtype).tofile(file)
-    return m.RegisterPlan(consumer, dataset.number, name, upcoming, dataset.config.resident, recheck)
+    def _plan_message(self, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool) -> m.RegisterPlan:
+        """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
+        small = dataset.manifest.num_objects < 1 << 32
+        suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
+        descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
+        with os.fdopen(descriptor, "wb") as file:
+            np.ascontiguousarray(ids, dtype=dtype).tofile(file)
+        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck)

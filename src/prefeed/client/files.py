@@ -34,6 +34,7 @@ class SampleFiles:
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Buffer | None]] = {}
+        self._served_keys: dict[str, bytes] = {}
         self._is_whole = True
         self._in_parts: dict[int, dict[int, None] | None] | None = None
 
@@ -45,11 +46,12 @@ class SampleFiles:
         self._is_whole = True
         try:
             yield
-            if self._access.learned is not None and len(samples) == 1:
+            if self._access.learned is not None and len(samples) == 1 and (self._opened or self._access.cached is None):
                 self._note(samples[0], dict.fromkeys(object_id for object_id, _ in self._opened.values()))
         finally:
             self._samples, self._expected = (), None
             self._opened.clear()
+            self._served_keys.clear()
 
     @contextmanager
     def parts(self) -> Iterator[None]:
@@ -83,6 +85,10 @@ class SampleFiles:
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 
+    def served_key(self, path: str) -> bytes | None:
+        """Return the entry key of the bytes that ``read_file`` gave for this sample; None when it is not known."""
+        return self._served_keys.get(path)
+
     def _expected_now(self) -> dict[str, int]:
         """Return the files that the samples being made are known to open."""
         manifest = self._access.dataset.manifest
@@ -99,6 +105,8 @@ class SampleFiles:
             data = self._reader.try_read(object_id)
         if object_id is not None:
             self._opened[path] = (object_id, data)
+            if data is not None and self._reader.last_key:
+                self._served_keys[path] = self._reader.last_key
         return data
 
     def _note(self, sample: Any, ids: dict[int, None]) -> None:

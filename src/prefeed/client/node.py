@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from prefeed.client import sessions
 from prefeed.client.connection import Connection
 from prefeed.config import Config
 from prefeed.sources.urls import canonical_url
-from prefeed.types import ClearResult, ListingProgress, ReadCounts, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, ListingProgress, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
 from prefeed.wire import messages as m
 
 
@@ -129,6 +130,22 @@ class NodeClient:
     def locate(self, url: str) -> m.Located:
         """Return which open dataset holds the object of this URL."""
         return self._connection.request(m.Locate(url), m.Located)
+
+    def new_session(self) -> int:
+        """Return the id of a session made now."""
+        return sessions.new_session(self._connection)
+
+    def list_sessions(self) -> tuple[SessionInfo, ...]:
+        """Return all sessions of the node, by id, with their caches."""
+        return sessions.list_sessions(self._connection)
+
+    def drop_sessions(self, ids: Sequence[int]) -> None:
+        """Remove sessions with all that is in them.
+
+        Raises:
+            SessionNotFoundError: One of them does not exist; none was removed.
+        """
+        sessions.drop_sessions(self._connection, ids)
 
     def stop(self) -> None:
         """End the server and wait until it is gone; its memory is free again."""

@@ -56,6 +56,7 @@ class ObjectReader:
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
         self._pid = os.getpid()
+        self.last_key = b""  # of the bytes given last; empty when not known
         self._connection: Connection | None = None
         self._source: Source | None = None
         self._retry_at = 0.0
@@ -87,7 +88,8 @@ class ObjectReader:
         if self._pid != os.getpid():
             self._start_anew()
         start = object_id * ENTRY_KEY_BYTES
-        data: Buffer | None = self._tier.get(bytes(self._keys[start : start + ENTRY_KEY_BYTES]))
+        self.last_key = bytes(self._keys[start : start + ENTRY_KEY_BYTES])
+        data: Buffer | None = self._tier.get(self.last_key)
         self._consumed.append(object_id)
         if data is not None:
             self._hits += 1
@@ -170,6 +172,7 @@ class ObjectReader:
 
     def _ask(self, connection: Connection, question: m.Demand | m.DemandFile) -> tuple[Buffer | None, int | None]:
         """Return the bytes, None if only the origin can give them, and the object's id, None if nobody told it."""
+        self.last_key = b""
         try:
             answer = connection.request(question, m.Answered)
             object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id
@@ -182,7 +185,10 @@ class ObjectReader:
             return None, None  # the server does not know the dataset: it is another one than opened it
         if answer.outcome == Outcome.FAILED:
             raise error_of(answer.code, answer.text)
-        return answer.data if answer.outcome == Outcome.INLINE else None, object_id
+        if answer.outcome != Outcome.INLINE:
+            return None, object_id
+        self.last_key = answer.key
+        return answer.data, object_id
 
     def _send(self, message: m.Message) -> bool:
         """Return True when the message is on its way."""
@@ -201,7 +207,7 @@ class ObjectReader:
         if isinstance(manifest, Catalogue):
             manifest.refresh()
             self._keys = manifest.keys
-        key = stored_key or manifest.key(object_id)
+        key = self.last_key = stored_key or manifest.key(object_id)
         data = self._tier.get(key)
         if data is None and self._tier.reopen_if_replaced():
             data = self._tier.get(key)

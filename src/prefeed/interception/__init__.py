@@ -9,6 +9,7 @@ Start reading in ``opening.py``; ``files.py`` is what an open file is made of, `
 """
 
 from prefeed.interception.protocol import FileReader as FileReader
+from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import install as install
 from prefeed.interception.scope import reads_from as reads_from
 from prefeed.interception.scope import uninstall as uninstall

@@ -77,6 +77,11 @@ def reads_from(reader: FileReader) -> AbstractContextManager[None]:
     return _Scope(reader)
 
 
+def current_reader() -> FileReader | None:
+    """Return who is asked in this thread; None outside of every scope."""
+    return asking.reader
+
+
 def install(*, finished: str = "") -> None:
     """Replacements are in place from now on, scope or no scope: entering one is cheaper. Idempotent.
 

@@ -8,4 +8,5 @@ warm_ups.py   filling the tier on request
 node.py       carries out what ``core`` decides: start reading here
 fetchers.py   threads that read origins
 datasets.py   manifests opened, and what the tier holds of them
+sessions.py   stage caches: made, listed, given room, dropped; rooms.py and session_files.py: their room, their files
 """

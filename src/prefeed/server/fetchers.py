@@ -11,8 +11,9 @@ from queue import SimpleQueue
 from prefeed.clock import Clock
 from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
+from prefeed.server.disk import DiskTier
 from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.sources.manifest import Manifest
+from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
 from prefeed.sources.posix import stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import FetchedObject
@@ -24,11 +25,12 @@ _WAKE_AFTER = 16
 
 @dataclass(slots=True)
 class Job:
-    """One request to make."""
+    """One request to make; ``disk_key`` is where the disk tier may have the answer, nothing when it cannot."""
 
     ticket: Ticket
     source: Source
     manifest: Manifest | CatalogueWriter
+    disk_key: bytes = b""
     started: float = 0.0
 
 
@@ -53,12 +55,13 @@ class CheckResult:
 
 @dataclass(slots=True)
 class Result:
-    """How the request ended: ``fetched`` or ``error``, and how long it took."""
+    """How the request ended: ``fetched`` or ``error``, how long it took, and whether the disk had the answer."""
 
     job: Job
     fetched: FetchedObject | None
     error: SourceError | None
     seconds: float
+    from_disk: bool = False
 
 
 class Fetchers:
@@ -68,8 +71,11 @@ class Fetchers:
     **Ownership**: threads are daemons; ``close`` ends those that are idle and lets go of the rest.
     """
 
-    def __init__(self, *, max_threads: int, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, *, max_threads: int, clock: Clock, wake: Callable[[], None], disk: DiskTier | None = None
+    ) -> None:
         self.is_urgent = False
+        self._disk = disk
         self._max_threads = max_threads
         self._clock = clock
         self._wake = wake
@@ -131,6 +137,8 @@ class Fetchers:
     def _fetch(self, job: Job) -> Result:
         job.started = self._clock()
         try:
+            if self._disk is not None and job.disk_key and (found := read_disk(self._disk, job)) is not None:
+                return Result(job, found, None, self._clock() - job.started, from_disk=True)
             fetched = job.source.fetch(job.manifest.path(job.ticket.object_id))
         except SourceError as err:
             return Result(job, None, err, self._clock() - job.started)
@@ -138,6 +146,30 @@ class Fetchers:
             wrapped = err if isinstance(err, PrefeedError) else SourceError(f"{type(err).__name__}: {err}")
             return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
         return Result(job, fetched, None, self._clock() - job.started)
+
+
+def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
+    """Return the object from the disk, None when it is not there, or its file is not what it was."""
+    data = disk.read(job.disk_key)
+    if data is None or isinstance(job.manifest, Manifest):
+        return None if data is None else FetchedObject(data=data, version="")
+    path = job.manifest.path(job.ticket.object_id)
+    (size,), (version,) = stat_files([path])
+    is_present = version and entry_key(job.manifest.url, path, version, size) == job.disk_key
+    return FetchedObject(data=data, version=version) if is_present else None
+
+
+def is_changed(result: Result) -> bool:
+    """Return whether the origin gave another version, or another size, than the manifest has."""
+    assert result.fetched is not None
+    manifest, object_id = result.job.manifest, result.job.ticket.object_id
+    if not isinstance(manifest, Manifest):
+        return False  # a catalogue lists what is there when it is read
+    listed_size = manifest.sizes[object_id]
+    if listed_size != UNKNOWN_SIZE and listed_size != memoryview(result.fetched.data).nbytes:
+        return True
+    listed, seen = manifest.version_hash(object_id), result.fetched.version
+    return bool(listed) and bool(seen) and version_hash(seen) != listed
 
 
 def check(job: CheckJob) -> CheckResult:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
 from prefeed.server.openings import Openings, Waiter
 from prefeed.server.registry import is_below
+from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
-from prefeed.types import Buffer, ServerStatus, WarmResult
+from prefeed.types import Buffer, ClearResult, ServerStatus, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
+
+_SETTLE_SECONDS: Final = 1.0
 
 
 class Handlers:
@@ -39,11 +43,13 @@ class Handlers:
         self.is_stopping = False
         self.node: Node
         self.loop: Loop
+        self.sessions: Sessions
         self._openings: Openings
         self._warm_ups: WarmUps
         self._config = config
         self._clock = clock
         self._started = clock()
+        self._will_settle = False
         self._store_dir = store_dir
         self._on_tmpfs = on_tmpfs
         self._notices = notices
@@ -69,12 +75,18 @@ class Handlers:
             m.GetStatistics: self._statistics,
             m.Warm: self._warm,
             m.Clear: self._clear,
+            m.OpenCache: self._open_cache,
+            m.GrowCache: self._grow_cache,
+            m.CacheReads: self._cache_reads,
+            m.NewSession: self._new_session,
+            m.ListSessions: self._list_sessions,
+            m.DropSessions: self._drop_sessions,
             m.Stop: self._stop,
         }
 
-    def bind(self, loop: Loop, node: Node) -> None:
-        """Answer through this loop, for this node; once, before the first message."""
-        self.loop, self.node = loop, node
+    def bind(self, loop: Loop, node: Node, sessions: Sessions) -> None:
+        """Answer through this loop, for this node and its sessions; once, before the first message."""
+        self.loop, self.node, self.sessions = loop, node, sessions
         self._openings = Openings(
             self._config,
             clock=self._clock,
@@ -109,6 +121,8 @@ class Handlers:
             self.node.end_consumer(consumer)
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
+        self.sessions.leave(connection)
+        self._settle_later()
         self.node.reclaim_dead_readers()
 
     # ------------------------------------------------------------ greeting, status, end
@@ -141,11 +155,13 @@ class Handlers:
             in_flight=scheduler.num_in_flight,
             max_in_flight=max(live, default=0),
             notices=self._notices,
+            sessions=self.sessions.counts,
         )
         self.loop.send(connection, m.StatusReport(status))
 
     def _statistics(self, connection: Connection, _: m.GetStatistics) -> None:
-        self.loop.send(connection, m.StatisticsReport(self.node.statistics()))
+        statistics = replace(self.node.statistics(), sessions=self.sessions.counts)
+        self.loop.send(connection, m.StatisticsReport(statistics))
 
     def _stop(self, connection: Connection, _: m.Stop) -> None:
         self.is_stopping = True
@@ -259,10 +275,53 @@ class Handlers:
         def answer(outcome: Outcome, code: str, text: str, data: Buffer) -> None:
             if len(data) > MAX_INLINE_BYTES:
                 outcome, data = Outcome.READ_ORIGIN, b""
-            key = self.node.registry.readable_key(dataset, object_id) if outcome == Outcome.STORED else b""
+            key = b""
+            if outcome == Outcome.STORED:
+                key = self.node.registry.readable_key(dataset, object_id)
+            elif outcome == Outcome.INLINE and self.node.datasets[dataset].catalogue is not None:
+                key = self.node.registry.key(dataset, object_id)  # of these very bytes: they came in this turn
             self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data), object_id, key))
 
         return answer
+
+    # ------------------------------------------------------------ sessions
+
+    def _open_cache(self, connection: Connection, request: m.OpenCache) -> None:
+        opened = self.sessions.open_cache(
+            connection, (request.session, request.cache), description=request.description,
+            size_bytes=request.size_bytes, spilling=request.spilling,
+        )  # fmt: skip
+        self.loop.send(connection, opened)
+
+    def _grow_cache(self, connection: Connection, request: m.GrowCache) -> None:
+        key = (request.session, request.cache)
+        grown = self.sessions.grow_cache(connection, key, request.wanted_bytes, on_disk=request.on_disk)
+        self.loop.send(connection, grown)
+
+    def _cache_reads(self, _: Connection, request: m.CacheReads) -> None:
+        self.sessions.count_reads((request.session, request.cache), request.hits, request.misses)
+
+    def _new_session(self, connection: Connection, _: m.NewSession) -> None:
+        self.loop.send(connection, m.SessionCreated(self.sessions.new_session()))
+
+    def _list_sessions(self, connection: Connection, _: m.ListSessions) -> None:
+        self.loop.send(connection, m.SessionsReport(self.sessions.list_sessions()))
+
+    def _drop_sessions(self, connection: Connection, request: m.DropSessions) -> None:
+        self.sessions.drop_sessions(request.sessions)
+        self._settle_later()
+        self.loop.send(connection, m.SessionsDropped())
+
+    def _settle_later(self) -> None:
+        """A process closes its connection before its stores, or keeps a dropped one open: look again, until it has."""
+        if not self._will_settle and self.sessions.has_unsettled:
+            self._will_settle = True
+            self.loop.call_later(_SETTLE_SECONDS, self._settle)
+
+    def _settle(self) -> None:
+        self._will_settle = False
+        self.sessions.settle()
+        self._settle_later()
 
     # ------------------------------------------------------------ warm and clear
 
@@ -279,7 +338,17 @@ class Handlers:
 
     def _clear(self, connection: Connection, request: m.Clear) -> None:
         url = None if request.url is None else canonical_url(request.url)
-        self.loop.send(connection, m.Cleared(self.node.clear(url)))
+        freed = self.node.clear(url)
+
+        def cleared(on_disk: ClearResult) -> None:
+            result = ClearResult(entries=freed.entries + on_disk.entries, bytes=freed.bytes + on_disk.bytes)
+            self.loop.call_soon(lambda: self.loop.send(connection, m.Cleared(result)))
+
+        disk = self.node.disk
+        if disk is None:
+            cleared(ClearResult(entries=0, bytes=0))
+        else:
+            disk.clear(None if url is None else self.node.registry.keys_below(url), cleared)
 
     def _fail(self, connection: Connection, message: m.AnyMessage, error: PrefeedError) -> None:
         """Refuse a question; who reports does not wait, and would take the refusal for its next answer."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +15,14 @@ from contextlib import contextmanager
 
 from prefeed.config import Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
+from prefeed.server.rooms import Room
+from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused
-from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, memory_limits
+from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
 
@@ -25,6 +30,7 @@ _BUSY_TURN_SECONDS = 0.01
 """Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
 
 _IDLE_TURN_SECONDS = 5.0
+_LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""
 
@@ -38,19 +44,24 @@ def run_foreground(config: Config) -> int:
     """
     _allow_many_descriptors()
     ensure_private_dir(config.runtime_dir)
-    with _only_server(config), _tier(config) as (tier, on_tmpfs, notices):
+    with _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices):
         _remove_files_in_transit(config)
         remove_unused(config.home)
         handlers = Handlers(config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices)
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
         )
-        node = Node(config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later)
-        handlers.bind(loop, node)
+        disk = _disk_tier(config, sessions.disk)
+        node = Node(config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk)
+        sessions.share_memory_with(node)
+        handlers.bind(loop, node, sessions)
         try:
             _serve(config, handlers, loop, node)
         finally:
             node.close()
+            if disk is not None:
+                disk.close()
+            sessions.remove_memory()
             tier.destroy()
             loop.close()
     return 0
@@ -65,7 +76,10 @@ def _allow_many_descriptors() -> None:
 def main() -> int:
     """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
     try:
-        return run_foreground(resolve())
+        config = resolve()
+        logging.basicConfig(format="prefeed: %(message)s")
+        logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
+        return run_foreground(config)
     except PrefeedError as err:
         print(f"prefeed: {err}", file=sys.stderr)
         return 4 if isinstance(err, ServerAlreadyRunningError) else 1
@@ -84,7 +98,9 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
             if loop.connections:
                 idle_since = now
             elif config.idle_timeout and now - idle_since >= config.idle_timeout:
-                return
+                if not handlers.sessions.would_be_lost:
+                    return
+                idle_since = now
             if not busy and not loop.owns_socket():
                 return  # the socket was removed, or another server listens there: nobody can reach this one
 
@@ -119,8 +135,27 @@ def _only_server(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _tier(config: Config) -> Iterator[tuple[TierWriter, bool, tuple[str, ...]]]:
-    """Open the memory tier where there is room for it; with it, what differs from what was asked for."""
+def _held_port(config: Config) -> Iterator[None]:
+    """Hold the port, if there is one, so that nobody else takes it for free; nothing listens there.
+
+    Raises:
+        ServerError: Somebody has it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as held:
+        try:
+            if config.port:
+                held.bind(("127.0.0.1", config.port))
+        except OSError as err:
+            raise ServerError(
+                f"port {config.port} on 127.0.0.1 cannot be had ({err.strerror}): another program uses it; name another "
+                "one with PREFEED_PORT or `cache_admin --start -p`"
+            ) from err
+        yield
+
+
+@contextmanager
+def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
+    """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
     name = f"prefeed-{os.getuid()}-{config.home_id}"
     try:
         config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -141,11 +176,40 @@ def _tier(config: Config) -> Iterator[tuple[TierWriter, bool, tuple[str, ...]]]:
             f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
             "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
         )
-    tier = TierWriter.open(store_dir, budget_bytes=budget)
+    memory = Room(store_dir, budget)
+    sessions = Sessions(memory, _disk_room(config))
+    tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
     try:
-        yield tier, on_tmpfs, notices
+        yield tier, sessions, on_tmpfs, notices
     finally:
         tier.close()
+        sessions.close()
+
+
+def _disk_room(config: Config) -> Room | None:
+    """Return the room on disk; None when the node is to have none, or there is no room."""
+    if not config.disk:
+        return None
+    directory = config.disk_path
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as err:
+        raise ServerError(
+            f"cannot make {directory}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
+        ) from err
+    budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
+    return Room(directory, budget, floor_bytes=floor)
+
+
+def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
+    """Open the disk tier of objects, which gets what no stage cache on disk was given; None without a room."""
+    if room is None:
+        return None
+    tier = DiskTier(
+        config.disk_path / "objects", budget_bytes=room.shares.objects_limit_bytes, min_free_bytes=room.floor_bytes
+    )
+    room.bind(objects_bytes=lambda: tier.file_bytes, resize_objects=tier.resize)
+    return tier
 
 
 @contextmanager

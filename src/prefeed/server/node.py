@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +22,14 @@ from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.policy import best_hit_ratio
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import UNKNOWN_SIZE
 from prefeed.errors import StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
-from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result
+from prefeed.server.disk import DiskTier
+from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result, is_changed
 from prefeed.server.registry import Registry
 from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.sources.manifest import Manifest, version_hash
 from prefeed.store.tier import TierWriter
-from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
+from prefeed.types import Buffer, ClearResult, DiskCounts, ReadCounts, Statistics
 
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
@@ -53,14 +53,18 @@ class Node:
         clock: Clock,
         wake: Callable[[], None],
         call_later: Callable[[float, Callable[[], None]], None],
+        disk: DiskTier | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
-        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake)
+        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk)
         entries = ((key, size) for key, size, _ in tier.entries())
         self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight)
         self.scheduler.set_budget(tier.capacity_bytes)
         self.datasets = self.registry.datasets
+        self.disk = disk
+        if disk is not None:
+            disk.keys_in_use = self.registry.entry_keys
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit)
         self._tier = tier
         self._clock = clock
@@ -73,8 +77,20 @@ class Node:
         self._errors: Counter[str] = Counter()
         self._origin_requests = 0
         self._origin_bytes = 0
+        self._disk_reads = 0
         self._hits = 0
         self._direct_reads = 0
+
+    def resize_tier(self, budget_bytes: int) -> int:
+        """The tier may take so much from now on; returns what it may take, more when its file has more already."""
+        granted = self._tier.resize(budget_bytes)
+        self.scheduler.set_budget(self._tier.capacity_bytes)
+        return granted
+
+    @property
+    def tier_bytes(self) -> int:
+        """What the tier's file has taken of the file system: it does not come back."""
+        return self._tier.file_bytes
 
     # ------------------------------------------------------------ datasets
 
@@ -204,6 +220,7 @@ class Node:
             budget_bytes=residency.budget_bytes,
             errors=dict(self._errors),
             best_hit_ratio=best if working_set else None,
+            disk=DiskCounts() if self.disk is None else replace(self.disk.counts(), reads=self._disk_reads),
         )
 
     def read_counts(self, consumer: int) -> ReadCounts:
@@ -231,7 +248,7 @@ class Node:
             self._errors[err.code] += 1
 
     def close(self) -> None:
-        """Let go of threads and sources; the tier belongs to the caller."""
+        """Let go of threads and sources; the tiers belong to the caller."""
         self.fetchers.close()
         self.registry.close()
 
@@ -254,9 +271,9 @@ class Node:
         ticket.attempts += 1
         if ticket.attempts == 1:
             ticket.started = self._clock()
-        self._origin_requests += 1
         dataset.note_lookup()
-        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest))
+        disk_key = b"" if self.disk is None else dataset.lasting_key(ticket.object_id)
+        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest, disk_key))
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[tuple[Ticket, Buffer]] = []
@@ -266,16 +283,21 @@ class Node:
                 continue
             ticket, data = result.job.ticket, result.fetched.data
             size = len(data) if not isinstance(data, memoryview) else data.nbytes
-            self._origin_bytes += size
-            self._observe(result)
-            changed = self._is_changed(result)
+            self._observe(result, size)
+            if changed := is_changed(result):
+                self._errors["object-changed"] += 1
             placement = self.scheduler.arrived(ticket, size, changed=changed)
+            if placement == Placement.DIRECT and self.checks.is_outdated(
+                ticket.dataset, ticket.object_id, result.fetched.version
+            ):
+                continue
+            if isinstance(manifest := result.job.manifest, CatalogueWriter):
+                manifest.observe(ticket.object_id, result.fetched.version, size)
+            if not changed:
+                self._offer_to_disk(result)
             if placement == Placement.DIRECT:
-                if not self.checks.is_outdated(ticket.dataset, ticket.object_id, result.fetched.version):
-                    self._inline[ticket.dataset, ticket.object_id] = data
+                self._inline[ticket.dataset, ticket.object_id] = data
             else:
-                if isinstance(manifest := result.job.manifest, CatalogueWriter):
-                    manifest.observe(ticket.object_id, result.fetched.version, size)
                 puts.append((ticket, data))
         if puts:
             self._commit(puts, [])
@@ -320,7 +342,15 @@ class Node:
         else:
             answerer(Outcome.READ_ORIGIN, "", "", b"")  # what came is out of date
 
+    def _offer_to_disk(self, result: Result) -> None:
+        ticket, fetched = result.job.ticket, result.fetched
+        if self.disk is None or result.from_disk or fetched is None or not fetched.version:
+            return
+        if key := self.datasets[ticket.dataset].lasting_key(ticket.object_id):
+            self.disk.offer(key, fetched.data)
+
     def _fetch_failed(self, result: Result) -> None:
+        self._origin_requests += 1
         ticket, error = result.job.ticket, result.error
         assert error is not None
         self._errors[error.code] += 1
@@ -338,7 +368,12 @@ class Node:
         else:
             self._call_later(delay, lambda: self._submit(ticket))
 
-    def _observe(self, result: Result) -> None:
+    def _observe(self, result: Result, size_bytes: int) -> None:
+        if result.from_disk:
+            self._disk_reads += 1
+            return
+        self._origin_requests += 1
+        self._origin_bytes += size_bytes
         table = self.scheduler.tables[result.job.ticket.dataset]
         limit = self._limit_of(result.job.ticket)
         limit.on_success(result.seconds, num_in_flight=table.in_flight, now=self._clock())
@@ -349,22 +384,6 @@ class Node:
 
     def _limit_of(self, ticket: Ticket) -> ConcurrencyLimit:
         return self.datasets[ticket.dataset].limit
-
-    def _is_changed(self, result: Result) -> bool:
-        """True when the origin gave another version, or another size, than the manifest has."""
-        assert result.fetched is not None
-        manifest, object_id = result.job.manifest, result.job.ticket.object_id
-        if not isinstance(manifest, Manifest):
-            return False  # a catalogue lists what is there when it is read
-        listed_size = manifest.sizes[object_id]
-        if listed_size != UNKNOWN_SIZE and listed_size != memoryview(result.fetched.data).nbytes:
-            self._errors["object-changed"] += 1
-            return True
-        listed, seen = manifest.version_hash(object_id), result.fetched.version
-        if not listed or not seen or version_hash(seen) == listed:
-            return False
-        self._errors["object-changed"] += 1
-        return True
 
     # ------------------------------------------------------------ inside
 

@@ -133,6 +133,19 @@ class Registry:
                 found.append((number, ids))
         return found
 
+    def entry_keys(self) -> list[memoryview]:
+        """Return the entry keys of all datasets, 16 bytes an object; any thread may ask."""
+        return [dataset.entry_keys for dataset in list(self.datasets.values())]
+
+    def keys_below(self, url: str) -> list[memoryview]:
+        """Return the entry keys of all objects at or below the URL, as far as datasets in use name them."""
+        found = []
+        for number, dataset in self.datasets.items():
+            ids = self._below(number, np.arange(dataset.manifest.num_objects), url)
+            if len(ids):
+                found.append(memoryview(b"".join(keys_of(dataset, ids))))
+        return found
+
     def close(self) -> None:
         """Let go of sources and of what is open for writing."""
         for dataset in self.datasets.values():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from prefeed.types import ClearResult, ReadCounts, ServerStatus, Statistics, WarmResult
+from prefeed.types import ClearResult, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -163,7 +163,7 @@ class Lost(Message, frozen=True):
 
 
 class Answered(Message, frozen=True):
-    """How a ``Demand`` ended: an ``Outcome``, with the bytes, the error, or the key that they are stored under.
+    """How a ``Demand`` ended: an ``Outcome``, with the bytes and their key, the error, or the key that they are stored under.
 
     The key of a catalogue's object may be withdrawn again before the reader looks: it says what was answered.
     """
@@ -251,6 +251,89 @@ class Cleared(Message, frozen=True):
     result: ClearResult
 
 
+class OpenCache(Message, frozen=True):
+    """Use a stage cache of a session from now on; it is made if there is none. Answered by ``CacheOpened``.
+
+    ``size_bytes`` is the most that its memory store may take; 0 = as much as the server can give.
+    """
+
+    session: int
+    cache: int
+    description: str
+    size_bytes: int
+    spilling: bool
+
+
+class CacheOpened(Message, frozen=True):
+    """Where the two stores of the cache lie, and the most that each may take now.
+
+    ``disk_dir`` is empty without spilling; ``disk_free_bytes`` is what its file system must keep free. ``instance``
+    changes when the cache was dropped and made anew.
+    """
+
+    memory_dir: str
+    memory_limit_bytes: int
+    disk_dir: str
+    disk_limit_bytes: int
+    instance: str
+    disk_free_bytes: int = 0
+
+
+class GrowCache(Message, frozen=True):
+    """Ask that a store of the cache may take so many bytes in all. Answered by ``CacheGrown``."""
+
+    session: int
+    cache: int
+    wanted_bytes: int
+    on_disk: bool = False
+
+
+class CacheGrown(Message, frozen=True):
+    """The most that each store of the cache may take now: as before when there is no more."""
+
+    memory_limit_bytes: int
+    disk_limit_bytes: int
+
+
+class CacheReads(Message, frozen=True):
+    """How reads of a cache went since the last report."""
+
+    session: int
+    cache: int
+    hits: int
+    misses: int
+
+
+class NewSession(Message, frozen=True):
+    """Ask for a session; answered by ``SessionCreated``."""
+
+
+class SessionCreated(Message, frozen=True):
+    """Answer to ``NewSession``."""
+
+    session: int
+
+
+class ListSessions(Message, frozen=True):
+    """Ask for ``SessionsReport``."""
+
+
+class SessionsReport(Message, frozen=True):
+    """Answer to ``ListSessions``."""
+
+    sessions: tuple[SessionInfo, ...]
+
+
+class DropSessions(Message, frozen=True):
+    """Remove these sessions with all that is in them; none, if one of them does not exist."""
+
+    sessions: tuple[int, ...]
+
+
+class SessionsDropped(Message, frozen=True):
+    """Answer to ``DropSessions``."""
+
+
 class Stop(Message, frozen=True):
     """Ask the server to end."""
 
@@ -259,11 +342,13 @@ class Stopping(Message, frozen=True):
     """The server ends; the connection closes when it is gone."""
 
 
-UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EndConsumer)
+UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EndConsumer, CacheReads)
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
     | Consumed | SamplesOpened | Position | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
-    | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | Warm | WarmReport | Clear | Cleared | Stop | Stopping
+    | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | Warm | WarmReport | Clear | Cleared
+    | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
+    | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping
 )  # fmt: skip

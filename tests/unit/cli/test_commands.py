@@ -23,7 +23,11 @@ COMMANDS = [
     (["stats"], True),
     (["warm", "s3://bucket/train"], True),
     (["clear", "--all"], True),
+    (["session", "new"], True),
+    (["session", "list"], True),
+    (["session", "drop", "1493732251"], True),
 ]
+NEED_A_SERVER = [["server", "status"], ["server", "stop"], ["stats"], ["session", "list"], ["session", "drop", "1"]]
 JSON_IDS = [" ".join(arguments) for arguments, _ in COMMANDS]
 
 
@@ -46,7 +50,7 @@ def test_json_is_one_object_and_nothing_else(run, arguments: list[str], running:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [["server", "status"], ["server", "stop"], ["stats"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", NEED_A_SERVER, ids=" ".join)
 def test_without_a_server_says_so_and_ends_with_3(run, arguments: list[str]) -> None:
     backend = FakeBackend(running=False)
 
@@ -58,7 +62,7 @@ def test_without_a_server_says_so_and_ends_with_3(run, arguments: list[str]) -> 
     assert not backend.running
 
 
-@pytest.mark.parametrize("arguments", [["server", "status"], ["server", "stop"], ["stats"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", NEED_A_SERVER, ids=" ".join)
 def test_json_error_is_one_object_too(run, arguments: list[str]) -> None:
     result = run(FakeBackend(running=False), *arguments, "--json")
 
@@ -79,7 +83,17 @@ def test_no_server_and_no_autostart_ends_with_1(run, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     "arguments",
-    [["clear"], ["clear", "s3://b", "--all"], ["warm"], ["nonsense"], ["server", "nonsense"], ["stats", "--nonsense"]],
+    [
+        ["clear"],
+        ["clear", "s3://b", "--all"],
+        ["warm"],
+        ["nonsense"],
+        ["server", "nonsense"],
+        ["stats", "--nonsense"],
+        ["session", "drop"],
+        ["session", "drop", "-1"],
+        ["session", "drop", str(2**32)],
+    ],
     ids=" ".join,
 )
 def test_wrong_usage_ends_with_2(run, arguments: list[str]) -> None:
@@ -241,3 +255,45 @@ def test_clear_all_and_clear_one(run) -> None:
     assert run(backend, "clear", "--all").stdout == "1,234 entries freed, 5.0 MiB\n"
     assert run(backend, "clear", "gs://b/x", "--json").stdout == '{"entries": 1234, "bytes": 5242880}\n'
     assert [call for call in backend.calls if call[0] == "clear"] == [("clear", None), ("clear", "gs://b/x")]
+
+
+# ------------------------------------------------------------ session
+
+
+def test_a_new_session_is_its_id_alone_and_starts_a_server(run) -> None:
+    backend = FakeBackend(running=False)
+    assert run(backend, "session", "new").stdout == "1493732251\n"
+    assert backend.running
+
+
+def test_sessions_are_listed_with_what_their_caches_hold(run) -> None:
+    lines = run(FakeBackend(), "session", "list").stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[0].split()[:2] == ["session", "cache"]
+    assert lines[1].split() == ["0", "-", "-", "-", "-", "-", "0"]
+    for text in ("1493732251", "3618046178", "1,000", "500", "600.0 KiB", "90.0 %", "Compose(Resize, ToTensor)"):
+        assert text in lines[2]
+
+
+def test_the_json_of_sessions_has_ratios_too(run) -> None:
+    found = json.loads(run(FakeBackend(), "session", "list", "--json").stdout)["sessions"]
+    assert [one["session"] for one in found] == [0, 1493732251]
+    assert found[1]["caches"][0]["hit_ratio"] == 0.9
+    assert found[1]["caches"][0]["average_bytes"] == 600 * 1024
+
+
+def test_without_sessions_the_list_says_so(run) -> None:
+    assert run(FakeBackend(sessions=()), "session", "list").stdout == "no sessions\n"
+
+
+def test_several_sessions_are_dropped_at_once(run) -> None:
+    backend = FakeBackend()
+    result = run(backend, "session", "drop", "0", "1493732251")
+    assert result.stdout == "session 0 dropped\nsession 1493732251 dropped\n"
+    assert ("drop", 0, 1493732251) in backend.calls
+
+
+def test_dropping_an_unknown_session_ends_with_1(run) -> None:
+    result = run(FakeBackend(), "session", "drop", "7")
+    assert result.exit_code == 1
+    assert result.stderr == "prefeed: session 7 not found\n"

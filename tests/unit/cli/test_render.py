@@ -6,7 +6,7 @@ import pytest
 
 from fake_backend import STATISTICS, STATUS, WARM
 from prefeed.cli import render
-from prefeed.types import ClearResult, Statistics
+from prefeed.types import ClearResult, SessionCounts, Statistics
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,12 @@ def test_print_rows_keeps_a_long_path_on_one_line_and_brackets_as_they_are(capsy
     title, row = capsys.readouterr().out.splitlines()
     assert title == "title [bold]"
     assert row == f"  home  {path}"
+
+
+def test_stage_caches_have_one_row_where_there_are_any() -> None:
+    counts = SessionCounts(sessions=2, caches=1, memory_bytes=5 * 1024**2, disk_bytes=1024**3)
+    assert "stage caches" not in dict(render.status_rows(STATUS)[1])
+    rows = dict(render.status_rows(replace(STATUS, sessions=counts))[1])
+    assert rows["stage caches"] == "2 sessions, 1 cache, 5.0 MiB in memory, 1.0 GiB on disk"
+    assert "stage caches" not in dict(render.statistics_rows(STATISTICS)[1])
+    assert "stage caches" in dict(render.statistics_rows(replace(STATISTICS, sessions=counts))[1])

@@ -29,6 +29,7 @@ class Server:
         bytes_of: Contents; a file that is not there is an error of the origin's.
         is_gone: Nobody answers.
         learned: What was reported.
+        last_key: Of the bytes given last; nothing when it is not known.
     """
 
     def __init__(self, *names: str) -> None:
@@ -38,6 +39,7 @@ class Server:
         self.by_id: list[int] = []
         self.by_path: list[str] = []
         self.learned: list[tuple[int, list[int]]] = []
+        self.last_key = b""
 
     def try_read(self, object_id: int) -> bytes | None:
         self.by_id.append(object_id)
@@ -213,6 +215,19 @@ def test_a_second_open_of_what_the_cache_does_not_have_asks_nobody(server: Serve
 
 
 # ------------------------------------------------------------ what a sample opened
+
+
+def test_the_key_of_what_was_served_is_told_inside_the_sample(server: Server) -> None:
+    files = declared(server)
+    server.last_key = b"0123456789abcdef"
+    with files.sample(0):
+        files.read_file(f"{ROOT}/0")
+        assert files.served_key(f"{ROOT}/0") == b"0123456789abcdef"
+        assert files.served_key(f"{ROOT}/1") is None
+        server.last_key = b""
+        files.read_file(f"{ROOT}/1")
+        assert files.served_key(f"{ROOT}/1") is None
+    assert files.served_key(f"{ROOT}/0") is None
 
 
 def test_what_a_sample_opened_is_reported_once(learning: Learning) -> None:

@@ -1,0 +1,191 @@
+"""``cache_admin``: MindSpore's command for its cache server, for scripts that know it. ``prefeed`` is the native one.
+
+A port names a server: nothing listens on it, requests go through the Unix socket of the port's home.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+
+from prefeed.cli.cache_arguments import LOCAL_HOST, Arguments, ArgumentsError, parse
+from prefeed.client.launch import start_server
+from prefeed.client.node import NodeClient
+from prefeed.config import EVERYTHING, Config, config_for_port, resolve
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.store.capacity import memory_limits
+from prefeed.types import CacheInfo, SessionInfo
+
+EXIT_FAILED: Final = 1
+
+HELP: Final = """\
+cache_admin: the cache server of this node, by the commands of MindSpore's.
+
+One command:
+  --start                            start the server
+  --stop                             stop it; what its sessions hold in memory is freed
+  --generate_session, -g             make a session; its id is the last word that is printed
+  --destroy_session, -d <id> [<id>]  drop sessions with all that they hold
+  --list_sessions                    list sessions and what their caches hold
+  --server_info                      show how the server was started
+  --help                             show this
+
+Options:
+  --hostname, -h <host>    127.0.0.1 and no other; default: MS_CACHE_HOST, or 127.0.0.1
+  --port, -p <port>        which server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
+With --start:
+  --workers, -w <number>   threads that fetch files
+  --spilldir, -s <dir>     absolute path; what does not fit into memory goes there
+  --loglevel, -l <level>   0 everything to 4 what is fatal; default: GLOG_v, or 1"""
+
+
+def main() -> None:
+    """Do what the command line says and end the process: 0, or 1 with the reason on stderr."""
+    logging.getLogger("prefeed").setLevel(logging.ERROR)  # how settings differ is nothing that these commands are asked
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Do what the words say; return the exit status."""
+    if not words:
+        click.echo(HELP)
+        return EXIT_FAILED
+    try:
+        arguments = parse(words, os.environ)
+        for line in _lines(arguments):
+            click.echo(line)
+    except PrefeedError as err:
+        click.echo(f"cache_admin: {err}", err=True)
+        return EXIT_FAILED
+    return 0
+
+
+def _lines(arguments: Arguments) -> list[str]:
+    if arguments.command == "help":
+        return [HELP]
+    port = arguments.port
+    config = config_for_port(resolve(), port)
+    if arguments.command == "start":
+        return _start(arguments, config)
+    try:
+        node = NodeClient.connect(config, autostart=False)
+    except ServerUnavailableError as err:
+        raise ServerUnavailableError(
+            f"no server runs on port {port}: it was stopped, or never started (`cache_admin --start -p {port}`)"
+        ) from err
+    with node:
+        if arguments.command == "stop":
+            node.stop()
+            return [f"Cache server on port {port} has been stopped successfully."]
+        if arguments.command == "generate_session":
+            return [f"Session created for server on port {port}: {node.new_session()}"]
+        if arguments.command == "destroy_session":
+            node.drop_sessions(arguments.sessions)
+            return [f"Drop session successfully for server on port {port}"]
+        sessions = node.list_sessions()
+        if arguments.command == "list_sessions":
+            return [f"Listing sessions for server on port {port}", "", *session_lines(sessions)]
+        return info_lines(port, node.connection.settings, sessions)
+
+
+# ---------------------------------------------------------------- starting
+
+
+def _start(arguments: Arguments, config: Config) -> list[str]:
+    port = arguments.port
+    changes: dict[str, object] = {"port": port, "idle_timeout": 0.0}
+    if arguments.workers is not None:
+        changes["max_in_flight"] = arguments.workers
+    if arguments.loglevel is not None:
+        changes["log_level"] = arguments.loglevel
+    if arguments.memory_ratio is not None:
+        changes["memory"] = int(arguments.memory_ratio * memory_limits(config.memory_dir).smallest_bytes)
+    if arguments.spilldir is not None:
+        changes |= {"disk": EVERYTHING, "disk_dir": _make_disk_dir(arguments.spilldir, port)}
+    config = replace(config, **changes)  # type: ignore[arg-type]
+    try:
+        pid = start_server(config)
+    except ServerAlreadyRunningError as err:
+        raise ServerAlreadyRunningError(
+            f"a cache server runs on port {port} already; stop it first (`cache_admin --stop -p {port}`)"
+        ) from err
+    except PrefeedError:
+        if arguments.spilldir is not None:
+            _remove_if_empty(config.disk_path)
+        raise
+    log = config.runtime_dir / "server.log"
+    return [
+        "Cache server startup completed successfully!",
+        f"The cache server daemon has been created as process id {pid} and is listening on port {port}",
+        "",
+        "Recommendation:",
+        f"The server runs by itself from now on; what it has to say goes to {log}",
+    ]
+
+
+def _make_disk_dir(spilldir: Path, port: int) -> Path:
+    directory = spilldir / f"prefeed-{os.getuid()}-{port}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as err:
+        raise ArgumentsError(f"spilldir {spilldir} cannot be written: {err.strerror}") from err
+    return directory
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """A server that did not start leaves nothing."""
+    with suppress(OSError):
+        directory.rmdir()
+
+
+# ---------------------------------------------------------------- tables
+
+_COLUMNS: Final = (
+    ("Session", 12), ("Cache Id", 12), ("Mem cached", 12), ("Disk cached", 13), ("Avg cache size", 16), ("Numa hit", 10),
+)  # fmt: skip
+
+
+def session_lines(sessions: Sequence[SessionInfo]) -> list[str]:
+    """Return the table of sessions, one line a cache; 0 is shown as ``n/a``."""
+    if not sessions:
+        return ["No active sessions."]
+    lines = ["".join(name.rjust(width) for name, width in _COLUMNS)]
+    for session in sessions:
+        rows = [_row(session, cache) for cache in session.caches] or [(session.session, 0, 0, 0, 0, 0)]
+        lines += [_aligned(row) for row in rows]
+    return lines
+
+
+def _row(session: SessionInfo, cache: CacheInfo) -> tuple[int, ...]:
+    average = max(1, round(cache.average_bytes)) if cache.average_bytes else 0
+    near = 0 if session.numa_node is None else cache.memory_entries
+    return (session.session, cache.cache, cache.memory_entries, cache.disk_entries, average, near)
+
+
+def _aligned(row: Sequence[int]) -> str:
+    texts = [str(row[0]), *(str(number) if number else "n/a" for number in row[1:])]
+    return "".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))
+
+
+def info_lines(port: int, settings: dict[str, str], sessions: Sequence[SessionInfo]) -> list[str]:
+    """Return what the server was started with, and its sessions."""
+    has_disk = settings.get("disk", "0") != "0"
+    rows = (
+        ("hostname", LOCAL_HOST),
+        ("port", str(port)),
+        ("number of workers", settings.get("max_in_flight", "?")),
+        ("log level", settings.get("log_level", "?")),
+        ("spill dir", settings.get("disk_dir", "?") if has_disk else "None"),
+    )
+    lines = ["Cache Server Configuration:", *(f"{name:>20}    {value}" for name, value in rows)]
+    if not sessions:
+        return [*lines, "No active sessions."]
+    return [*lines, "Active sessions:", "  ".join(str(session.session) for session in sessions)]

@@ -1,0 +1,66 @@
+"""``prefeed session``: new, list, drop."""
+
+from __future__ import annotations
+
+import click
+
+from prefeed.cli import render
+from prefeed.cli.backend import backend_of
+from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits
+
+
+@click.group(name="session")
+def command() -> None:
+    """Make, list and drop sessions of stage caches.
+
+    A session groups the caches of one or more pipelines: those that name the same session share what is the same below
+    their caches. Session 0 is the default one; it is always there, and gives way when others need the room.
+    """
+
+
+@command.command()
+@home_option
+@json_option
+@click.pass_context
+def new(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Make a session and print its id, for DatasetCache(session_id)."""
+    with backend_of(ctx).connect(config_of(home=home)) as client:
+        session = client.new_session()
+    if as_json:
+        render.print_json({"session": session})
+    else:
+        render.print_lines([str(session)])
+
+
+@command.command(name="list")
+@home_option
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Show all sessions with their caches: how many samples are held, how large they are, how often they were found."""
+    missing_server_exits(ctx)
+    with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
+        sessions = client.list_sessions()
+    if as_json:
+        render.print_json(render.sessions_object(sessions))
+    else:
+        render.print_lines(render.session_lines(sessions))
+
+
+@command.command()
+@click.argument("sessions", metavar="SESSION...", type=click.IntRange(0, 2**32 - 1), nargs=-1, required=True)
+@home_option
+@json_option
+@click.pass_context
+def drop(ctx: click.Context, sessions: tuple[int, ...], home: str | None, as_json: bool) -> None:
+    """Remove sessions with all that their caches hold, in memory and on disk.
+
+    Training that uses them goes on, and computes its samples anew. When one of the sessions does not exist, none is removed.
+    """
+    missing_server_exits(ctx)
+    with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
+        client.drop_sessions(sessions)
+    if as_json:
+        render.print_json({"dropped": list(sessions)})
+    else:
+        render.print_lines([f"session {session} dropped" for session in sessions])

@@ -1,0 +1,258 @@
+"""The disk tier of objects: what the memory tier has no room for, and what a restart would lose.
+
+origin ──bytes──→ memory tier                 fetcher threads look here before they ask the origin
+          └─────→ waiting ──groups──→ disk ──────────↑
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from prefeed.errors import StoreError
+from prefeed.server.datasets import KeyIndex
+from prefeed.store.layout import stored_bytes
+from prefeed.store.shared import SharedTier, remove_store
+from prefeed.store.values import value_size
+from prefeed.types import Buffer, ClearResult, DiskCounts
+
+_MOST_WAITING_BYTES: Final = 128 * 1024**2
+_GROUP_BYTES: Final = 16 * 1024**2
+_MOST_IN_GROUP: Final = 256
+_LINGER_SECONDS: Final = 0.2
+"""A commit waits for the disk: what comes meanwhile goes with the next one."""
+
+_COMMIT_BYTES: Final = 4 * 1024**2
+"""Of tree pages that a commit may add to the data of its group."""
+
+_TRY_EVERY: Final = 64
+"""Of a full tier: room comes seldom."""
+
+_FREED_AT_ONCE: Final = 4096
+
+Cleared = Callable[[ClearResult], None]
+"""Told what was deleted; called in the tier's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clear:
+    keys: list[memoryview] | None
+    then: Cleared
+
+
+class DiskTier:
+    """Objects on a local disk, under their entry keys.
+
+    Nothing that happens to the disk is an error of a read: what cannot be stored is not, what is damaged is absent.
+    Nothing is evicted, but when there is no room, entries that ``keys_in_use`` does not name go.
+
+    **Ownership.** The directory is this tier's own; no other process has the store open.
+
+    **Threads.** ``read`` may be called from any thread; the rest belongs to the loop's. What was offered is written by
+    a thread of the tier's own, which calls ``keys_in_use`` too.
+
+    **Blocking.** ``read`` waits for the disk; ``close`` for what was offered to be written; no other call waits.
+
+    Args:
+        directory: Made if missing.
+        budget_bytes: The most that the files may take; ``resize`` changes it.
+        min_free_bytes: What the file system must keep free.
+        keys_in_use: Returns entry keys, 16 bytes each, of the objects of all datasets in use.
+
+    Raises:
+        StoreError: The directory cannot be used; the message says what to change.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        budget_bytes: int,
+        min_free_bytes: int,
+        keys_in_use: Callable[[], Iterable[memoryview]] = tuple,
+    ) -> None:
+        self.keys_in_use = keys_in_use
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+        self._tier = SharedTier(directory, limit_bytes=budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
+        self._make_directory()
+        if self._tier.file_bytes() > budget_bytes:
+            self._remove_all()
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[bytes, Buffer]] = deque()
+        self._waiting_bytes = 0
+        self._writing_bytes = 0
+        self._clears: deque[_Clear] = deque()
+        self._is_closing = False
+        self._skip = 0
+        self._dropped = 0
+        self._all_named_by = -1
+        self._thread = threading.Thread(target=self._run, name="prefeed-disk", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, key: bytes) -> bytes | None:
+        """Return a copy of an object's bytes as they were stored, None if the tier does not hold them."""
+        return None if self._clears or self._is_closing else self._tier.get(key)
+
+    def counts(self) -> DiskCounts:
+        """Return a snapshot, but for the reads that were served, which others count."""
+        found = self._tier.statistics()
+        return DiskCounts(
+            objects=found.entries,
+            bytes=found.value_bytes,
+            budget_bytes=self._budget_bytes,
+            corrupt=found.corrupt,
+            dropped=self._dropped,
+        )
+
+    @property
+    def file_bytes(self) -> int:
+        """What the files take of the file system, or may take with what is being written."""
+        with self._changed:
+            return self._tier.file_bytes() + self._writing_bytes
+
+    # ------------------------------------------------------------ writing
+
+    def offer(self, key: bytes, data: Buffer) -> None:
+        """Let the bytes be stored some time, if there is room; what more than 128 MiB wait for is dropped."""
+        size = value_size(data)
+        with self._changed:
+            if self._skip > 0:
+                self._skip -= 1
+            elif self._waiting_bytes + size > _MOST_WAITING_BYTES:
+                self._dropped += 1
+            else:
+                self._waiting.append((key, data))
+                self._waiting_bytes += size
+                self._changed.notify()
+
+    def resize(self, budget_bytes: int) -> int:
+        """The files may take so much from now on; returns what they may take, more when they have it already."""
+        with self._changed:
+            if budget_bytes > self._budget_bytes:
+                self._skip = 0
+            self._budget_bytes = budget_bytes
+        return max(budget_bytes, self.file_bytes)
+
+    def clear(self, keys: list[memoryview] | None, then: Cleared) -> None:
+        """Delete the objects with these keys, 16 bytes each; everything if None. None of them is read from now on."""
+        with self._changed:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._clears.append(_Clear(keys, then))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, and let go of the store; what is in it stays."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._tier.close()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while True:
+            self._wait_for_work()
+            if self._clears:
+                clear = self._clears[0]
+                result = self._clear(clear.keys)
+                self._clears.popleft()
+                clear.then(result)
+            elif group := self._take_group():
+                self._store(group)
+                with self._changed:
+                    self._writing_bytes = 0
+            elif self._is_closing:
+                return
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._clears or self._is_closing)
+            self._changed.wait_for(
+                lambda: self._waiting_bytes >= _GROUP_BYTES or self._clears or self._is_closing, _LINGER_SECONDS
+            )
+
+    def _take_group(self) -> list[tuple[bytes, Buffer]]:
+        group: list[tuple[bytes, Buffer]] = []
+        size = 0
+        with self._changed:
+            while self._waiting and size < _GROUP_BYTES and len(group) < _MOST_IN_GROUP:
+                group.append(self._waiting.popleft())
+                size += stored_bytes(value_size(group[-1][1]))
+            self._waiting_bytes = sum(value_size(data) for _, data in self._waiting)
+            # From here on the store may grow by this, whatever ``resize`` says meanwhile.
+            self._writing_bytes = size + _COMMIT_BYTES if group else 0
+            budget = self._budget_bytes
+        if group:
+            self._fit(budget)
+        return group
+
+    def _fit(self, budget_bytes: int) -> None:
+        if budget_bytes > self._tier.limit_bytes:
+            self._tier.grow(budget_bytes)
+        elif budget_bytes < self._tier.limit_bytes:
+            self._tier.shrink(budget_bytes)
+
+    def _store(self, group: list[tuple[bytes, Buffer]]) -> None:
+        rest = group[self._tier.put_many(group) :]
+        while rest and self._free_unnamed():
+            rest = rest[self._tier.put_many(rest) :]
+        if rest:
+            self._skip = _TRY_EVERY
+
+    def _free_unnamed(self) -> bool:
+        """Delete some entries that no dataset in use names; False when there are none."""
+        named = list(self.keys_in_use())
+        if len(named) == self._all_named_by:
+            return False
+        doomed = unnamed(self._tier.keys(), named)[:_FREED_AT_ONCE]
+        if not doomed:
+            self._all_named_by = len(named)
+        self._tier.delete_many(doomed)
+        return bool(doomed)
+
+    def _clear(self, keys: list[memoryview] | None) -> ClearResult:
+        before = self._tier.statistics()
+        if keys is None:
+            self._remove_all()
+        else:
+            held = self._tier.keys()
+            found = [KeyIndex(held).match(part)[0] for part in keys]
+            self._tier.delete_many([held[at] for at in np.unique(np.concatenate(found)).tolist()] if found else [])
+        after = self._tier.statistics()
+        self._skip, self._all_named_by = 0, -1
+        return ClearResult(entries=before.entries - after.entries, bytes=before.value_bytes - after.value_bytes)
+
+    def _remove_all(self) -> None:
+        remove_store(self._directory)
+        self._tier.reopen_if_replaced()
+        self._make_directory()
+
+    def _make_directory(self) -> None:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as err:
+            raise StoreError(
+                f"cannot make {self._directory} for the disk tier: {err.strerror}; set PREFEED_DISK_DIR to a directory "
+                "you can write to, or PREFEED_DISK to 0"
+            ) from err
+
+
+def unnamed(held: list[bytes], named: list[memoryview]) -> list[bytes]:
+    """Return those of the held keys that are not among the named ones, in their order. Pure."""
+    if not held:
+        return []
+    index, is_named = KeyIndex(held), np.zeros(len(held), dtype=bool)
+    for keys in named:
+        is_named[index.match(keys)[0]] = True
+    return [key for key, keep in zip(held, is_named.tolist(), strict=True) if not keep]
