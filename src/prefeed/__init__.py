@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from prefeed import datasets, errors
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
+    from prefeed.stage.cache import DatasetCache
+    from prefeed.stage.dataset import CachedDataset, map
+    from prefeed.stage.randomness import not_random
     from prefeed.torch.declared import Accessor
     from prefeed.torch.loader import DataLoader
     from prefeed.types import Statistics
@@ -23,24 +26,32 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accessor",
+    "CachedDataset",
     "Config",
     "DataLoader",
+    "DatasetCache",
     "Statistics",
     "configure",
     "datasets",
     "errors",
+    "map",
+    "not_random",
     "read",
     "statistics",
 ]
 
 _HOMES = {
     "Accessor": "prefeed.torch.declared",
+    "CachedDataset": "prefeed.stage.dataset",
     "Config": "prefeed.config",
     "DataLoader": "prefeed.torch.loader",
+    "DatasetCache": "prefeed.stage.cache",
     "Statistics": "prefeed.types",
     "configure": "prefeed.config",
     "datasets": None,
     "errors": None,
+    "map": "prefeed.stage.dataset",
+    "not_random": "prefeed.stage.randomness",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
 }

@@ -1,0 +1,14 @@
+"""Cached stages: what a deterministic step of a pipeline returns, made once for every process and every epoch.
+
+Start reading in ``dataset.py``. ``lineage`` says which entry belongs to a sample, ``fingerprint`` and ``randomness``
+what a step is and whether it draws, ``files_seen`` and ``notes`` which files an entry was made of, ``codec`` how a
+sample becomes bytes, ``cache_store`` where they lie, ``claims`` that no two processes make the same one. ``cache`` is
+``DatasetCache``, with the arguments of MindSpore's. Needs no torch.
+"""
+
+from prefeed.stage.cache import CacheStatistics as CacheStatistics
+from prefeed.stage.cache import DatasetCache as DatasetCache
+from prefeed.stage.dataset import CachedDataset as CachedDataset
+from prefeed.stage.dataset import MappedDataset as MappedDataset
+from prefeed.stage.dataset import map as map
+from prefeed.stage.randomness import not_random as not_random

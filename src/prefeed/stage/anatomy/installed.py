@@ -1,0 +1,76 @@
+"""Which code is installed, and so told by its version, and which is the user's own, and so told by what it says."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from types import ModuleType
+from typing import Any
+
+_SCHEMES = ("stdlib", "platstdlib", "purelib", "platlib")
+
+
+@functools.lru_cache(4096)
+def is_installed(module_name: str, file: str | None) -> bool:
+    """Return whether code of a module lies below site-packages or the standard library; a file alone may not be known."""
+    if module_name in ("__main__", "__mp_main__"):
+        return False
+    if module_name.partition(".")[0] == "prefeed":  # also where it is installed editable
+        return True
+    if file is None:
+        return module_name.partition(".")[0] in sys.stdlib_module_names
+    return file.startswith("<frozen ") or os.path.realpath(file).startswith(_roots())
+
+
+def is_installed_module(module: ModuleType) -> bool:
+    """Return whether a module is installed."""
+    return is_installed(module.__name__, getattr(module, "__file__", None) or _first(getattr(module, "__path__", ())))
+
+
+def is_installed_name(module_name: str) -> bool:
+    """Return whether the module of this name is installed; one that was never imported counts by its top package."""
+    for name in (module_name, module_name.partition(".")[0]):
+        module = sys.modules.get(name)
+        if module is not None:
+            return is_installed_module(module)
+    return is_installed(module_name, _origin(module_name.partition(".")[0]))
+
+
+@functools.cache
+def version_of(module_name: str) -> str:
+    """Return the version of the distribution that a module comes from, of Python for the standard library."""
+    top = module_name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(version, str):
+        return version
+    names = importlib.metadata.packages_distributions().get(top, [])
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    found = {sysconfig.get_paths()[scheme] for scheme in _SCHEMES} | set(site.getsitepackages())
+    found.add(site.getusersitepackages())
+    return tuple(os.path.realpath(root) + os.sep for root in sorted(found))
+
+
+@functools.cache
+def _origin(top: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    return spec.origin if spec.has_location else _first(spec.submodule_search_locations or ())
+
+
+def _first(paths: Any) -> str | None:
+    return next(iter(paths), None)

@@ -1,0 +1,133 @@
+"""Which look is for which value, and how an instance is taken apart."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import logging
+import pickle
+import types
+import weakref
+from collections.abc import Callable
+from enum import Enum, EnumMeta
+from pathlib import PurePath
+from typing import Any, Final
+
+import numpy as np
+
+from prefeed.stage.anatomy import functions, values
+from prefeed.stage.anatomy.bytecode import External
+from prefeed.stage.anatomy.parts import Anatomy, Part, UntoldError, attributes
+from prefeed.stage.anatomy.types import look_at_class, look_at_enum_class, look_at_enum_member
+
+
+def anatomy_of(value: Any) -> Anatomy:
+    """Return what a value consists of.
+
+    Raises:
+        UntoldError: That depends on more than what can be looked at: an open file, a lock, a generator.
+    """
+    look = _BY_TYPE.get(type(value)) or _by_base(value)
+    return look(value)
+
+
+# ---------------------------------------------------------------- instances
+
+_NEW: Final[Any] = vars(copyreg)["__newobj__"]
+"""What pickle makes an instance with, whose class says nothing else."""
+
+
+def _look_at_instance(value: Any) -> Anatomy:
+    """Take an instance apart as pickle would, unless it says itself what it consists of."""
+    state_of = getattr(type(value), "prefeed_state", None)
+    if state_of is not None:
+        return Anatomy(kind="instance", parts=((".__class__", type(value)), (".prefeed_state()", state_of(value))))
+    reduced = _reduced(value)
+    if isinstance(reduced, str):  # a name in its module
+        dotted = f"{type(value).__module__}.{type(value).__qualname__}:{getattr(value, '__module__', None)}.{reduced}"
+        return Anatomy(kind="named", parts=(("", External(dotted)),))
+    make, arguments, state, items, pairs = [*reduced, None, None, None][:5]
+    if make is _NEW and len(arguments) == 1:
+        parts: list[Part] = [(".__class__", arguments[0])]
+    else:
+        parts = [(".__class__", type(value)), (".__reduce__()", make), (".__reduce__()", arguments)]
+    parts += _state(state)
+    parts += [(f"[{index}]", item) for index, item in enumerate(items or ())]
+    parts += [part for key, item in pairs or () for part in values.items_of({key: item})]
+    return Anatomy(kind="instance", parts=tuple(parts))
+
+
+def _reduced(value: Any) -> Any:
+    reducer = copyreg.dispatch_table.get(type(value))
+    try:
+        return reducer(value) if reducer is not None else value.__reduce_ex__(4)
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, OSError, pickle.PickleError) as err:
+        raise UntoldError(str(err)) from err
+
+
+def _state(state: Any) -> list[Part]:
+    if isinstance(state, dict):
+        return attributes(state)
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        own, slots = state
+        if own is None or isinstance(own, dict):
+            return [*attributes(own or {}), *attributes(slots)]
+    return [] if state is None else [(".__getstate__()", state)]
+
+
+# ---------------------------------------------------------------- which is which
+
+
+def _by_base(value: Any) -> Callable[[Any], Anatomy]:
+    """Return how to look at a value that is of none of the exact types."""
+    if isinstance(value, EnumMeta):
+        return look_at_enum_class
+    for base, look in _BY_BASE:
+        if isinstance(value, base):
+            return look
+    if any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__):
+        return values.look_at_tensor
+    return _look_at_instance
+
+
+_BY_BASE: Final[tuple[tuple[Any, Callable[[Any], Anatomy]], ...]] = (
+    (type, look_at_class),
+    (Enum, look_at_enum_member),
+    (np.memmap, values.look_at_memmap),
+    (np.ndarray, values.look_at_array),
+    (PurePath, values.look_at_path),
+    (np.generic, values.look_at_number),
+    (functools.partial, functions.look_at_partial),
+    (np.ufunc, functions.look_at_ufunc),
+    (weakref.WeakKeyDictionary | weakref.WeakValueDictionary | weakref.WeakSet, functions.look_at_weak),
+    (logging.Logger | logging.LoggerAdapter, functions.look_at_logger),
+)
+
+_BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
+    **dict.fromkeys(
+        (bool, int, types.NoneType, types.EllipsisType, types.NotImplementedType, range, slice), values.look_at_plain
+    ),
+    **dict.fromkeys((list, tuple), values.look_at_sequence),
+    **dict.fromkeys((set, frozenset), values.look_at_set),
+    **dict.fromkeys((bytes, bytearray), values.look_at_bytes),
+    **dict.fromkeys((staticmethod, classmethod), functions.look_at_wrapped),
+    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), functions.look_at_builtin),
+    **dict.fromkeys(
+        (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+        functions.look_at_descriptor,
+    ),
+    **dict.fromkeys((types.MemberDescriptorType, types.GetSetDescriptorType), functions.look_at_descriptor),
+    float: values.look_at_float,
+    complex: values.look_at_complex,
+    str: values.look_at_text,
+    dict: values.look_at_dict,
+    types.MappingProxyType: lambda value: values.look_at_dict(dict(value)),
+    types.FunctionType: functions.look_at_function,
+    types.CodeType: functions.look_at_code,
+    types.ModuleType: functions.look_at_module,
+    types.MethodType: functions.look_at_method,
+    property: functions.look_at_property,
+    functools.cached_property: functions.look_at_cached_property,
+    type(functools.lru_cache(values.look_at_plain)): functions.look_at_cached,
+    External: lambda value: functions.look_at_external(value.dotted),
+}

@@ -1,0 +1,61 @@
+"""Who is making which entry: locks of single bytes of a file, which the kernel lets go of when a process dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+_NAME: Final = "claims"
+_FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_OFFSETS: Final = (1 << 62) - 1
+
+
+class Claims:
+    """Lets one process at a time make an entry, so that none is made twice.
+
+    A claim is a lock of one byte at an offset taken from the key. Two keys that meet at one offset wait for each other,
+    which is harmless.
+
+    **Threads and processes.** Any; each process opens the file for itself. Locks belong to the open file, so threads of one
+    process do not exclude each other.
+    **Blocking.** Never waits.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._path = Path(directory) / _NAME
+        self._pid = 0
+        self._file = -1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Claims, (self._path.parent,))
+
+    def try_claim(self, key: bytes) -> bool:
+        """Return False when another process has the key; True, and it is ours, otherwise, or when nobody can tell."""
+        return self._set(fcntl.F_WRLCK, key)
+
+    def release(self, key: bytes) -> None:
+        """Let others make the entry."""
+        self._set(fcntl.F_UNLCK, key)
+
+    def close(self) -> None:
+        """Let go of everything; a later claim opens the file again."""
+        if self._file >= 0:
+            os.close(self._file)  # a forked child's copy too: its parent's locks stay the parent's
+        self._file, self._pid = -1, 0
+
+    def _set(self, kind: int, key: bytes) -> bool:
+        try:
+            if self._pid != os.getpid():
+                self.close()
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._pid = os.getpid()
+            start = int.from_bytes(key[:8], "little") & _OFFSETS
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
+        except BlockingIOError:
+            return False
+        except OSError:  # the cache was dropped, or there are no locks left: better made twice than not at all
+            return True
+        return True

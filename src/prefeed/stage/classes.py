@@ -1,0 +1,111 @@
+"""Classes by import path: found again without calling anything of theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from enum import Enum, Flag
+from typing import Any
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or the like
+
+
+def class_at(module: str, qualname: str) -> Any:
+    """Return what a module holds at a dotted name; the module is imported if it was not.
+
+    Raises:
+        ValueError: There is nothing of that name.
+    """
+    found: Any = sys.modules.get(module)
+    if found is None:
+        found = importlib.import_module(module)
+    for part in qualname.split("."):
+        # Not getattr: a module's or a metaclass's __getattr__ is code.
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if found is None:
+        raise ValueError(f"{module}.{qualname} is not there any more")
+    return found
+
+
+def is_importable(cls: type) -> bool:
+    """Return whether another process finds this very class at its path."""
+    try:
+        return class_at(cls.__module__, cls.__qualname__) is cls
+    except (ValueError, TypeError, ImportError):
+        return False
+
+
+def is_plain_dataclass(cls: Any) -> bool:
+    """Return whether instances are all that ``__dict__`` and ``__slots__`` hold, of a dataclass."""
+    return (
+        isinstance(cls, type)
+        and dataclasses.is_dataclass(cls)
+        and all(base is object or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
+        and not issubclass(cls, tuple | Enum)
+    )
+
+
+def field_names(cls: Any) -> list[str]:
+    """Return the names of a dataclass's fields, in order."""
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def is_named_tuple(cls: Any) -> bool:
+    """Return whether the class is what ``NamedTuple`` or ``namedtuple`` make, or derived from it without a state."""
+    if not (isinstance(cls, type) and issubclass(cls, tuple) and cls is not tuple):
+        return False
+    fields = getattr(cls, "_fields", None)
+    return type(fields) is tuple and all(type(name) is str for name in fields)
+
+
+def is_enum(cls: Any) -> bool:
+    """Return whether the class has members."""
+    return isinstance(cls, type) and issubclass(cls, Enum)
+
+
+def is_flag(cls: Any) -> bool:
+    """Return whether the class's values are sets of members, with nothing of its own done to unknown ones."""
+    if not (is_enum(cls) and issubclass(cls, Flag)):
+        return False
+    lookup: Any = cls._missing_
+    ours: Any = Flag._missing_
+    return lookup.__func__ is ours.__func__
+
+
+def slots_of(cls: type) -> list[str]:
+    """Return the names that instances keep outside ``__dict__``, as attributes."""
+    names = []
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if type(member).__name__ == "member_descriptor" and name not in names:
+                names.append(name)
+    return names
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """Return all that an instance holds, by name, attributes that are not set left out."""
+    state = dict(getattr(value, "__dict__", {}))
+    for name in slots_of(type(value)):
+        if hasattr(value, name):
+            state[name] = getattr(value, name)
+    return state
+
+
+def rebuild(cls: type, names: list[str], values: list[Any]) -> Any:
+    """Return an instance that holds this state. No code of the class runs.
+
+    Raises:
+        ValueError: The class has no such slot.
+    """
+    value: Any = object.__new__(cls)
+    slots = slots_of(cls)
+    own = getattr(value, "__dict__", None)
+    for name, item in zip(names, values, strict=True):
+        if name in slots:
+            object.__setattr__(value, name, item)
+        elif own is not None:
+            own[name] = item
+        else:
+            raise ValueError(f"{cls.__qualname__} has no {name!r}")
+    return value

@@ -1,0 +1,133 @@
+"""What a stage is: one number, the same in every process and run as long as its code and parameters are the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from xxhash import xxh3_128, xxh3_128_digest
+
+from prefeed.errors import CannotFingerprintError
+from prefeed.stage.anatomy.parts import UntoldError
+from prefeed.stage.anatomy.whole import anatomy_of
+
+__all__ = ["describe", "fingerprint"]
+
+_LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_SHOWN = 100
+
+
+def fingerprint(value: Any, *, name: str | None = None) -> bytes:
+    """Return 16 bytes for anything that a stage is made of.
+
+    Functions and classes of installed packages count by name and version; those of the user's own by what they say and
+    what they refer to, but not by where they stand. Instances count by their class and what pickle would keep of them.
+
+    Args:
+        value: A function, a transform, a dataset, or several in a tuple.
+        name: What an error calls the value; by default its function's or class's name.
+
+    Raises:
+        CannotFingerprintError: It holds something that cannot be told from run to run; the message says where.
+    """
+    walk = _Walk(name or _name(value))
+    try:
+        return xxh3_128_digest(b"prefeed stage 1 " + walk.digest(value))
+    except UntoldError as err:
+        raise _cannot_fingerprint(walk, str(err)) from err
+    except RecursionError as err:
+        raise _cannot_fingerprint(walk, "it is nested too deep") from err
+
+
+class _Walk:
+    """Goes through a value; knows where it is."""
+
+    def __init__(self, name: str) -> None:
+        self.path = [name]
+        self.at: Any = None
+        self._known: dict[int, bytes] = {}
+        self._kept: list[Any] = []  # an id is another object's as soon as its own is gone
+        self._open: dict[int, int] = {}
+
+    def digest(self, value: Any) -> bytes:
+        self.at = value
+        is_leaf = type(value) in _LEAVES
+        key = id(value)
+        if not is_leaf:
+            if key in self._known:
+                return self._known[key]
+            if key in self._open:
+                return xxh3_128_digest(b"again %d" % (len(self._open) - self._open[key]))
+            self._open[key] = len(self._open)
+        found = self._digest(value)
+        if not is_leaf:
+            del self._open[key]
+            self._known[key] = found
+            self._kept.append(value)
+        return found
+
+    def _digest(self, value: Any) -> bytes:
+        anatomy = anatomy_of(value)
+        told = xxh3_128(anatomy.kind.encode("utf-8", "backslashreplace"))
+        told.update(b"\0")
+        for content in anatomy.content():
+            told.update(content)
+        digests = [self._part(label, part, is_alone=anatomy.is_unordered) for label, part in anatomy.parts]
+        told.update(b"".join(sorted(digests) if anatomy.is_unordered else digests))
+        return told.digest()
+
+    def _part(self, label: str, part: Any, *, is_alone: bool) -> bytes:
+        """Return the digest of a part and of how it is reached."""
+        self.path.append(label)
+        known = self._known
+        if is_alone:  # in a set, none may depend on which of the others was first
+            self._known = dict(known)
+        found = self.digest(part)
+        self._known = known
+        self.path.pop()
+        return xxh3_128_digest(found + label.encode("utf-8", "backslashreplace"))
+
+
+def _cannot_fingerprint(walk: _Walk, reason: str) -> CannotFingerprintError:
+    where = "".join(walk.path[:12])
+    what = f"{type(walk.at).__module__}.{type(walk.at).__qualname__}".removeprefix("builtins.")
+    return CannotFingerprintError(
+        f"{where} is a {what}, of which nobody can tell whether it is the same in the next run ({reason}): keep it out of "
+        'the stage, or give the stage a name of your own that you change with its code: version="1"',
+        where=where,
+        type=what,
+    )
+
+
+# ---------------------------------------------------------------- for people
+
+
+def describe(value: Any) -> str:
+    """Return one short line that tells a person what a stage is: ``Compose(Resize, CenterCrop, ToTensor)``."""
+    name = _name(value)
+    inner = [_described(part) for part in _shown(value)]
+    text = f"{name}({', '.join(inner)})" if inner else name
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _described(value: Any, depth: int = 2) -> str:
+    inner = [_described(part, depth - 1) for part in _shown(value)] if depth else []
+    return f"{_name(value)}({', '.join(inner)})" if inner else _name(value)
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function or class, or of what an instance is one of."""
+    if isinstance(value, functools.partial):
+        return _name(value.func)
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return str(name).replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def _shown(value: Any) -> list[Any]:
+    """Return what a stage is made of, so far as a person thinks of it: steps, and datasets below."""
+    own = getattr(value, "__dict__", {})
+    for name in ("transforms", "_modules"):
+        steps = own.get(name)
+        if isinstance(steps, dict | list | tuple) and steps:
+            return list(steps.values()) if isinstance(steps, dict) else list(steps)
+    return [own[name] for name in ("dataset", "fn", "transform") if own.get(name) is not None]

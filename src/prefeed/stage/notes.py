@@ -1,0 +1,96 @@
+"""What an entry says of itself: the version of its sample, and the files that were read to make it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from prefeed.errors import EntryFormatError
+from prefeed.sources.manifest import entry_key
+from prefeed.sources.posix import stat_paths, version_of
+from prefeed.types import ENTRY_KEY_BYTES
+
+ABSENT: Final = bytes(ENTRY_KEY_BYTES)
+"""Stands for a file that is not there, or is no regular file."""
+
+_QUICK_SECONDS: Final = 200e-6
+"""Where asking a file takes longer, as on a network, many are asked side by side."""
+
+_PROBES: Final = 4
+_THREADS: Final = 64
+
+
+class Note(msgspec.Struct, array_like=True, frozen=True):
+    """What an entry was made of.
+
+    Attributes:
+        version: Version of the sample, as its dataset knows it; empty when only the files tell.
+        paths: Files that were opened to make it, absolute, as the system has them.
+        keys: Their entry keys then, one after the other; ``ABSENT`` for a file that was not there.
+    """
+
+    version: bytes = b""
+    paths: list[bytes] = []
+    keys: bytes = b""
+
+    def files(self) -> Iterable[tuple[bytes, bytes]]:
+        """Return each path and its key."""
+        for index, path in enumerate(self.paths):
+            yield path, self.keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Note)
+
+
+def encode_note(note: Note) -> bytes:
+    """Return the bytes of a note."""
+    return _encoder.encode(note)
+
+
+def decode_note(data: bytes) -> Note:
+    """Return the note.
+
+    Raises:
+        EntryFormatError: These are not the bytes of one.
+    """
+    try:
+        note = _decoder.decode(data)
+    except msgspec.DecodeError as err:
+        raise EntryFormatError(f"the note of an entry is damaged: {err}") from err
+    if len(note.keys) != len(note.paths) * ENTRY_KEY_BYTES:
+        raise EntryFormatError(f"the note of an entry has {len(note.keys)} bytes of keys for {len(note.paths)} files")
+    return note
+
+
+def key_now(path: str) -> bytes:
+    """Return the key that a file has now."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ABSENT
+    return entry_key("/", path, version_of(status)) if stat.S_ISREG(status.st_mode) else ABSENT
+
+
+def keys_now(paths: list[bytes]) -> dict[bytes, bytes]:
+    """Return the key that each file has now; on slow storage they are asked side by side."""
+    found: dict[bytes, bytes] = {}
+    began = time.perf_counter()
+    for path in paths[:_PROBES]:
+        found[path] = key_now(os.fsdecode(path))
+    rest = paths[_PROBES:]
+    if not rest:
+        return found
+    if (time.perf_counter() - began) / _PROBES < _QUICK_SECONDS:
+        found.update((path, key_now(os.fsdecode(path))) for path in rest)
+        return found
+    names = [os.fsdecode(path) for path in rest]
+    _, versions = stat_paths(names, threads=_THREADS, batch=-(-len(names) // _THREADS))
+    for path, name, version in zip(rest, names, versions, strict=True):
+        found[path] = entry_key("/", name, version) if version else ABSENT
+    return found

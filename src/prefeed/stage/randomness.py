@@ -1,0 +1,323 @@
+"""Which stages draw random numbers: found by looking at them, and by watching them.
+
+Looking finds torchvision's random transforms, dropout, generators among a stage's attributes, and code of the user's
+own that names something that draws. It may take one for random that is not: that is what ``not_random`` is for.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from prefeed.stage.anatomy.bytecode import (
+    External,
+    Reference,
+    attributes_named,
+    function_references,
+    references,
+    source_code,
+)
+from prefeed.stage.anatomy.installed import is_installed, is_installed_module
+from prefeed.stage.anatomy.parts import MARK, Anatomy, UntoldError
+from prefeed.stage.anatomy.whole import anatomy_of
+from prefeed.stage.generators import Watch
+
+__all__ = ["Watch", "find_random", "holds_not_random", "not_random"]
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------- what draws
+
+_MODULES: Final = ("random", "secrets", "numpy.random", "numpy.random.mtrand", "torch.random", "torch.distributions")
+"""Whatever they define draws, unless it is named below."""
+
+_HARMLESS: Final = frozenset(
+    {
+        *(
+            "random.getstate",
+            "random.Random",
+            "random.SystemRandom",
+            "random",
+            "secrets.compare_digest",
+            "numpy.random",
+        ),
+        *(
+            "numpy.random.Generator",
+            "numpy.random.RandomState",
+            "numpy.random.SeedSequence",
+            "numpy.random.default_rng",
+        ),
+        *("numpy.random.get_state", "numpy.random.PCG64", "numpy.random.MT19937", "numpy.random.Philox"),
+        *("torch.random.get_rng_state", "torch.random.fork_rng", "torch.random.initial_seed"),
+        *("numpy.random.BitGenerator", "numpy.random.PCG64DXSM", "numpy.random.SFC64", "numpy.random.bit_generator"),
+    }
+)
+_SEEDED_BY_ARGUMENT: Final = frozenset(
+    {
+        *("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "numpy.random.SeedSequence"),
+        *("numpy.random.PCG64", "numpy.random.MT19937", "numpy.random.Philox", "numpy.random.PCG64DXSM"),
+        "numpy.random.SFC64",
+    }
+)
+"""These draw their seed from the system when they are called without one."""
+
+_FUNCTIONS: Final = frozenset(
+    {
+        *("uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom", "random.SystemRandom", "torch.Generator.seed"),
+        *("torch.manual_seed", "torch.seed", "torch.set_rng_state"),
+        *(
+            f"torch.{name}"
+            for name in (
+                *(
+                    "rand",
+                    "rand_like",
+                    "randint",
+                    "randint_like",
+                    "randn",
+                    "randn_like",
+                    "randperm",
+                    "normal",
+                    "poisson",
+                ),
+                *(
+                    "bernoulli",
+                    "multinomial",
+                    "binomial",
+                    "dropout",
+                    "dropout_",
+                    "alpha_dropout",
+                    "feature_dropout",
+                    "rrelu",
+                ),
+                *("feature_alpha_dropout", "native_dropout", "pca_lowrank", "svd_lowrank"),
+            )
+        ),
+        *(
+            f"torch.nn.functional.{name}"
+            for name in (
+                *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
+                *("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"),
+            )
+        ),
+    }
+)
+_METHODS: Final = frozenset(
+    {
+        *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_"),
+        *("bernoulli", "multinomial", "new_rand", "rand_like", "randn_like", "randint_like"),
+    }
+)
+"""Of tensors; these names mean little else."""
+
+_TRANSFORMS: Final = frozenset(
+    {
+        *(
+            "ColorJitter",
+            "AutoAugment",
+            "RandAugment",
+            "TrivialAugmentWide",
+            "AugMix",
+            "ElasticTransform",
+            "ScaleJitter",
+        ),
+        *("GaussianNoise", "GaussianBlur", "JPEG", "MixUp", "CutMix"),
+    }
+)
+"""torchvision's transforms that draw and are not called ``Random...``.
+
+``GaussianBlur`` and ``JPEG`` draw also from a range of one value: the result is the same, the generator's next is not.
+"""
+
+_TRAINING: Final = ("torch.nn.modules.dropout", "torchvision.ops.stochastic_depth", "torchvision.ops.drop_block")
+_TRAINING_CLASSES: Final = frozenset({"RReLU", "FractionalMaxPool2d", "FractionalMaxPool3d"})
+
+
+def not_random(fn: T) -> T:
+    """Mark a function, class or instance: its result does not depend on chance, whatever its code looks like.
+
+    To be used as a decorator or a call. What has no room for a mark (a builtin function, a bound method, an instance
+    with ``__slots__``) is returned wrapped in something that is called in its stead.
+
+    Raises:
+        TypeError: It has no room for a mark and cannot be called.
+    """
+    if not isinstance(fn, types.MethodType):
+        try:
+            (setattr if isinstance(fn, type) else object.__setattr__)(fn, MARK, True)
+        except (AttributeError, TypeError):
+            pass
+        else:
+            return fn
+    if not callable(fn):
+        raise TypeError(f"{type(fn).__qualname__} has no room for a mark and cannot be called: mark its class")
+    return NotRandom(fn)  # type: ignore[return-value]
+
+
+class NotRandom:
+    """Calls a function that is marked and has no room for the mark."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        setattr(self, MARK, True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"not_random({self.fn!r})"
+
+
+def find_random(value: Any) -> str | None:
+    """Return where a stage holds something that draws, and what; None when nothing is found.
+
+    For example ``Compose.transforms[1] (RandomCrop)``. What is marked with ``not_random`` is not looked into.
+    """
+    for path, part in _parts(value):
+        found = _draws(part)
+        if found is not None:
+            return f"{path} ({found})"
+    return None
+
+
+def holds_not_random(value: Any) -> bool:
+    """Return whether anything in a stage is marked with ``not_random``: then what ``Watch`` sees is the user's own will."""
+    return any(_is_marked(part) for _, part in _parts(value))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that it consists of, with their paths, each once; into what is marked nobody looks."""
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    waiting: list[tuple[str, Any]] = [(str(name), value)]
+    seen: dict[int, Any] = {}
+    while waiting:
+        path, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part  # held, so that no other gets its id
+        yield path, part
+        if not _is_marked(part) and not isinstance(part, _ATOMS):
+            waiting += [(path + label, child) for label, child in reversed(_anatomy(part).parts)]
+
+
+_ATOMS: Final = (str, bytes, bytearray, int, float, complex, External, types.NoneType, np.ndarray)
+_NOTHING: Final = Anatomy(kind="untold")
+
+
+def _anatomy(part: Any) -> Anatomy:
+    try:
+        return anatomy_of(part)
+    except UntoldError:
+        return _NOTHING  # the fingerprint says so
+
+
+def _is_marked(part: Any) -> bool:
+    # Not getattr: a dataset around another often passes on whatever it is asked for.
+    own = getattr(part, "__func__", part) if isinstance(part, types.MethodType) else part
+    return (
+        MARK in getattr(own, "__dict__", ())
+        or getattr(own if isinstance(own, type) else type(own), MARK, False) is True
+    )
+
+
+def _draws(part: Any) -> str | None:
+    """Return the name of what draws in a value itself, its parts left out."""
+    if isinstance(part, External):
+        return _dotted_draws(part.dotted)
+    if isinstance(part, _ATOMS) or _is_marked(part):
+        return None
+    if isinstance(part, types.FunctionType):
+        return _function_draws(part)
+    if isinstance(part, types.ModuleType):
+        return _module_draws(part)
+    if isinstance(part, types.BuiltinFunctionType | types.MethodType):
+        return _builtin_draws(part)
+    return _generator(part) or _transform_draws(part) or _training_draws(part)
+
+
+def _generator(part: Any) -> str | None:
+    torch: Any = sys.modules.get("torch")
+    kinds = (random.Random, *_numpy_generators(), *((torch.Generator,) if torch else ()))
+    return f"{type(part).__module__}.{type(part).__qualname__}" if isinstance(part, kinds) else None
+
+
+def _numpy_generators() -> tuple[type, ...]:
+    module = sys.modules.get("numpy.random")
+    return (module.Generator, module.RandomState, module.BitGenerator) if module else ()
+
+
+def _dotted_draws(dotted: str) -> str | None:
+    if dotted in _HARMLESS:
+        return None
+    in_modules = any(dotted.startswith(f"{module}.") for module in _MODULES)
+    is_transform = dotted.startswith("torchvision.transforms.") and _is_random_name(dotted.rpartition(".")[2])
+    return dotted if in_modules or is_transform or dotted in _FUNCTIONS else None
+
+
+def _is_random_name(name: str) -> bool:
+    return name.startswith("Random") or name in _TRANSFORMS
+
+
+def _builtin_draws(part: Any) -> str | None:
+    owner = part.__self__
+    if _generator(owner) is not None:
+        return f"{type(owner).__module__}.{part.__name__}"
+    name = str(part.__name__)
+    if getattr(sys.modules.get("torch"), name, None) is part:
+        return _dotted_draws(f"torch.{name}")
+    return _dotted_draws(_canonical(part))
+
+
+def _function_draws(function: types.FunctionType) -> str | None:
+    code, module = function.__code__, str(function.__globals__.get("__name__", ""))
+    if is_installed(module, code.co_filename):
+        return _dotted_draws(f"{module}.{code.co_qualname}")
+    return _code_draws(code, function_references(function))
+
+
+def _module_draws(module: types.ModuleType) -> str | None:
+    code = None if is_installed_module(module) else source_code(module)
+    return None if code is None else _code_draws(code, references(code, vars(module)))
+
+
+def _code_draws(code: types.CodeType, used: list[Reference]) -> str | None:
+    for reference in used:
+        if reference.is_called_bare and _canonical(reference.value) in _SEEDED_BY_ARGUMENT:
+            return f"{reference.name}()"
+    named = _METHODS & set(attributes_named(code))
+    return f".{min(named)}" if named else None
+
+
+def _canonical(value: Any) -> str:
+    """Return the public name of something imported, by which the tables know it."""
+    if isinstance(value, External):
+        return value.dotted
+    module = str(getattr(value, "__module__", ""))
+    package = "numpy.random" if module.startswith("numpy.random.") else module.replace("posix", "os")
+    return f"{package}.{getattr(value, '__name__', '')}"
+
+
+def _transform_draws(part: Any) -> str | None:
+    cls = part if isinstance(part, type) else type(part)
+    for base in cls.__mro__:
+        if base.__module__.startswith("torchvision.transforms"):
+            if _is_random_name(base.__name__):
+                return cls.__qualname__
+    return None
+
+
+def _training_draws(part: Any) -> str | None:
+    if isinstance(part, type) or getattr(part, "training", False) is not True:
+        return None
+    for base in type(part).__mro__:
+        if base.__module__ in _TRAINING or (
+            base.__module__.startswith("torch.nn") and base.__name__ in _TRAINING_CLASSES
+        ):
+            return type(part).__qualname__ if getattr(part, "p", 1) else None
+    dropout = getattr(part, "dropout", 0)
+    is_layer = type(part).__module__.startswith("torch.nn")
+    return f"{type(part).__qualname__} with dropout" if is_layer and isinstance(dropout, float) and dropout else None

@@ -1,0 +1,88 @@
+"""Loaders over cached stages on slow storage: what a cache holds is not fetched, what it lacks is fetched ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchvision import datasets, transforms
+
+import prefeed
+from e2e.images import NUM_IMAGES, make_image_folder
+from prefeed.testing.slow_directory import SlowDirectory
+from slow_files import slow_files
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
+WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_image_folder(tmp_path / "data")
+
+
+@pytest.fixture
+def slow(source: Path) -> Iterator[SlowDirectory]:
+    with slow_files(source) as slow:
+        yield slow
+
+
+class Numbered:
+    """Computes its paths inside the sample: nobody knows beforehand what it opens."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = datasets.ImageFolder(str(root), STEPS)
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.folder[index]
+
+
+def epochs(loader: Any, num_epochs: int) -> list[list[float]]:
+    return [[float(images.sum()) for images, _ in loader] for _ in range(num_epochs)]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda root: datasets.ImageFolder(str(root), STEPS), Numbered], ids=["listed", "learned"]
+)
+@pytest.mark.parametrize("workers", WORKERS, ids=["0", "2", "2-kept"])
+def test_files_of_cached_samples_are_opened_once(slow: SlowDirectory, make: Any, workers: dict[str, Any]) -> None:
+    cached = prefeed.CachedDataset(make(slow.path))
+    before = slow.opens()
+    loader = prefeed.DataLoader(cached, batch_size=4, shuffle=False, **workers)
+    first, *later = epochs(loader, 3)
+    assert later == [first, first]
+    assert slow.opens() - before == NUM_IMAGES
+    assert cached.get_stat().misses == NUM_IMAGES
+    statistics = prefeed.statistics()
+    assert statistics.origin_requests == NUM_IMAGES
+    assert statistics.resident_objects == 0  # what is made of them is kept, they are not
+    assert statistics.direct_reads == 0
+
+
+@pytest.fixture
+def forgetful(source: Path) -> Iterator[SlowDirectory]:
+    """The same, of a kernel that keeps no attributes of its files."""
+    with slow_files(source, remember_seconds=0) as slow:
+        yield slow
+
+
+def test_a_changed_file_is_fetched_and_made_anew(source: Path, forgetful: SlowDirectory) -> None:
+    slow, folder = forgetful, datasets.ImageFolder(str(forgetful.path), STEPS)
+    cached = prefeed.CachedDataset(folder)
+    loader = prefeed.DataLoader(cached, batch_size=4, num_workers=2)
+    first, second = epochs(loader, 2)
+    assert first == second
+    changed = source / Path(folder.samples[0][0]).relative_to(slow.path)
+    other = source / Path(folder.samples[-1][0]).relative_to(slow.path)
+    changed.write_bytes(other.read_bytes())
+    third, fourth = epochs(loader, 2)
+    assert third == fourth
+    assert [a == b for a, b in zip(first, third, strict=True)] == [False] + [True] * (len(first) - 1)
+    assert cached.get_stat().misses == NUM_IMAGES + 1
