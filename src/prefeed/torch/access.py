@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.declared import Declared, declared_paths, is_in_memory
 from prefeed.torch.fingerprint import fingerprint
+from prefeed.torch.stages import peeled
 
 OpenAccess = Callable[[NodeClient], AccessMap]
 """Opens the access map on a node."""
@@ -41,6 +43,12 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
         FilesUnknownError: There is nothing to serve; the message says why, and what to change.
         DeclarationError: What the dataset says of itself is not understood.
     """
+    bare, cached = peeled(dataset)
+    open_bare = _bare_access_of(bare, config, explicit=explicit)
+    return open_bare if cached is None else lambda node: replace(open_bare(node), cached=cached)
+
+
+def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
     base, indices = _unwrapped(dataset)
     if isinstance(base, Accessible):
         return lambda node: _indexed(base.prefeed_access(node, config), indices)

@@ -30,9 +30,12 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.errors import DeclarationError, PrefeedError
 from prefeed.torch.access import access_of
+from prefeed.torch.collating import collate_of, collates_as_torch, copies_samples
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
-from prefeed.torch.serving import Served, WorkerStart
+from prefeed.torch.ring import Lease, Rings
+from prefeed.torch.serving import Served, Staged, WorkerStart
+from prefeed.torch.stages import has_cached_stage
 from prefeed.types import ReadCounts
 
 __all__ = ["DataLoader", "make_iterator", "set_all_loaders"]
@@ -99,17 +102,22 @@ def make_iterator(
         explicit: The user asked for this loader to be served; it is not one of all.
     """
     attachment = _attachment_of(loader, explicit=explicit)
-    served = attachment.attach(loader)
+    served = attachment.attach(loader) or attachment.staged(loader)
     if served is None:
         return original()
     attachment.epoch_begins()
     view = attachment.view(loader, served)
+    served.lent.is_allowed = copies_samples(loader)
     if loader.num_workers == 0:
+        view.__dict__["collate_fn"] = collate_of(loader, after=served.lent.give_back)
         return _SingleProcessIter(view, attachment)
     attachment.foresee(loader.generator or True)
     view.__dict__["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
     loader.check_worker_number_rationality()
-    return _MultiProcessIter(view, attachment)
+    lease = attachment.try_lease(loader)
+    names = lease.names if lease is not None else ()
+    view.__dict__["collate_fn"] = collate_of(loader, names=names, after=served.lent.give_back)
+    return _MultiProcessIter(view, attachment, lease)
 
 
 def set_all_loaders(served: bool) -> None:
@@ -143,6 +151,7 @@ class _Attachment:
         self._config = config
         self._consumer: Consumer | None = None
         self._report: LoaderReport | None = None
+        self._rings: Rings | None = None
         self._given_up = False
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
@@ -153,21 +162,32 @@ class _Attachment:
             return None
         reason = self._try_open(loader)
         if reason:
-            self._give_up(reason)
+            self._give_up(reason, is_staged=has_cached_stage(loader.dataset))
             return None
         return self.served
 
-    def _give_up(self, reason: str) -> None:
-        self._given_up = True
-        level = logging.WARNING if self.explicit else logging.INFO
-        _log.log(level, "prefeed: not used for this loader: %s", reason)
+    def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
+        """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
+        if not has_cached_stage(loader.dataset) or not _samples_as_torchs(loader):
+            return None
+        config = self._config or current()
+        if not config.enabled:
+            return None
+        self._rings = self._rings or Rings(config.batch_buffers)
+        return Staged(loader.dataset)
 
-    def view(self, loader: TorchDataLoader[Any], served: Served) -> Any:
+    def _give_up(self, reason: str, *, is_staged: bool = False) -> None:
+        self._given_up = True
+        level = logging.WARNING if self.explicit and not is_staged else logging.INFO
+        _log.log(level, "prefeed: %s: %s", "no plan" if is_staged else "not used for this loader", reason)
+
+    def view(self, loader: TorchDataLoader[Any], served: Served | Staged) -> Any:
         """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned."""
         # Made by hand: a subclass may have its own idea of what a copy is.
         view: Any = object.__new__(type(loader))
-        sampler = "batch_sampler" if loader._auto_collation else "sampler"
-        view.__dict__.update(loader.__dict__, dataset=served, **{sampler: self.planned})
+        view.__dict__.update(loader.__dict__, dataset=served)
+        if served is self.served:
+            view.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = self.planned
         return view
 
     def epoch_begins(self) -> None:
@@ -180,10 +200,17 @@ class _Attachment:
         if self.planned is not None:
             self.planned.iterator_begins(seed_source)
 
+    def try_lease(self, loader: TorchDataLoader[Any]) -> Lease | None:
+        """Return recycled memory for the batches of workers; None when batches go as torch sends them."""
+        if self._rings is None or not collates_as_torch(loader):
+            return None
+        return self._rings.try_lease(loader.num_workers, prefetch_factor=loader.prefetch_factor or 2)
+
     def next_batch(self, torchs: Callable[[], Any]) -> Any:
         """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch."""
         report = self._report
-        assert report is not None
+        if report is None:  # there is no plan
+            return torchs()
         report.asked()
         try:
             batch = torchs()
@@ -205,7 +232,7 @@ class _Attachment:
         report.epoch_ends()
         if served.opens_nothing():
             self._let_go()
-            self.served = self.planned = None
+            self.served = self.planned = self._rings = None
             self._give_up(
                 f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
             )
@@ -259,6 +286,7 @@ class _Attachment:
             seed_source=seed_source,
         )
         self.served = Served(loader.dataset, access, consumer.number)
+        self._rings = self._rings or Rings(config.batch_buffers)
         if self._report is None:  # else the loader is attached anew, to another server
             name, interval = _name_of(loader.dataset), config.report_interval
             counts = partial(_read_counts, ref(self))
@@ -332,9 +360,15 @@ class _SingleProcessIter(_SingleProcessDataLoaderIter):
 
 
 class _MultiProcessIter(_MultiProcessingDataLoaderIter):
-    def __init__(self, view: Any, attachment: _Attachment) -> None:
+    def __init__(self, view: Any, attachment: _Attachment, lease: Lease | None) -> None:
         self._attachment = attachment
+        self._lease = lease
         super().__init__(view)
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if self._lease is not None and self._shutdown and not any(worker.is_alive() for worker in self._workers):
+            self._lease.end()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:  # workers that are kept begin another epoch

@@ -155,6 +155,8 @@ class PlannedSampler:
         if batch_size is not None:
             order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
         self._access.refresh()
+        if self._access.cached is not None:  # what is made of an object will be found the next time, not the object
+            self._consumer.resident = not self._consumer.reads_once and not self._access.cached.has_room()
         ids, counts = self._access.object_ids(order)
         return ids, None if counts is None else np.cumsum(counts)
 

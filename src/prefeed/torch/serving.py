@@ -7,7 +7,7 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from multiprocessing import util
 from typing import Any
 
@@ -21,6 +21,8 @@ from prefeed.client.reader import ObjectReader
 from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
+from prefeed.stage import CachedDataset, MappedDataset
+from prefeed.torch.stages import has_cached_stage
 
 
 class Served:
@@ -37,6 +39,7 @@ class Served:
     def __init__(self, inner: Any, access: AccessMap, consumer: int) -> None:
         self.inner = inner
         self.reader = ObjectReader(access.dataset, consumer=consumer)
+        self.lent = Lent()
         self._access = access
         self._files: SampleFiles | None = None
         if isinstance(access.dataset.manifest, Catalogue):
@@ -59,7 +62,7 @@ class Served:
                     with self._making(*indices):
                         return batch(indices)
                 with self._parts():
-                    return _samples(self.inner, indices, lambda position: self._making(indices[position]))
+                    return _samples(self.inner, indices, lambda position: self._making(indices[position]), self.lent)
         finally:
             self.reader.report()
 
@@ -89,10 +92,58 @@ class Served:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
+class Lent:
+    """Entries of a cache whose bytes a batch is collated from: views, valid until they are given back.
+
+    **Threads and processes**: one thread at a time; picklable while nothing is lent.
+
+    Attributes:
+        is_allowed: Whoever asks for samples copies them, and says when that is done.
+    """
+
+    def __init__(self) -> None:
+        self.is_allowed = False
+        self._stack: ExitStack | None = None
+
+    def borrow(self) -> ExitStack | None:
+        """Return what to lend with until ``give_back``; None when samples must own what they hold."""
+        self.give_back()
+        if self.is_allowed:
+            self._stack = ExitStack()
+        return self._stack
+
+    def give_back(self) -> None:
+        """The batch has its copy."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+
+class Staged:
+    """A dataset over the cache of a stage, where no plan is served: its batches are collated from the cache itself."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.lent = Lent()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inner[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        """Return the samples of a batch, as torch makes them."""
+        batch = _own_batch_method(self.inner)
+        if batch is not None:
+            return batch(indices)
+        return _samples(self.inner, indices, lambda _: nullcontext(), self.lent)
+
+
 def _own_batch_method(dataset: Any) -> Callable[[list[Any]], list[Any]] | None:
     """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does."""
     method = getattr(dataset, "__getitems__", None)
-    if not callable(method):
+    if not callable(method) or isinstance(dataset, CachedDataset | MappedDataset):
         return None
     if type(dataset) is Subset and _own_batch_method(dataset.dataset) is None:
         return None
@@ -113,7 +164,9 @@ def _is_stacked(dataset: Any) -> bool:
     return type(dataset) is StackDataset
 
 
-def _samples(dataset: Any, indices: list[Any], making: Callable[[int], AbstractContextManager[None]]) -> list[Any]:
+def _samples(
+    dataset: Any, indices: list[Any], making: Callable[[int], AbstractContextManager[None]], lent: Lent | None = None
+) -> list[Any]:
     """Return the samples of a batch, each made inside its scope, in the order in which torch makes them.
 
     Stacked datasets are asked one after the other for the whole batch: any other order would draw other random numbers.
@@ -122,15 +175,20 @@ def _samples(dataset: Any, indices: list[Any], making: Callable[[int], AbstractC
         dataset: Without a method of its own that makes a batch.
         indices: Of the batch.
         making: Opens the scope of a sample, by its position in the batch.
+        lent: Whoever gets the samples may be lent what a cache holds; None: functions of the user's get them.
     """
     if type(dataset) is Subset and callable(getattr(dataset.dataset, "__getitems__", None)):
-        return _samples(dataset.dataset, [dataset.indices[index] for index in indices], making)
+        return _samples(dataset.dataset, [dataset.indices[index] for index in indices], making, lent)
     if type(dataset) is StackDataset:
         parts = _parts_of(dataset)
         rows = zip(*(_samples(part, indices, making) for part in parts.values()), strict=True)
         return (
             [dict(zip(parts, row, strict=True)) for row in rows] if isinstance(dataset.datasets, dict) else list(rows)
         )
+    if isinstance(dataset, CachedDataset):
+        return dataset.samples(indices, making=making, borrow=None if lent is None else lent.borrow())
+    if isinstance(dataset, MappedDataset) and has_cached_stage(dataset):
+        return [dataset.fn(sample) for sample in _samples(dataset.dataset, indices, making)]
     samples = []
     for position, index in enumerate(indices):
         with making(position):
@@ -147,10 +205,11 @@ class WorkerStart:
     def __call__(self, worker_id: int) -> None:
         info: Any = torch_worker._worker_info
         served = info.dataset if info is not None else None
-        if isinstance(served, Served):
+        if isinstance(served, Served | Staged):
             torch_worker._worker_info = torch_worker.WorkerInfo(
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=served.inner
             )
+        if isinstance(served, Served):
             util.Finalize(served, served.reader.close, exitpriority=10)
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place

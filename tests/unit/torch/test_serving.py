@@ -23,7 +23,7 @@ from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Served, WorkerStart
+from prefeed.torch.serving import Lent, Served, WorkerStart
 
 CACHED = b"from the cache"
 
@@ -42,6 +42,7 @@ class Cache:
         self.asked: list[int] = []
         self.asked_by_path: list[str] = []
         self.told: list[Any] = []
+        self.last_key = b""
         self.dataset: Any = None
 
     def try_read(self, object_id: int) -> bytes | None:
@@ -95,7 +96,7 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
     made = Served.__new__(Served)
     roots = Roots.of(resolve({"roots": [str(paths[0].parent)]}))
     made.__dict__.update(
-        inner=inner, reader=cache, _access=access, _files=SampleFiles(cache, access, roots) if files else None
+        inner=inner, reader=cache, lent=Lent(), _access=access, _files=SampleFiles(cache, access, roots) if files else None
     )
     return made
 
