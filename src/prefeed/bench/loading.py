@@ -7,27 +7,22 @@ variant before it.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import xxhash
 
+from prefeed.bench.child import main_of_child, run_child
 from prefeed.bench.origin import RequestCounter
-from prefeed.bench.requirements import BenchFailedError
 
 if TYPE_CHECKING:
     import torch.utils.data
 
 Sample = Literal["imagenet", "bytes"]
 Loader = Literal["torch", "prefeed"]
-
-_TIMEOUT_SECONDS: Final = 900.0
-_SHOWN_CHARACTERS: Final = 4000
 
 
 class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +39,9 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
         seed: Seed of torch's generator, which draws the orders.
         first_objects: Use only so many objects, 0 = all (torch's loader only).
         origin_url: Server whose requests are counted per epoch; empty = none.
+        shuffle: Draw an order each epoch; else in the order of the files.
+        torchvision: prefeed's loader over torchvision's ``ImageFolder`` instead of prefeed's own.
+        cached: That ``ImageFolder`` in a ``prefeed.CachedDataset``.
     """
 
     loader: Loader
@@ -56,6 +54,9 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     first_objects: int = 0
     origin_url: str = ""
+    shuffle: bool = True
+    torchvision: bool = False
+    cached: bool = False
 
 
 class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +67,14 @@ class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
         seconds: Whole epoch, start of the workers included.
         first_batch_seconds: Until the first batch was there.
         origin_requests: Requests that the server answered since the epoch before ended; -1 = not counted.
+        digest: Hash of all batches up to the end of this epoch; see ``LoadingOutcome``.
     """
 
     samples: int
     seconds: float
     first_batch_seconds: float
     origin_requests: int
+    digest: str = ""
 
 
 class LoadingOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,17 +103,7 @@ def run_loading(job: LoadingJob, *, env: Mapping[str, str] | None = None) -> Loa
     Raises:
         BenchFailedError: The child failed; the end of what it wrote is in the message.
     """
-    command = [sys.executable, "-m", "prefeed.bench.loading", msgspec.json.encode(job).decode()]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, env={**os.environ, **(env or {})}, timeout=_TIMEOUT_SECONDS, check=True
-        )
-    except subprocess.TimeoutExpired as err:
-        raise BenchFailedError(f"the {job.loader} variant did not end within {_TIMEOUT_SECONDS:g} s") from err
-    except subprocess.CalledProcessError as err:
-        said = err.stderr.decode(errors="replace")[-_SHOWN_CHARACTERS:]
-        raise BenchFailedError(f"the {job.loader} variant ended with status {err.returncode}:\n{said}") from err
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=LoadingOutcome)
+    return run_child("prefeed.bench.loading", job, LoadingOutcome, name=f"the {job.loader} variant", env=env)
 
 
 def measure(job: LoadingJob) -> LoadingOutcome:
@@ -130,10 +123,16 @@ def measure(job: LoadingJob) -> LoadingOutcome:
         total = counter.count() if counter is not None else 0
         requests = total - counted if counter is not None else -1
         counted = total
-        outcome = EpochOutcome(samples=samples, seconds=seconds, first_batch_seconds=first, origin_requests=requests)
+        outcome = EpochOutcome(
+            samples=samples,
+            seconds=seconds,
+            first_batch_seconds=first,
+            origin_requests=requests,
+            digest=digest.hexdigest(),
+        )
         epochs.append(outcome)
     return LoadingOutcome(
-        open_seconds=open_seconds, epochs=epochs, digest=digest.hexdigest(), statistics=_statistics(job)
+        open_seconds=open_seconds, epochs=epochs, digest=digest.hexdigest(), statistics=_statistics(job, loader.dataset)
     )
 
 
@@ -177,59 +176,68 @@ def imagenet_transform() -> Callable[[Any], torch.Tensor]:
     return chain
 
 
+def loader_class(loader: Loader) -> Any:
+    """Return whose ``DataLoader``; torch's variants import nothing of ``prefeed.torch``."""
+    if loader == "torch":
+        import torch.utils.data  # as above
+
+        return torch.utils.data.DataLoader
+    from prefeed.torch.loader import DataLoader
+
+    return DataLoader
+
+
 def _make_loader(job: LoadingJob) -> torch.utils.data.DataLoader[Any]:
-    loader_class, dataset = _prefeed_parts(job) if job.loader == "prefeed" else _torch_parts(job)
-    loader: torch.utils.data.DataLoader[Any] = loader_class(
-        dataset,
+    loader: torch.utils.data.DataLoader[Any] = loader_class(job.loader)(
+        _prefeed_dataset(job) if job.loader == "prefeed" else _torch_dataset(job),
         batch_size=job.batch_size,
-        shuffle=True,
+        shuffle=job.shuffle,
         num_workers=job.num_workers,
         persistent_workers=job.persistent_workers and job.num_workers > 0,
     )
     return loader
 
 
-def _torch_parts(job: LoadingJob) -> tuple[Any, Any]:
-    """Return torch's loader, and the data set that somebody without prefeed would write."""
-    import torch.utils.data  # as above
+def _torch_dataset(job: LoadingJob) -> Any:
+    """Return the data set that somebody without prefeed would write."""
     from torchvision.datasets import ImageFolder
 
     from prefeed.bench.plain import FileObjects, HttpObjects, PicturesOf
 
     remote = "://" in job.data
     if job.sample == "imagenet" and not remote:
-        return torch.utils.data.DataLoader, ImageFolder(job.data, transform=imagenet_transform())
+        return ImageFolder(job.data, transform=imagenet_transform())
     objects = HttpObjects(job.data, job.first_objects) if remote else FileObjects(job.data)
     if job.sample == "bytes":
-        return torch.utils.data.DataLoader, objects
-    return torch.utils.data.DataLoader, PicturesOf(objects, imagenet_transform())
+        return objects
+    return PicturesOf(objects, imagenet_transform())
 
 
-def _prefeed_parts(job: LoadingJob) -> tuple[Any, Any]:
-    """Return prefeed's loader and its data set: the one word that changes."""
+def _prefeed_dataset(job: LoadingJob) -> Any:
+    """Return prefeed's data set, or torchvision's, cached or not."""
     from prefeed.datasets import ImageFolder, Objects  # as above
-    from prefeed.torch.loader import DataLoader
+    from prefeed.stage import CachedDataset
 
+    if job.torchvision or job.cached:
+        pictures = _torch_dataset(job)
+        return CachedDataset(pictures) if job.cached else pictures
     if job.sample == "bytes":
-        return DataLoader, Objects(job.data, pattern="**/*.jpg")
-    return DataLoader, ImageFolder(job.data, transform=imagenet_transform())
+        return Objects(job.data, pattern="**/*.jpg")
+    return ImageFolder(job.data, transform=imagenet_transform())
 
 
-def _statistics(job: LoadingJob) -> dict[str, Any]:
+def _statistics(job: LoadingJob, dataset: Any) -> dict[str, Any]:
     if job.loader == "torch":
         return {}
     from prefeed.client.node import NodeClient  # torch's variant must not touch prefeed
     from prefeed.config import resolve
 
-    found: dict[str, Any] = msgspec.to_builtins(NodeClient.connect(resolve()).statistics())
+    with NodeClient.connect(resolve()) as client:
+        found: dict[str, Any] = msgspec.to_builtins(client.statistics())
+    if job.cached:
+        found["cache"] = msgspec.to_builtins(dataset.get_stat())
     return found
 
 
-def main() -> None:
-    """Entry point of the process."""
-    job = msgspec.json.decode(sys.argv[1], type=LoadingJob)
-    sys.stdout.write(msgspec.json.encode(measure(job)).decode() + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main_of_child(LoadingJob, measure, sys.argv[1])

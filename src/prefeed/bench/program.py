@@ -18,7 +18,11 @@ _SHOWN_CHARACTERS: Final = 4000
 
 
 def run_program(
-    script: str, arguments: Sequence[str], *, prefeed_env: Mapping[str, str] | None = None
+    script: str,
+    arguments: Sequence[str],
+    *,
+    prefeed_env: Mapping[str, str] | None = None,
+    python: str | os.PathLike[str] = sys.executable,
 ) -> list[dict[str, Any]]:
     """Run a script in a process of its own and return what it printed, a JSON object a line.
 
@@ -26,12 +30,13 @@ def run_program(
         script: File name in ``scripts``.
         arguments: What follows it on the command line.
         prefeed_env: If given, the script runs under ``prefeed run`` with this in the environment; otherwise as it is.
+        python: Runs it.
 
     Raises:
         BenchFailedError: The script failed; the end of what it wrote is in the message.
     """
     under = ["-m", "prefeed.cli.main", "run"] if prefeed_env is not None else []
-    command = [sys.executable, *under, str(SCRIPTS / script), *arguments]
+    command = [os.fspath(python), *under, str(SCRIPTS / script), *arguments]
     shown = f"{'prefeed run' if under else 'python'} {script} {' '.join(arguments)}"
     env = {**os.environ, **(prefeed_env or {})}
     try:

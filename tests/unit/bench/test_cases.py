@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from prefeed.bench.cases import CASES, run_case
+from prefeed.bench.cases import CASES, module_of, run_case
 from prefeed.bench.cases._cold import check_same_batches
 from prefeed.bench.cases.partial import lru_requests_per_epoch
 from prefeed.bench.cases.scale import write_synthetic_manifest
@@ -26,7 +25,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_benchmark_can_be_run(name: str) -> None:
-    assert callable(importlib.import_module(f"prefeed.bench.cases.{name}").run)
+    assert callable(module_of(name).run)
 
 
 def test_unknown_benchmark_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import Any, Final
 
 from prefeed.bench.harness import BenchResult, Options
 
@@ -16,9 +16,16 @@ CASES: Final = {
     "partial": "Origin requests of an epoch when half the data set fits in the cache.",
     "epoch_start": "Time to the first batch of later epochs when half the data set fits.",
     "zero_code": "An unmodified script under prefeed run, on a directory whose opens take 20 ms.",
+    "stage_fill": "The cost of filling a stage cache, against the same epoch without one.",
+    "stage_hit": "Warm rows of a stage cache into a reused batch, against a plain copy and MindSpore's cache.",
+    "loader_ceiling": "Warm stage entries through two workers, against torch's loader over memory.",
+    "eval": "A pass of evaluation during training, with and without a stage cache.",
+    "multi": "Four processes that share a stage cache: how often a sample is made.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
 }
-"""Name to what it measures; each is a module of this package."""
+"""Name to what it measures; each is a module of this package, ``eval`` is ``eval_pass``."""
+
+_MODULES: Final = {"eval": "eval_pass"}
 
 
 def run_case(name: str, options: Options) -> BenchResult:
@@ -31,5 +38,10 @@ def run_case(name: str, options: Options) -> BenchResult:
     """
     if name not in CASES:
         raise ValueError(f"no benchmark is called {name!r}; known are {', '.join(CASES)}")
-    result: BenchResult = importlib.import_module(f"prefeed.bench.cases.{name}").run(options)
+    result: BenchResult = module_of(name).run(options)
     return result
+
+
+def module_of(name: str) -> Any:
+    """Return the module of a benchmark."""
+    return importlib.import_module(f"prefeed.bench.cases.{_MODULES.get(name, name)}")

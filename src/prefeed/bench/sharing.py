@@ -1,0 +1,216 @@
+"""Several processes that share stage caches: each reads samples when it is told to, and adds them up.
+
+Run as ``python -m prefeed.bench.sharing JOB``, where ``JOB`` is a ``SharingJob`` as JSON: each line of its standard input
+is a ``Phase``, each line of its output a ``PhaseOutcome``; it ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, Final, Literal, Self
+
+import msgspec
+import xxhash
+
+from prefeed.bench.child import command_of, end_of
+from prefeed.bench.loading import imagenet_transform, loader_class
+from prefeed.bench.requirements import BenchFailedError
+from prefeed.bench.rows import LoggedPictures
+
+Order = Literal["disjoint", "same_order", "shuffled"]
+
+_READY: Final = b"ready\n"
+_END_SECONDS: Final = 60.0
+_SUMS: Final = 1 << 64
+
+
+class SharingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process has to read.
+
+    Attributes:
+        data: Directory of pictures, a folder a class.
+        num_samples: Pictures that are used.
+        rank: Of this process.
+        world_size: Processes.
+        num_workers: Worker processes of each.
+        batch_size: Samples a batch.
+    """
+
+    data: str
+    num_samples: int
+    rank: int
+    world_size: int
+    num_workers: int = 2
+    batch_size: int = 16
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch.
+
+    Attributes:
+        order: ``disjoint``: the rank's shard; ``same_order``: all, in one order; ``shuffled``: all, in the rank's own.
+        log_dir: Where each process writes down what it makes.
+        session: That of the stage cache; 0: samples are made each time.
+    """
+
+    order: Order
+    log_dir: str
+    session: int
+
+
+class PhaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process read in one epoch.
+
+    Attributes:
+        samples: How many.
+        seconds: Start of the workers included.
+        checksum: Sum of the hashes of (number, every pixel), modulo 2**64: equal samples in any order, equal sums.
+    """
+
+    samples: int
+    seconds: float
+    checksum: int
+
+
+class SharingProcess:
+    """A process that reads in phases; killed at the end of the block if it still runs.
+
+    Args:
+        job: What it reads.
+        env: Says which node cache.
+    """
+
+    def __init__(self, job: SharingJob, env: Mapping[str, str]) -> None:
+        self._job = job
+        self._env = {**os.environ, **env}
+
+    def __enter__(self) -> Self:
+        self._said = tempfile.TemporaryFile()  # not a pipe, which somebody would have to empty
+        self._process = subprocess.Popen(
+            command_of("prefeed.bench.sharing", self._job),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=self._env,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._said, self._process:  # closes its pipes, which ends it, and waits for it
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(self._process.stdin).close()
+            try:
+                self._process.wait(_END_SECONDS)
+            except BaseException:
+                self._process.kill()
+                raise
+
+    def wait_ready(self) -> None:
+        """Wait until it has imported what it needs.
+
+        Raises:
+            BenchFailedError: It failed; the end of what it wrote is in the message.
+        """
+        if self._line() != _READY:
+            raise BenchFailedError(f"rank {self._job.rank} said something else than that it is ready")
+
+    def begin(self, phase: Phase) -> None:
+        """Let it read."""
+        stdin = _pipe(self._process.stdin)
+        stdin.write(msgspec.json.encode(phase) + b"\n")
+        stdin.flush()
+
+    def outcome(self) -> PhaseOutcome:
+        """Wait for the end of the phase and return what was read.
+
+        Raises:
+            BenchFailedError: It failed; the end of what it wrote is in the message.
+        """
+        return msgspec.json.decode(self._line(), type=PhaseOutcome)
+
+    def _line(self) -> bytes:
+        line = _pipe(self._process.stdout).readline()
+        if line:
+            return line
+        status = self._process.wait(_END_SECONDS)
+        self._said.seek(0)
+        raise BenchFailedError(f"rank {self._job.rank} ended with status {status}:\n{end_of(self._said.read())}")
+
+
+def run_phase(processes: Sequence[SharingProcess], phase: Phase) -> list[PhaseOutcome]:
+    """Let processes that are ready read at the same time; return what each read.
+
+    Raises:
+        BenchFailedError: One of them failed; the end of what it wrote is in the message.
+    """
+    for process in processes:
+        process.begin(phase)
+    return [process.outcome() for process in processes]
+
+
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None
+    return end
+
+
+def serve(job: SharingJob) -> None:
+    """Read as standard input says, until it ends."""
+    from torchvision.datasets import ImageFolder  # bench modules are imported by the command line, which starts without
+
+    pictures = ImageFolder(job.data, transform=imagenet_transform())
+    sys.stdout.buffer.write(_READY)
+    sys.stdout.buffer.flush()
+    for line in sys.stdin.buffer:
+        outcome = _read(job, msgspec.json.decode(line, type=Phase), pictures)
+        sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _read(job: SharingJob, phase: Phase, pictures: Any) -> PhaseOutcome:
+    logged = LoggedPictures(pictures, job.num_samples, phase.log_dir)
+    dataset: Any = _cached(logged, phase.session) if phase.session else logged
+    loader = loader_class("prefeed" if phase.session else "torch")(
+        dataset,
+        batch_size=job.batch_size,
+        sampler=_sampler(job, phase.order, dataset),
+        num_workers=job.num_workers,
+    )
+    started = time.perf_counter()
+    samples, checksum = _add_up(loader)
+    return PhaseOutcome(samples=samples, seconds=time.perf_counter() - started, checksum=checksum)
+
+
+def _add_up(loader: Iterable[Any]) -> tuple[int, int]:
+    """Return how many samples there were, and the sum of their hashes."""
+    samples = total = 0
+    for pictures, numbers in loader:
+        for picture, number in zip(pictures, numbers.tolist(), strict=True):
+            total += xxhash.xxh3_64_intdigest(picture.numpy(), seed=number)
+        samples += len(numbers)
+    return samples, total % _SUMS
+
+
+def _cached(dataset: Any, session: int) -> Any:
+    from prefeed.stage import CachedDataset, DatasetCache  # what makes samples without a cache does without it
+
+    return CachedDataset(dataset, DatasetCache(session))
+
+
+def _sampler(job: SharingJob, order: Order, dataset: Any) -> Any:
+    import torch.utils.data  # as above
+    from torch.utils.data.distributed import DistributedSampler
+
+    if order == "disjoint":
+        return DistributedSampler(dataset, num_replicas=job.world_size, rank=job.rank, seed=1)
+    seed = job.rank if order == "shuffled" else 0
+    return torch.utils.data.RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+
+
+if __name__ == "__main__":
+    serve(msgspec.json.decode(sys.argv[1], type=SharingJob))
