@@ -8,10 +8,12 @@ PYTEST ?= $(BIN)/python -m pytest
 
 FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
-.PHONY: help demo bench check format test system clean
+FRAMEWORKS := mindspore paddlepaddle grain
+
+.PHONY: help demo bench check format test test-frameworks system clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## the built-in demonstration, from nothing
 	$(BIN)/prefeed demo
@@ -33,11 +35,16 @@ format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the lin
 test: $(VENV)/.installed-dev system  ## every test
 	$(PYTEST)
 
+test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpore, Paddle and Grain, each in an environment of its own
+	@for name in $(FRAMEWORKS); do \
+	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
+	done
+
 system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh
 
 clean:  ## remove the virtual environment and everything that was generated
-	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- installation, once per pyproject.toml
@@ -56,6 +63,13 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) '.[torch,demo,dev,integrations]'
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
+
+# Frameworks do not agree on the versions of what they need; none of them needs torch, and neither does prefeed.
+$(VENV)-%/.installed: pyproject.toml
+	@echo "installing prefeed and $* into $(VENV)-$*: a minute and a few GB, once"
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable . $* pillow pytest pytest-timeout
+	@touch $@
 
 # A torch build of one kind (say +cpu, from a find-links folder) beside a torchvision of another installs and then
 # fails at the first import; better to say so here.

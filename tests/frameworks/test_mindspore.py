@@ -1,0 +1,36 @@
+"""The same cached dataset as the source of MindSpore's GeneratorDataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
+
+pytest.importorskip("mindspore", reason="MindSpore is not installed: make test-frameworks", exc_type=ImportError)
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.leaks(reason="MindSpore keeps threads and descriptors of its own to the end of the process"),
+]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_generator_dataset(tmp_path: Path, num_workers: int) -> None:
+    cached = cached_pictures(tmp_path / "pictures")
+    pictures = expected(cached)
+    pipeline = example("mindspore_generator").create_dataset(cached, num_workers=num_workers)
+    epochs = [
+        assert_epoch(
+            (
+                (batch["image"], batch["label"])
+                for batch in pipeline.create_dict_iterator(num_epochs=1, output_numpy=True)
+            ),
+            pictures,
+        )
+        for _ in range(3)
+    ]
+    assert len({tuple(order) for order in epochs}) > 1
+    assert_made_once(cached, 3)
