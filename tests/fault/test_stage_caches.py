@@ -89,18 +89,16 @@ os.execv(sys.executable, [sys.executable, "-m", "fault.stage_in_group"])
 
 
 def test_control_group_below_the_asked_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 GB are asked for in a group of 600 MiB: the cache gets what the node gives, nobody is killed, rows are right."""
+    """4 GB are asked for in a group of 1 GiB: the cache gets what the node gives, nobody is killed, rows are right."""
     monkeypatch.delenv("PREFEED_MEMORY")  # half of the smallest limit
-    with memory_group(600 * MIB) as procs:
+    with memory_group(1024 * MIB) as procs:
         ran = subprocess.run(
             [sys.executable, "-c", IN_A_GROUP, str(procs)],
             env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         end_all(servers_of_this_home())
     assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr}"
-    budget, held = map(int, ran.stdout.split())
-    assert budget == 300 * MIB
-    assert 500 < held < budget // ROW_BYTES
+    assert 900 < int(ran.stdout) < 512 * MIB // ROW_BYTES
 
 
 def servers_of_this_home() -> list[int]:

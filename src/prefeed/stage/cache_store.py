@@ -176,7 +176,10 @@ class CacheStore:
         self._open_here.close()
         tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes)]
         if opened.disk_dir:
-            tiers.append(SharedTier(opened.disk_dir, limit_bytes=opened.disk_limit_bytes, on_disk=True))
+            floor = opened.disk_free_bytes
+            tiers.append(
+                SharedTier(opened.disk_dir, limit_bytes=opened.disk_limit_bytes, on_disk=True, min_free_bytes=floor)
+            )
         self.claims = Claims(opened.memory_dir)
         self._tiers = tiers
         self._open_here.parts = [*tiers, self.claims]

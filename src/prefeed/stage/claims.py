@@ -26,8 +26,7 @@ class Claims:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._path = Path(directory) / _NAME
-        self._pid = 0
-        self._file = -1
+        self._files: dict[int, int] = {}  # by process: a forked child opens its own
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Claims, (self._path.parent,))
@@ -42,20 +41,31 @@ class Claims:
 
     def close(self) -> None:
         """Let go of everything; a later claim opens the file again."""
-        if self._file >= 0:
-            os.close(self._file)  # a forked child's copy too: its parent's locks stay the parent's
-        self._file, self._pid = -1, 0
+        self._close(list(self._files))
 
     def _set(self, kind: int, key: bytes) -> bool:
         try:
-            if self._pid != os.getpid():
-                self.close()
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                self._pid = os.getpid()
             start = int.from_bytes(key[:8], "little") & _OFFSETS
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
+            fcntl.fcntl(self._open(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
         except BlockingIOError:
             return False
         except OSError:  # the cache was dropped, or there are no locks left: better made twice than not at all
             return True
         return True
+
+    def _open(self) -> int:
+        pid = os.getpid()
+        file = self._files.get(pid)
+        if file is None:
+            self._close([other for other in list(self._files) if other != pid])
+            mine = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = self._files.setdefault(pid, mine)
+            if file != mine:  # another thread was quicker
+                os.close(mine)
+        return file
+
+    def _close(self, pids: list[int]) -> None:
+        for pid in pids:
+            file = self._files.pop(pid, None)
+            if file is not None:
+                os.close(file)  # a forked child's copy too: its parent's locks stay the parent's

@@ -13,6 +13,7 @@ import lmdb
 from prefeed.errors import StoreError
 from prefeed.store.layout import LAYOUT_KEY, TIER_LAYOUT, Layout, data_path, lock_path, max_readers_of
 from prefeed.store.locking import directory_lock
+from prefeed.store.meta_pages import require_whole
 from prefeed.store.reservation import Reservation
 
 Identity = tuple[int, int, int, int]
@@ -198,6 +199,7 @@ def _open_readonly(directory: Path, identity: Identity, layout: Layout) -> Share
     # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
     # child, closing its copy of the handle, would free their slots under the parent.
     max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
+    require_whole(directory)
     env = lmdb.open(
         os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
         readahead=False,

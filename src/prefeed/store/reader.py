@@ -15,6 +15,7 @@ from prefeed.store.environment import (
     SharedEnvironment,
     attach_reader,
     identity_of,
+    lock,
     process_id,
     release,
 )
@@ -165,7 +166,12 @@ class TierReader:
     def _attach(self) -> SharedEnvironment | None:
         shared = self._current()
         if shared is None:
-            shared = self._shared = attach_reader(self._directory)
+            shared = attach_reader(self._directory)
+            if shared is not None:
+                with lock:
+                    before, self._shared = self._shared, shared
+                if before is not None:
+                    release(before)  # another thread was quicker
         return shared
 
     def _detach(self) -> None:

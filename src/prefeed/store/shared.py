@@ -76,7 +76,7 @@ class SharedBatch:
         if shared is not None:
             self._txn = begin_batch(shared)
             if self._txn is None:
-                self._tier._detach()
+                self._tier._let_go(shared)
             else:
                 self._shared = shared
         return self
@@ -257,12 +257,14 @@ class SharedTier:
         shared = self._current()
         if shared is None or identity_of(self._directory) == shared.identity:
             return False
-        self._detach()
+        self._let_go(shared)
         return True
 
     def close(self) -> None:
         """Let go of the store; it is opened again when it is used again."""
-        self._detach()
+        shared = self._current()
+        if shared is not None:
+            self._let_go(shared)
 
     def _current(self) -> SharedEnvironment | None:
         if self._process_id != process_id():
@@ -274,33 +276,39 @@ class SharedTier:
         shared = self._current()
         if shared is None:
             shared = attach_reader(self._directory, SHARED_LAYOUT)
-            self._keep(shared)
+            if shared is not None:
+                self._keep(shared)
         return shared
 
     def _attach_to_write(self) -> SharedEnvironment | None:
         self.reopen_if_replaced()
         shared = self._current()
         if shared is None or not shared.written:
-            self._detach()
             shared = attach_to_write(self._directory, self._open)
+            if shared is None:
+                return None
             self._keep(shared)
-        if shared is not None and os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
+        if os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
             try_remap(shared, shared.adopt_size)
         return shared
 
     def _open(self) -> SharedEnvironment:
         return shared_files.open_to_write(self._directory, self._limit_bytes, on_disk=self._on_disk)
 
-    def _detach(self) -> None:
-        self._current()
-        self._keep(None)
-
-    def _keep(self, shared: SharedEnvironment | None) -> None:
+    def _keep(self, shared: SharedEnvironment) -> None:
         """Hold this store from now on, and what was held no more: another thread may have attached meanwhile."""
         with lock:
             before, self._shared = self._shared, shared
         if before is not None:
             release(before)
+
+    def _let_go(self, shared: SharedEnvironment) -> None:
+        """Hold this store no more, unless another thread has let go of it already."""
+        with lock:
+            if self._current() is not shared:
+                return
+            self._shared = None
+        release(shared)
 
     def _read(self, look: Callable[[SharedEnvironment, Any], T], otherwise: T) -> T:
         """Let a function look into the store; return something else when there is none, or it is damaged."""
@@ -313,11 +321,12 @@ class SharedTier:
         except lmdb.Error as err:
             self._failed(shared, err)
         except OSError:
-            self._detach()
+            self._let_go(shared)
         return otherwise
 
     def _write(self, act: Callable[[SharedEnvironment], T], otherwise: T) -> T:
         """Let a function write to the store; return something else when it cannot be written."""
+        shared = None
         try:
             shared = self._attach_to_write()
             if shared is None:
@@ -325,16 +334,19 @@ class SharedTier:
             with held(shared):
                 return act(shared)
         except lmdb.Error as err:
-            self._failed(self._shared, err)
+            self._failed(shared, err)
         except OSError:
-            self._detach()
+            if shared is not None:
+                self._let_go(shared)
         return otherwise
 
     def _failed(self, shared: SharedEnvironment | None, err: lmdb.Error) -> None:
         """Let go of a store that LMDB has refused; one that is damaged is emptied."""
-        if shared is not None and isinstance(err, DAMAGE):
+        if shared is None:
+            return
+        if isinstance(err, DAMAGE):
             shared_files.empty(self._directory, shared.identity)
-        self._detach()
+        self._let_go(shared)
 
     def _delete_corrupt(self, keys: Sequence[bytes]) -> None:
         self._write(lambda shared: self._writer.delete(shared, keys, corrupt=True), None)

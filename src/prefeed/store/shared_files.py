@@ -26,6 +26,7 @@ from prefeed.store.layout import (
     max_readers_of,
 )
 from prefeed.store.locking import directory_lock
+from prefeed.store.meta_pages import require_whole
 from prefeed.store.reservation import Reservation
 
 DAMAGE: Final = (
@@ -110,6 +111,7 @@ def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironm
     data = data_path(directory)
     map_bytes = max(_map_bytes(directory, limit_bytes), os.stat(data).st_size)
     if os.stat(data).st_size:
+        require_whole(directory)
         os.truncate(data, map_bytes)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
     # writing into the map and syncing that (2025-11, docs/adr/0007-stage-caches.md).

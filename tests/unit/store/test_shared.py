@@ -372,6 +372,36 @@ def test_the_first_put_waits_until_other_threads_have_left_their_batches(tier: S
         assert tier.put_many([(key_of(9), b"x")]) == 1
 
 
+def test_threads_that_begin_at_once_lose_nothing(sandbox: Sandbox, quick_switches: None) -> None:
+    for number in range(50):
+        directory = sandbox.root / str(number)
+        directory.mkdir()
+        tier = SharedTier(directory, limit_bytes=4 * MIB)
+        stored: list[int] = []
+        threads = [threading.Thread(target=_read_and_put, args=(tier, start, stored)) for start in range(0, 40, 10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert stored == [1] * 40
+        assert tier.keys() == sorted(key_of(i) for i in range(40))
+        tier.close()
+
+
+def _read_and_put(tier: SharedTier, start: int, stored: list[int]) -> None:
+    for item in _items(range(start, start + 10), size_bytes=1000):
+        tier.get(item[0])
+        stored.append(tier.put_many([item]))
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
 def test_a_pickled_one_is_the_same(tier: SharedTier, on_disk: bool) -> None:
     tier.put_many(_items(range(3)))
     copy = pickle.loads(pickle.dumps(tier))
@@ -500,6 +530,19 @@ def test_a_damaged_store_is_emptied(tier: SharedTier, directory: Path, damaged: 
     assert tier.put_many(_items(range(5))) == 5
     assert [tier.get(key_of(i)) for i in range(5)] == [value for _, value in _items(range(5))]
     assert all(tier.get(key_of(i)) in (None, value_of(i, 50_000)) for i in range(200))
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 20], ids=lambda pages: f"{pages} pages")
+@pytest.mark.parametrize("first", ["get", "put"])
+def test_a_store_that_was_cut_short_is_emptied(tier: SharedTier, directory: Path, left: int, first: str) -> None:
+    tier.put_many(_items(range(200)))
+    tier.close()
+    os.truncate(directory / "data.mdb", left * PAGE_BYTES)
+    if first == "get":
+        assert [tier.get(key_of(i)) for i in (0, 100, 199)] == [None] * 3
+    assert tier.put_many(_items(range(5))) == 5
+    assert [tier.get(key_of(i)) for i in range(5)] == [value for _, value in _items(range(5))]
+    assert tier.statistics().entries == 5
 
 
 def _pages_of(directory: Path, what: str) -> list[int]:

@@ -96,7 +96,11 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
     made = Served.__new__(Served)
     roots = Roots.of(resolve({"roots": [str(paths[0].parent)]}))
     made.__dict__.update(
-        inner=inner, reader=cache, lent=Lent(), _access=access, _files=SampleFiles(cache, access, roots) if files else None
+        inner=inner,
+        reader=cache,
+        lent=Lent(),
+        _access=access,
+        _files=SampleFiles(cache, access, roots) if files else None,
     )
     return made
 
