@@ -10,7 +10,7 @@ FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/
 
 FRAMEWORKS := mindspore paddlepaddle grain
 
-.PHONY: help demo bench check format test test-frameworks system clean
+.PHONY: help demo bench check format test test-frameworks gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 	@for name in $(FRAMEWORKS); do \
 	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
 	done
+
+gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device; fails without one
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make gpu: torch sees no CUDA device")'
+	$(PYTEST) tests/gpu
 
 system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from prefeed.errors import EntryFormatError
@@ -102,16 +103,24 @@ def unpack_header(view: memoryview) -> Header:
     size = len(view)
     if size < HEADER_BYTES:
         raise EntryFormatError(f"{size} bytes are no stage entry: its header alone has {HEADER_BYTES}")
-    magic, version, flags, zero, note_bytes, schema_bytes, values_bytes, payload_bytes = _HEADER.unpack_from(view)
+    header = _header_of(bytes(view[:HEADER_BYTES]))
+    if header.payload_end != size:
+        raise EntryFormatError(
+            f"the entry is damaged: its header speaks of {header.payload_end} bytes, there are {size}"
+        )
+    return header
+
+
+@lru_cache(maxsize=4096)
+def _header_of(data: bytes) -> Header:
+    """Samples of one shape have one header, byte by byte."""
+    magic, version, flags, zero, note_bytes, schema_bytes, values_bytes, payload_bytes = _HEADER.unpack(data)
     if magic != MAGIC or zero or flags & ~FLAG_PICKLE:
-        raise EntryFormatError(f"these {size} bytes are no stage entry: they begin with {bytes(view[:8]).hex()}")
+        raise EntryFormatError(f"this is no stage entry: it begins with {data[:8].hex()}")
     if version != VERSION:
         raise EntryFormatError(f"the entry has layout version {version}; this prefeed reads {VERSION}")
     note_end = HEADER_BYTES + note_bytes
     schema_end = note_end + schema_bytes
     values_end = schema_end + values_bytes
     start = payload_start(values_end) if payload_bytes else values_end
-    end = start + payload_bytes
-    if end != size:
-        raise EntryFormatError(f"the entry is damaged: its header speaks of {end} bytes, there are {size}")
-    return Header(flags == FLAG_PICKLE, note_end, schema_end, values_end, start, end)
+    return Header(flags == FLAG_PICKLE, note_end, schema_end, values_end, start, start + payload_bytes)

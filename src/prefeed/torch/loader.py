@@ -31,6 +31,7 @@ from prefeed.config import Config, current
 from prefeed.errors import DeclarationError, PrefeedError
 from prefeed.torch.access import access_of
 from prefeed.torch.collating import collate_of, collates_as_torch, copies_samples
+from prefeed.torch.pinning import can_pin
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
 from prefeed.torch.ring import Lease, Rings
@@ -204,7 +205,11 @@ class _Attachment:
         """Return recycled memory for the batches of workers; None when batches go as torch sends them."""
         if self._rings is None or not collates_as_torch(loader):
             return None
-        return self._rings.try_lease(loader.num_workers, prefetch_factor=loader.prefetch_factor or 2)
+        return self._rings.try_lease(
+            loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            pinned=loader.pin_memory and can_pin(),
+        )
 
     def next_batch(self, torchs: Callable[[], Any]) -> Any:
         """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from prefeed.torch.children import Child, before_each_fork
+from prefeed.torch.pinning import CudaDriver, Driver, PinnedSlots
 from prefeed.torch.slots import Bytes, RingName, SlotMemory, memory_bytes
 
 __all__ = ["Lease", "Ring", "Rings", "ring_of"]
@@ -34,11 +35,11 @@ class Ring:
     **Threads and processes**: tensors may go in any thread, whenever the garbage collector wants; hence nothing here
     takes a lock, and each step is one that the interpreter does in one go. A forked child frees nothing.
 
-    **Invariants**: a slot is taken while a tensor of this process is over it, and while a child lives that was forked
-    meanwhile.
+    **Invariants**: a slot is taken while a tensor of this process is over it, while a device may read it, and while a
+    child lives that was forked meanwhile.
     """
 
-    def __init__(self, max_bytes: int, *, slots_a_tensor: int) -> None:
+    def __init__(self, max_bytes: int, *, slots_a_tensor: int, driver: Driver | None = None) -> None:
         descriptor = os.memfd_create("prefeed-batches", os.MFD_CLOEXEC)
         try:
             self._memory = _made(descriptor, memory_bytes(max_bytes))
@@ -49,6 +50,7 @@ class Ring:
         self._left_to_children: set[int] = set()  # no tensor of this process is over them
         self._children: list[tuple[Child, frozenset[int]]] = []
         self._is_closed = False
+        self._pinned = None if driver is None else PinnedSlots(driver)
         status = os.fstat(descriptor)
         self.name = RingName(
             number=next(_numbers),
@@ -57,6 +59,7 @@ class Ring:
             inode=(status.st_dev, status.st_ino),
             max_bytes=max_bytes,
             slots_a_tensor=slots_a_tensor,
+            keeps_slots=driver is not None,
         )
         _rings[self.name.number] = self
 
@@ -81,7 +84,10 @@ class Ring:
         if self._left_to_children:
             self._free_left()
         self._held.add(number)
-        array = self._memory.bytes_of(self._memory.slot(number), num_bytes)
+        slot = self._memory.slot(number)
+        array = self._memory.bytes_of(slot, num_bytes)
+        if self._pinned is not None:
+            self._pinned.pin(number, array.ctypes.data, slot.size)
         weakref.finalize(array, self._gone, number).atexit = False
         return array
 
@@ -95,7 +101,9 @@ class Ring:
         os.close(self.name.descriptor)
         self._is_closed = True
         for number in self._unused():
-            self._memory.drop_pages(self._memory.slot(number))
+            self._drop(number)
+        if self._pinned is not None:
+            self._pinned.close()
 
     def child_begins(self, child: Child) -> None:
         """This process is about to be forked: what tensors are over now, the child may read until it ends."""
@@ -112,6 +120,11 @@ class Ring:
         """No tensor of this process is over the slot any more. Called from anywhere."""
         if not self.is_of_this_process:
             return
+        if self._pinned is None or not self._pinned.gone(number, self._not_read):
+            self._not_read(number)
+
+    def _not_read(self, number: int) -> None:
+        """Neither a tensor of this process nor a device reads the slot any more. Called from anywhere."""
         if self._children:
             self._left_to_children.add(number)
         else:
@@ -120,9 +133,14 @@ class Ring:
 
     def _free(self, number: int) -> None:
         if self._is_closed:
-            self._memory.drop_pages(self._memory.slot(number))
+            self._drop(number)
         else:
             self._memory.free(number)
+
+    def _drop(self, number: int) -> None:
+        if self._pinned is not None:
+            self._pinned.unpin(number)
+        self._memory.drop_pages(self._memory.slot(number))
 
     def _forget_children(self) -> None:
         for entry in list(self._children):
@@ -202,16 +220,22 @@ class Rings:
         self.is_in_use = False
         weakref.finalize(self, _close, self._rings).atexit = False
 
-    def try_lease(self, num_workers: int, *, prefetch_factor: int) -> Lease | None:
-        """Return a ring for each worker; None when there is no memory for them, or another iterator has them."""
+    def try_lease(self, num_workers: int, *, prefetch_factor: int, pinned: bool = False) -> Lease | None:
+        """Return a ring for each worker; None when there is no memory for them, or another iterator has them.
+
+        Args:
+            num_workers: Of the iterator.
+            prefetch_factor: Batches that each of them is ahead.
+            pinned: A device is to read the batches by itself.
+        """
         if self._rings and not self._rings[0].is_of_this_process:
             self.is_in_use = False
             _close(self._rings)
         if self.is_in_use or not self._max_bytes:
             return None
-        if len(self._rings) != num_workers:
+        if len(self._rings) != num_workers or pinned is not self._rings[0].name.keeps_slots:
             _close(self._rings)
-            self._make(num_workers, prefetch_factor + _SPARE_SLOTS)
+            self._make(num_workers, prefetch_factor + _SPARE_SLOTS, CudaDriver() if pinned else None)
         if not self._rings:
             return None
         for ring in self._rings:
@@ -219,10 +243,11 @@ class Rings:
         self.is_in_use = True
         return Lease(self, self._rings)
 
-    def _make(self, num_workers: int, slots_a_tensor: int) -> None:
+    def _make(self, num_workers: int, slots_a_tensor: int, driver: Driver | None) -> None:
+        max_bytes = self._max_bytes // num_workers
         try:
             for _ in range(num_workers):
-                self._rings.append(Ring(self._max_bytes // num_workers, slots_a_tensor=slots_a_tensor))
+                self._rings.append(Ring(max_bytes, slots_a_tensor=slots_a_tensor, driver=driver))
         except (OSError, ValueError):  # no descriptor, memory or address is left: batches go as torch sends them
             _close(self._rings)
 

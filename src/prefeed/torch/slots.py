@@ -45,6 +45,7 @@ class RingName:
         inode: Device and number of the memory: the process id may have been given to somebody else.
         max_bytes: Most bytes of all slots together.
         slots_a_tensor: Most slots for each large tensor of a batch.
+        keeps_slots: None makes room for another: a device knows where their pages are.
     """
 
     number: int
@@ -53,6 +54,7 @@ class RingName:
     inode: tuple[int, int]
     max_bytes: int
     slots_a_tensor: int
+    keeps_slots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class RingWriter:
         self._descriptor = descriptor
         self._max_bytes = name.max_bytes
         self._slots_a_tensor = name.slots_a_tensor
+        self._keeps_slots = name.keeps_slots
         self._max_slots = 0
         self._may_grow = True
         self._close = weakref.finalize(self, os.close, descriptor)
@@ -200,7 +203,7 @@ class RingWriter:
         """Return a new slot; free ones that are too small make room for it."""
         excess_bytes = sum(slot.size for slot in slots) + num_bytes - self._max_bytes
         excess_slots = len(slots) + 1 - self._max_slots
-        small = [slot for slot in free if slot.size < num_bytes]
+        small = [] if self._keeps_slots else [slot for slot in free if slot.size < num_bytes]
         if not self._may_grow or sum(slot.size for slot in small) < excess_bytes or len(small) < excess_slots:
             return None
         left = set(slots)

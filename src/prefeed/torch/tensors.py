@@ -5,8 +5,10 @@ A plug-in of ``prefeed.stage.plug_ins``; it is imported when the first tensor is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -133,6 +135,7 @@ def _read_size(source: Source) -> torch.Size:
 
 def _tensor_reader(dtype: torch.dtype, requires_grad: bool) -> Reader:
     itemsize = dtype.itemsize
+    view_of = _view_reader(dtype)
 
     def read(source: Source) -> torch.Tensor:
         shape, start, num_bytes = source.take_array(itemsize)
@@ -141,17 +144,44 @@ def _tensor_reader(dtype: torch.dtype, requires_grad: bool) -> Reader:
             if num_bytes:
                 ctypes.memmove(tensor.data_ptr(), source.address + start, num_bytes)
         else:
-            tensor = torch.frombuffer(_memory(source, start, num_bytes), dtype=dtype).view(shape)
+            tensor = view_of(source.buffer, start, shape, num_bytes)
         return tensor.requires_grad_() if requires_grad else tensor
 
     return read
 
 
-def _memory(source: Source, start: int, num_bytes: int) -> Any:
-    """Return the bytes as a buffer that torch takes without a warning: it has no read-only tensors."""
-    memory = (ctypes.c_char * num_bytes).from_address(source.address + start)
-    memory.owner = source.buffer  # type: ignore[attr-defined]  # held as long as the tensor is
-    return memory
+def _view_reader(dtype: torch.dtype) -> Callable[[memoryview, int, tuple[int, ...], int], torch.Tensor]:
+    """Return what makes a tensor over part of a buffer: its start, the tensor's shape, its size in bytes.
+
+    By way of an array, which is the quickest: measured, 1.1 us; 3.6 by way of an address (2026-11).
+    """
+    numpy_dtype = _NUMPY_DTYPES.get(dtype)
+    if numpy_dtype is None:
+        return lambda buffer, start, shape, num_bytes: (
+            torch.from_numpy(np.ndarray((num_bytes,), np.uint8, buffer, start)).view(dtype).view(shape)
+        )
+    return lambda buffer, start, shape, _: torch.from_numpy(np.ndarray(shape, numpy_dtype, buffer, start))
+
+
+def _find_numpy_dtypes() -> dict[torch.dtype, np.dtype[Any]]:
+    """Return numpy's name for each of torch's types that it has.
+
+    torch warns once in a process when it is given an array that cannot be written to, since it has no such tensors.
+    Those made here are lent to be read, so that one warning is taken here.
+    """
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for dtype in _NAME_OF:
+            with contextlib.suppress(TypeError):
+                array = torch.empty(1, dtype=dtype).numpy()
+                array.flags.writeable = False
+                torch.from_numpy(array)
+                found[dtype] = array.dtype
+    return found
+
+
+_NUMPY_DTYPES: Final = _find_numpy_dtypes()
 
 
 def _tv_reader(module: str, qualname: str, names: list[str], read_tensor: Reader, readers: list[Reader]) -> Reader:
