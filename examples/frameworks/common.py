@@ -11,7 +11,7 @@ from PIL import Image
 
 import prefeed
 
-Sample = tuple[np.ndarray[Any, np.dtype[np.float32]], np.int64]
+Sample = tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.int64]]]
 
 
 class Pictures:
@@ -29,10 +29,13 @@ class Pictures:
 
 
 def prepare(sample: tuple[bytes, int]) -> Sample:
-    """Decode and resize a picture; the expensive step, taken once."""
+    """Decode and resize a picture; the expensive step, taken once.
+
+    The label is an array of no dimensions: MindSpore 2.10 takes nothing else where NumPy 2 is installed.
+    """
     data, label = sample
     image = Image.open(io.BytesIO(data)).convert("RGB").resize((32, 32))
-    return np.asarray(image, np.float32) / np.float32(255), np.int64(label)
+    return np.asarray(image, np.float32) / np.float32(255), np.array(label)
 
 
 def cached_pictures(root: Path | str) -> prefeed.CachedDataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import weakref
@@ -108,9 +109,7 @@ class Connection:
         sock = try_connect(config)
         if sock is not None:
             with contextlib.suppress(ServerUnavailableError):  # it was about to end
-                connection, welcome = cls._greet(sock, answer_seconds)
-                _say_what_differs(config, welcome.settings)
-                return connection
+                return cls._of_running(config, sock, answer_seconds)
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
@@ -118,6 +117,27 @@ class Connection:
         connection, welcome = cls._greet(launch_and_connect(config)[1], answer_seconds)
         for notice in welcome.notices:
             _log.warning("prefeed: %s", notice)
+        return connection
+
+    @classmethod
+    def try_open(cls, config: Config, *, answer_seconds: float) -> Connection | None:
+        """Return a connection to the home's server, None when none runs.
+
+        Args:
+            config: Settings.
+            answer_seconds: A server that says nothing for so long is taken for dead, now and later.
+
+        Raises:
+            ServerUnavailableError: One runs, or ends just now, and does not answer.
+            VersionMismatchError: It speaks another protocol.
+        """
+        sock = try_connect(config, may_wait=False)
+        return None if sock is None else cls._of_running(config, sock, answer_seconds)
+
+    @classmethod
+    def _of_running(cls, config: Config, sock: socket.socket, answer_seconds: float) -> Connection:
+        connection, welcome = cls._greet(sock, answer_seconds)
+        _say_what_differs(config, welcome.settings)
         return connection
 
     @classmethod
@@ -133,6 +153,20 @@ class Connection:
         connection.instance = welcome.instance
         connection.settings = welcome.settings
         return connection, welcome
+
+    def expect_answers_within(self, seconds: float) -> None:
+        """From now on a server that says nothing, or takes nothing, for so long is taken for dead."""
+        self._answer_seconds = seconds
+        self._sock.settimeout(seconds)
+
+    def is_alive(self) -> bool:
+        """Return False once the server has closed its end, or died; asks the kernel, not the server."""
+        try:
+            ended = select.poll()
+            ended.register(self._sock, select.POLLRDHUP)
+            return not ended.poll(0)
+        except (OSError, ValueError):  # this end is closed
+            return False
 
     def next_token(self) -> int:
         """Return a number for a question whose answer carries it."""

@@ -24,11 +24,23 @@ _started: list[subprocess.Popen[bytes]] = []
 """Servers that this process started and that have not been seen to end."""
 
 
-def try_connect(config: Config) -> socket.socket | None:
-    """Return a connected socket, or None when no server listens."""
+def try_connect(config: Config, *, may_wait: bool = True) -> socket.socket | None:
+    """Return a connected socket, or None when no server listens.
+
+    Args:
+        config: Settings.
+        may_wait: For a server that has so many waiting to be let in that it takes no more.
+
+    Raises:
+        ServerUnavailableError: That is so, and this may not wait.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(may_wait)
     try:
         sock.connect(str(config.socket_path))
+    except BlockingIOError as err:
+        sock.close()
+        raise ServerUnavailableError("the node server lets nobody in: it hangs, or was stopped") from err
     except OSError:
         sock.close()
         _collect_ended()

@@ -14,7 +14,14 @@ _MOST_BYTES: Final = 2**63 - 1
 
 
 def open_cache(
-    connection: Connection, session: int, cache: int, *, description: str, size_bytes: int = 0, spilling: bool = False
+    connection: Connection,
+    session: int,
+    cache: int,
+    *,
+    description: str,
+    size_bytes: int = 0,
+    spilling: bool = False,
+    within_seconds: float | None = None,
 ) -> m.CacheOpened:
     """Return where a cache lies and what it may take; this connection uses it until it is closed.
 
@@ -28,6 +35,7 @@ def open_cache(
         description: The stage, for people.
         size_bytes: Most bytes that the memory store may take, all of its files together; 0 = what there is.
         spilling: Let what does not fit into memory go to disk.
+        within_seconds: A server that says nothing for so long is taken for dead; defaults to the connection's.
 
     Raises:
         SessionNotFoundError: There is no such session; the message says how to make one.
@@ -35,7 +43,7 @@ def open_cache(
         ServerUnavailableError: The server is gone.
     """
     question = m.OpenCache(session, cache, description, min(size_bytes, _MOST_BYTES), spilling)
-    return connection.request(question, m.CacheOpened)
+    return connection.request(question, m.CacheOpened, within_seconds=within_seconds)
 
 
 def grow_cache(

@@ -6,10 +6,13 @@ origin ──bytes──→ memory tier                 fetcher threads look her
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +20,7 @@ import numpy as np
 
 from prefeed.errors import StoreError
 from prefeed.server.datasets import KeyIndex
-from prefeed.store.layout import stored_bytes
+from prefeed.store.layout import PAGE_BYTES, num_pages, stored_bytes
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.store.values import value_size
 from prefeed.types import Buffer, ClearResult, DiskCounts
@@ -34,7 +37,15 @@ _COMMIT_BYTES: Final = 4 * 1024**2
 _TRY_EVERY: Final = 64
 """Of a full tier: room comes seldom."""
 
-_FREED_AT_ONCE: Final = 4096
+_FREED_FOR_EACH: Final = 1.5
+"""So much more is freed than is to be stored: entries differ in size."""
+
+_LEAST_FREED: Final = 32
+_MOST_OF_BUDGET: Final = 0.9
+"""Of it for one object: with more, all else would be freed, and it would hardly fit."""
+
+_MAX_OBJECT_BYTES: Final = 2**32 - 1
+_TREE_PAGES_A_KEY: Final = 8
 
 Cleared = Callable[[ClearResult], None]
 """Told what was deleted; called in the tier's thread."""
@@ -50,7 +61,7 @@ class DiskTier:
     """Objects on a local disk, under their entry keys.
 
     Nothing that happens to the disk is an error of a read: what cannot be stored is not, what is damaged is absent.
-    Nothing is evicted, but when there is no room, entries that ``keys_in_use`` does not name go.
+    Nothing is evicted, but when the budget is used up, entries that ``keys_in_use`` does not name go.
 
     **Ownership.** The directory is this tier's own; no other process has the store open.
 
@@ -62,7 +73,9 @@ class DiskTier:
     Args:
         directory: Made if missing.
         budget_bytes: The most that the files may take; ``resize`` changes it.
-        min_free_bytes: What the file system must keep free.
+        min_free_bytes: What the file system must keep free: nothing is stored that would not leave it.
+        keep_bytes: Files that are there and take more than the budget stay if they take no more than this; else all is
+            deleted, for they do not become smaller. What stays takes no more until it fits the budget.
         keys_in_use: Returns entry keys, 16 bytes each, of the objects of all datasets in use.
 
     Raises:
@@ -75,32 +88,42 @@ class DiskTier:
         *,
         budget_bytes: int,
         min_free_bytes: int,
+        keep_bytes: int = 0,
         keys_in_use: Callable[[], Iterable[memoryview]] = tuple,
     ) -> None:
         self.keys_in_use = keys_in_use
         self._directory = directory
-        self._budget_bytes = budget_bytes
-        self._tier = SharedTier(directory, limit_bytes=budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
-        self._make_directory()
-        if self._tier.file_bytes() > budget_bytes:
+        self._budget_bytes = max(0, budget_bytes)
+        self._min_free_bytes = min_free_bytes
+        self._tier = SharedTier(directory, limit_bytes=self._budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
+        _make_directory(directory)
+        if self._tier.file_bytes() > max(self._budget_bytes, keep_bytes):
             self._remove_all()
+        self._tier.shrink(self._budget_bytes)  # its file says what it might take in an earlier life
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[bytes, Buffer]] = deque()
+        self._waiting: dict[bytes, Buffer] = {}
+        self._writing: dict[bytes, Buffer] = {}
         self._waiting_bytes = 0
         self._writing_bytes = 0
         self._clears: deque[_Clear] = deque()
         self._is_closing = False
         self._skip = 0
         self._dropped = 0
-        self._all_named_by = -1
+        self._doomed: list[bytes] = []
+        self._doomed_by = -1
+        self._tries_until_looked_at = 0
         self._thread = threading.Thread(target=self._run, name="prefeed-disk", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ reading
 
-    def read(self, key: bytes) -> bytes | None:
-        """Return a copy of an object's bytes as they were stored, None if the tier does not hold them."""
-        return None if self._clears or self._is_closing else self._tier.get(key)
+    def read(self, key: bytes) -> Buffer | None:
+        """Return an object's bytes as they were offered, None if the tier does not hold them."""
+        with self._changed:
+            if self._clears or self._is_closing:
+                return None
+            waiting = self._waiting.get(key, self._writing.get(key))
+        return self._tier.get(key) if waiting is None else waiting
 
     def counts(self) -> DiskCounts:
         """Return a snapshot, but for the reads that were served, which others count."""
@@ -116,21 +139,25 @@ class DiskTier:
     @property
     def file_bytes(self) -> int:
         """What the files take of the file system, or may take with what is being written."""
-        with self._changed:
-            return self._tier.file_bytes() + self._writing_bytes
+        writing_bytes = (
+            self._writing_bytes
+        )  # first: a group that is stored meanwhile counts twice, and never not at all
+        return self._tier.file_bytes() + writing_bytes
 
     # ------------------------------------------------------------ writing
 
     def offer(self, key: bytes, data: Buffer) -> None:
-        """Let the bytes be stored some time, if there is room; what more than 128 MiB wait for is dropped."""
+        """Let the bytes be stored some time, if there is room; what comes while 128 MiB wait is dropped."""
         size = value_size(data)
         with self._changed:
+            if key in self._waiting or size > min(_MOST_OF_BUDGET * self._budget_bytes, _MAX_OBJECT_BYTES):
+                return
             if self._skip > 0:
                 self._skip -= 1
-            elif self._waiting_bytes + size > _MOST_WAITING_BYTES:
+            elif self._waiting and self._waiting_bytes + size > _MOST_WAITING_BYTES:
                 self._dropped += 1
             else:
-                self._waiting.append((key, data))
+                self._waiting[key] = data
                 self._waiting_bytes += size
                 self._changed.notify()
 
@@ -139,7 +166,7 @@ class DiskTier:
         with self._changed:
             if budget_bytes > self._budget_bytes:
                 self._skip = 0
-            self._budget_bytes = budget_bytes
+            self._budget_bytes = max(0, budget_bytes)
         return max(budget_bytes, self.file_bytes)
 
     def clear(self, keys: list[memoryview] | None, then: Cleared) -> None:
@@ -171,7 +198,7 @@ class DiskTier:
             elif group := self._take_group():
                 self._store(group)
                 with self._changed:
-                    self._writing_bytes = 0
+                    self._writing, self._writing_bytes = {}, 0
             elif self._is_closing:
                 return
 
@@ -186,12 +213,16 @@ class DiskTier:
         group: list[tuple[bytes, Buffer]] = []
         size = 0
         with self._changed:
-            while self._waiting and size < _GROUP_BYTES and len(group) < _MOST_IN_GROUP:
-                group.append(self._waiting.popleft())
-                size += stored_bytes(value_size(group[-1][1]))
-            self._waiting_bytes = sum(value_size(data) for _, data in self._waiting)
+            for key, data in islice(self._waiting.items(), _MOST_IN_GROUP):
+                group.append((key, data))
+                size += stored_bytes(value_size(data))
+                if size >= _GROUP_BYTES:
+                    break
+            for key, data in group:
+                del self._waiting[key]
+                self._waiting_bytes -= value_size(data)
             # From here on the store may grow by this, whatever ``resize`` says meanwhile.
-            self._writing_bytes = size + _COMMIT_BYTES if group else 0
+            self._writing, self._writing_bytes = dict(group), size + _COMMIT_BYTES if group else 0
             budget = self._budget_bytes
         if group:
             self._fit(budget)
@@ -204,22 +235,45 @@ class DiskTier:
             self._tier.shrink(budget_bytes)
 
     def _store(self, group: list[tuple[bytes, Buffer]]) -> None:
+        self._try_make_directory()  # somebody may have removed it
         rest = group[self._tier.put_many(group) :]
-        while rest and self._free_unnamed():
+        if rest and self._free_unnamed(rest):
             rest = rest[self._tier.put_many(rest) :]
         if rest:
             self._skip = _TRY_EVERY
 
-    def _free_unnamed(self) -> bool:
-        """Delete some entries that no dataset in use names; False when there are none."""
+    def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
+        """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""
+        if self._is_closing or self._is_file_system_short(group):
+            return False  # catalogues are about to be closed, and then name nothing; or deleting would make no room
+        self._look_for_unnamed()
+        found = self._tier.statistics()
+        needed = sum(stored_bytes(value_size(data)) for _, data in group)
+        count = _LEAST_FREED + int(_FREED_FOR_EACH * needed * found.entries / max(1, found.stored_bytes))
+        self._tier.delete_many(self._doomed[-count:])
+        del self._doomed[-count:]
+        return self._tier.statistics().entries < found.entries
+
+    def _look_for_unnamed(self) -> None:
+        """Know what may go: look when other datasets are in use, or when that many offers have been refused as there are.
+
+        The latter for files of a catalogue that have changed: nothing names their old bytes.
+        """
         named = list(self.keys_in_use())
-        if len(named) == self._all_named_by:
-            return False
-        doomed = unnamed(self._tier.keys(), named)[:_FREED_AT_ONCE]
-        if not doomed:
-            self._all_named_by = len(named)
-        self._tier.delete_many(doomed)
-        return bool(doomed)
+        self._tries_until_looked_at -= 1
+        if len(named) != self._doomed_by or (not self._doomed and self._tries_until_looked_at <= 0):
+            held = self._tier.keys()
+            self._doomed, self._doomed_by = unnamed(held, named), len(named)
+            self._tries_until_looked_at = len(held) // _TRY_EVERY
+
+    def _is_file_system_short(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
+        pages = sum(num_pages(value_size(data)) + _TREE_PAGES_A_KEY for _, data in group)
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return True
+        needed = self._min_free_bytes + pages * PAGE_BYTES + _COMMIT_BYTES
+        return found.f_bavail * found.f_frsize < needed
 
     def _clear(self, keys: list[memoryview] | None) -> ClearResult:
         before = self._tier.statistics()
@@ -227,25 +281,31 @@ class DiskTier:
             self._remove_all()
         else:
             held = self._tier.keys()
-            found = [KeyIndex(held).match(part)[0] for part in keys]
+            index = KeyIndex(held)
+            found = [index.match(part)[0] for part in keys]
             self._tier.delete_many([held[at] for at in np.unique(np.concatenate(found)).tolist()] if found else [])
         after = self._tier.statistics()
-        self._skip, self._all_named_by = 0, -1
+        self._skip, self._doomed, self._doomed_by = 0, [], -1
         return ClearResult(entries=before.entries - after.entries, bytes=before.value_bytes - after.value_bytes)
 
     def _remove_all(self) -> None:
         remove_store(self._directory)
         self._tier.reopen_if_replaced()
-        self._make_directory()
+        self._try_make_directory()
 
-    def _make_directory(self) -> None:
-        try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as err:
-            raise StoreError(
-                f"cannot make {self._directory} for the disk tier: {err.strerror}; set PREFEED_DISK_DIR to a directory "
-                "you can write to, or PREFEED_DISK to 0"
-            ) from err
+    def _try_make_directory(self) -> None:
+        with contextlib.suppress(OSError):  # not its parents: the disk may have been taken out
+            self._directory.mkdir(mode=0o700)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as err:
+        raise StoreError(
+            f"cannot make {directory} for the disk tier: {err.strerror}; set PREFEED_DISK_DIR to a directory "
+            "you can write to, or PREFEED_DISK to 0"
+        ) from err
 
 
 def unnamed(held: list[bytes], named: list[memoryview]) -> list[bytes]:

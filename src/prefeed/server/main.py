@@ -11,9 +11,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from prefeed.config import Config, resolve
+from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
@@ -23,6 +24,7 @@ from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
+from prefeed.store.directory import require_private
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
 
@@ -31,6 +33,9 @@ _BUSY_TURN_SECONDS = 0.01
 
 _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_LEAST_DISK_BYTES = 64 * 1024**2
+"""A disk tier of all that there is, when that is less, is not worth its name."""
+
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""
 
@@ -58,9 +63,9 @@ def run_foreground(config: Config) -> int:
         try:
             _serve(config, handlers, loop, node)
         finally:
-            node.close()
             if disk is not None:
-                disk.close()
+                disk.close()  # before the catalogues, which name what it is to keep
+            node.close()
             sessions.remove_memory()
             tier.destroy()
             loop.close()
@@ -154,6 +159,42 @@ def _held_port(config: Config) -> Iterator[None]:
 
 
 @contextmanager
+def _held_disk(config: Config) -> Iterator[None]:
+    """Make the directory of the disk tier, if there is to be one, and hold it: it belongs to one server.
+
+    Raises:
+        ServerError: It cannot be made, or another home's server has it.
+    """
+    if not config.disk:
+        yield
+        return
+    directory = config.disk_path
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as err:
+        raise ServerError(
+            f"cannot make {directory}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
+        ) from err
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ServerError(
+            f"{directory} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
+@contextmanager
 def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
     """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
     name = f"prefeed-{os.getuid()}-{config.home_id}"
@@ -168,45 +209,58 @@ def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    notices = tuple(text for text in (warning, reason) if text)
-    for text in notices:
-        print(f"prefeed: {text}", file=sys.stderr, flush=True)
-    if budget < MIN_BUDGET_BYTES:
-        raise ConfigError(
-            f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
-            "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
-        )
-    memory = Room(store_dir, budget)
-    sessions = Sessions(memory, _disk_room(config))
-    tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
-    try:
-        yield tier, sessions, on_tmpfs, notices
-    finally:
-        tier.close()
-        sessions.close()
+    with _held_disk(config):
+        disk, disk_reason = _disk_room(config)
+        notices = tuple(text for text in (warning, reason, disk_reason) if text)
+        for text in notices:
+            print(f"prefeed: {text}", file=sys.stderr, flush=True)
+        if budget < MIN_BUDGET_BYTES:
+            raise ConfigError(
+                f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
+                "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
+            )
+        memory = Room(store_dir, budget)
+        sessions = Sessions(memory, disk)
+        tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
+        try:
+            yield tier, sessions, on_tmpfs, notices
+        finally:
+            tier.close()
+            sessions.close()
 
 
-def _disk_room(config: Config) -> Room | None:
-    """Return the room on disk; None when the node is to have none, or there is no room."""
+def _disk_room(config: Config) -> tuple[Room | None, str | None]:
+    """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk:
+        return None, None
+    budget, floor = disk_limits(config.disk_path, asked_bytes=config.disk, floor_bytes=config.disk_free)
+    return Room(config.disk_path, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, config.disk_path)
+
+
+def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
+    """Return a sentence when the disk tier may take less than was asked for, or hardly anything. Pure."""
+    least = _LEAST_DISK_BYTES if asked_bytes == EVERYTHING else asked_bytes
+    if budget_bytes >= least:
         return None
-    directory = config.disk_path
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as err:
-        raise ServerError(
-            f"cannot make {directory}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
-        ) from err
-    budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    return Room(directory, budget, floor_bytes=floor)
+    return (
+        f"the disk tier may take {budget_bytes / 1024**3:.2f} GiB: more would not leave {floor_bytes / 1024**3:.2f} GiB "
+        f"free on the file system of {directory}; lower PREFEED_DISK_FREE, or set PREFEED_DISK_DIR to a larger disk"
+    )
 
 
 def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
     """Open the disk tier of objects, which gets what no stage cache on disk was given; None without a room."""
     if room is None:
         return None
+    with suppress(FileNotFoundError):
+        require_private(config.disk_path / "objects")
+    of_caches = room.shares.budget_bytes - room.shares.objects_limit_bytes
     tier = DiskTier(
-        config.disk_path / "objects", budget_bytes=room.shares.objects_limit_bytes, min_free_bytes=room.floor_bytes
+        config.disk_path / "objects",
+        budget_bytes=room.shares.objects_limit_bytes,
+        min_free_bytes=room.floor_bytes,
+        # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.
+        keep_bytes=config.disk - of_caches,
     )
     room.bind(objects_bytes=lambda: tier.file_bytes, resize_objects=tier.resize)
     return tier

@@ -14,6 +14,7 @@ from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.store.tier import stored_bytes
+from prefeed.types import ENTRY_KEY_BYTES
 
 ORPHANS: Final = 0
 """Number of the dataset of entries that no open manifest names, left by an earlier server."""
@@ -143,7 +144,8 @@ class Registry:
         for number, dataset in self.datasets.items():
             ids = self._below(number, np.arange(dataset.manifest.num_objects), url)
             if len(ids):
-                found.append(memoryview(b"".join(keys_of(dataset, ids))))
+                table = np.frombuffer(dataset.entry_keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
+                found.append(memoryview(table[ids].tobytes()))
         return found
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from prefeed.core.shares import Shares
 from prefeed.server.session_files import CacheKey, SessionFiles
 from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
+from prefeed.store.read_counts import counted_reads
+from prefeed.store.shared import SharedTier
 
 
 class Room:
@@ -61,6 +63,21 @@ class Room:
         if limit > before and self._resize_objects(self.shares.objects_limit_bytes) > self.shares.objects_limit_bytes:
             self._set(key, before)  # the objects could not give it back
         return self.shares.limit_of(key)
+
+    def contents_of(self, key: CacheKey, *, on_disk: bool = False) -> tuple[int, int]:
+        """Return entries of a cache and their bytes; does not wait, and who has its directory may be stopped: then none."""
+        if not self.files.has_store(key):
+            return 0, 0
+        tier = SharedTier(self.files.path(key), limit_bytes=self.limit_of(key), on_disk=on_disk, patience_seconds=0)
+        try:
+            statistics = tier.statistics()
+        finally:
+            tier.close()
+        return statistics.entries, statistics.value_bytes
+
+    def reads_of(self, key: CacheKey) -> tuple[int, int]:
+        """Return hits and misses that its processes have counted there."""
+        return counted_reads(self.files.path(key))
 
     def is_in_use(self, key: CacheKey) -> bool:
         """Return True while some process has the cache open."""

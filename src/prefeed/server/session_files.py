@@ -1,7 +1,7 @@
 """Where sessions and caches lie: what is on the file systems is the truth, and start-up reads it.
 
 <root>/sessions/<session>/<cache>/   cache.json   what the cache is, written when all else is there
-                                     data.mdb lock.mdb claims   its readers and writers make these
+                                     data.mdb lock.mdb claims reads   its readers and writers make these
        .gone-<random>/               dropped, and not removed yet
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from prefeed.errors import StoreError
-from prefeed.store.directory import allocated_bytes
+from prefeed.store.directory import allocated_bytes, is_private, require_private, require_trusted
 from prefeed.store.layout import data_path
 
 _RECORD: Final = "cache.json"
@@ -51,9 +51,11 @@ class SessionFiles:
 
     **Ownership**: the server makes and removes directories and records; other files are their readers' and writers'.
     **Threads**: the loop's.
+    **Invariants**: all directories below the root are this user's alone: what is read from an entry may be code.
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._sessions = root / "sessions"
 
     def path(self, key: CacheKey) -> Path:
@@ -65,9 +67,14 @@ class SessionFiles:
         return self._sessions / str(session)
 
     def scan(self) -> Iterator[int]:
-        """Yield the sessions; remove what is left of dropped ones."""
+        """Yield the sessions; remove what is left of dropped ones, and what others may have put there.
+
+        Raises:
+            StoreError: The directory of the sessions is somebody else's, or could be replaced by somebody else.
+        """
+        self._require_private_root()
         for entry in _entries(self._sessions):
-            if entry.name.isdecimal():
+            if entry.name.isdecimal() and is_private(entry):
                 yield int(entry.name)
             else:
                 _remove(entry)
@@ -76,6 +83,8 @@ class SessionFiles:
         """Yield cache, record and time of last use in ns; remove what was never finished, or is damaged."""
         for entry in _entries(self.session_path(session)):
             try:
+                if not is_private(entry):
+                    raise PermissionError(f"{entry} is open to others")
                 record = msgspec.json.decode((entry / _RECORD).read_bytes(), type=Record)
                 yield int(entry.name), record, (entry / _RECORD).stat().st_mtime_ns
             except (OSError, ValueError, msgspec.DecodeError):
@@ -88,7 +97,7 @@ class SessionFiles:
             StoreError: It cannot be made.
         """
         with _said_of(self.session_path(session)):
-            _make_private(self.session_path(session))
+            self._make_private(self.session_path(session))
 
     def write(self, key: CacheKey, record: Record) -> None:
         """The cache exists from now on, with this record, whole after any crash.
@@ -99,7 +108,7 @@ class SessionFiles:
         directory = self.path(key)
         temporary = directory / f"{_RECORD}.new"
         with _said_of(directory):
-            _make_private(directory)
+            self._make_private(directory)
             temporary.write_bytes(msgspec.json.encode(record))
             temporary.replace(directory / _RECORD)
 
@@ -132,6 +141,21 @@ class SessionFiles:
         """No session is left."""
         _remove(self._sessions)
 
+    def _require_private_root(self) -> None:
+        with _said_of(self._root), contextlib.suppress(FileNotFoundError):
+            require_trusted(self._root)
+            require_private(self._sessions)
+
+    def _make_private(self, directory: Path) -> None:
+        """Make a directory of a session or cache, and those above it that are missing, all for this user alone."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._require_private_root()
+        ours = directory.relative_to(self._root).parts
+        for count in range(1, len(ours) + 1):
+            path = self._root.joinpath(*ours[:count])
+            path.mkdir(mode=0o700, exist_ok=True)
+            require_private(path)
+
     def _remove_at_once(self, path: Path) -> None:
         gone = self._sessions / f"{_GONE}{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
@@ -144,13 +168,6 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _make_private(directory: Path) -> None:
-    """Make a directory and those above it that are missing, all of them for this user alone."""
-    for path in (*reversed(directory.parents), directory):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _remove(path: Path) -> None:

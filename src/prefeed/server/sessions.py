@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.core.shares import CHUNK_BYTES
-from prefeed.errors import SessionNotFoundError, SpillingDisabledError
+from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreError
 from prefeed.server.node import Node
 from prefeed.server.rooms import Room
 from prefeed.server.session_files import CacheKey, Record
-from prefeed.store.shared import SharedTier
 from prefeed.types import CacheInfo, SessionCounts, SessionInfo
 from prefeed.wire.messages import CacheGrown, CacheOpened
 
@@ -35,7 +34,7 @@ class _Cache:
     record: Record
     last_use: int
     clients: set[Hashable] = field(default_factory=set)
-    hits: int = 0
+    hits: int = 0  # as was reported by those who could not count them beside the store
     misses: int = 0
 
 
@@ -133,7 +132,7 @@ class Sessions:
         caches = (
             self._sessions.setdefault(session, {}) if session == DEFAULT_SESSION else self._require_session(session)
         )
-        cache = caches.get(number)
+        cache, is_new = caches.get(number), number not in caches
         if cache is None:
             record = Record(
                 description=description[:_DESCRIPTION_CHARACTERS], size_bytes=size_bytes, spilling=spilling,
@@ -144,7 +143,7 @@ class Sessions:
             record = cache.record
             record.size_bytes = max(record.size_bytes, size_bytes) if record.size_bytes and size_bytes else 0
             record.spilling = record.spilling or spilling
-        is_first = not cache.clients
+        is_first, is_user = not cache.clients, client in cache.clients
         cache.clients.add(client)
         self._use(key, cache)
         disk = self._disk if record.spilling else None
@@ -152,7 +151,14 @@ class Sessions:
             self._give_first(self._memory, key, record.size_bytes)
         if disk is not None and (is_first or not disk.limit_of(key)):
             self._give_first(disk, key, 0)
-        self._write(key, cache)
+        try:
+            self._write(key, cache)
+        except StoreError:
+            if is_new:
+                self._remove(key)
+            elif not is_user:
+                self._leave(client, key, cache)
+            raise
         return CacheOpened(
             memory_dir=str(self._memory.files.path(key)),
             memory_limit_bytes=self._memory.limit_of(key),
@@ -194,10 +200,7 @@ class Sessions:
         """A client is gone; caches that nobody uses any more keep only the room that their files take."""
         for key, cache in self._caches():
             if client in cache.clients:
-                cache.clients.remove(client)
-                if not cache.clients:
-                    self._use(key, cache)
-                    self._settle(key, cache)
+                self._leave(client, key, cache)
 
     @property
     def has_unsettled(self) -> bool:
@@ -301,6 +304,20 @@ class Sessions:
         if not any(other.files.path(key).is_dir() for other in self._rooms()):
             del self._sessions[key[0]][key[1]]
 
+    def _remove(self, key: CacheKey) -> None:
+        """There is no such cache any more."""
+        del self._sessions[key[0]][key[1]]
+        for room in self._rooms():
+            room.drop([key])
+            room.files.remove_cache(key)
+            room.reclaim()
+
+    def _leave(self, client: Hashable, key: CacheKey, cache: _Cache) -> None:
+        cache.clients.discard(client)
+        if not cache.clients:
+            self._use(key, cache)
+            self._settle(key, cache)
+
     def _settle(self, key: CacheKey, cache: _Cache) -> None:
         for room in self._rooms():
             if room.limit_of(key) and room.settle(key):
@@ -345,8 +362,9 @@ class Sessions:
 
     def _info(self, key: CacheKey) -> CacheInfo:
         cache = self._sessions[key[0]][key[1]]
-        in_memory = _contents(self._memory, key)
-        on_disk = (0, 0) if self._disk is None else _contents(self._disk, key, on_disk=True)
+        in_memory = self._memory.contents_of(key)
+        on_disk = (0, 0) if self._disk is None else self._disk.contents_of(key, on_disk=True)
+        hits, misses = self._memory.reads_of(key)
         return CacheInfo(
             cache=key[1],
             description=cache.record.description,
@@ -354,8 +372,8 @@ class Sessions:
             memory_bytes=in_memory[1],
             disk_entries=on_disk[0],
             disk_bytes=on_disk[1],
-            hits=cache.hits,
-            misses=cache.misses,
+            hits=hits + cache.hits,
+            misses=misses + cache.misses,
             size_bytes=cache.record.size_bytes,
             spilling=cache.record.spilling,
             clients=len(cache.clients),
@@ -369,18 +387,6 @@ def only_numa_node(nodes: Path = _NODES) -> int | None:
     except OSError:
         return None
     return int(found[0][4:]) if len(found) == 1 else None
-
-
-def _contents(room: Room, key: CacheKey, *, on_disk: bool = False) -> tuple[int, int]:
-    """Return entries of a cache and their bytes."""
-    if not room.files.has_store(key):
-        return 0, 0
-    tier = SharedTier(room.files.path(key), limit_bytes=room.limit_of(key), on_disk=on_disk)
-    try:
-        statistics = tier.statistics()
-    finally:
-        tier.close()
-    return statistics.entries, statistics.value_bytes
 
 
 def _require_ids(key: CacheKey, size_bytes: int) -> None:

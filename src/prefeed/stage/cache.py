@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import os
@@ -39,7 +40,7 @@ class CacheStatistics:
         avg_cache_sz: Mean size of an entry in bytes; 0 without entries.
         num_mem_cached: Entries in memory.
         num_disk_cached: Entries on disk; one that was taken back into memory counts there too.
-        hits: Samples that were found, in all processes together, since the server started.
+        hits: Samples that were found, in all processes together, since the cache was made in memory.
         misses: Samples that had to be made.
     """
 
@@ -131,7 +132,7 @@ class DatasetCache:
                 if self._cache is None
                 else "this cache could not be opened on the node, see the log: every sample is made anew"
             )
-        store.report()
+        store.report(now=True)
         in_memory, on_disk, mean_bytes = store.statistics()
         hits, misses = self._reads()
         return CacheStatistics(
@@ -163,6 +164,12 @@ class DatasetCache:
             self._store = self._open(name)
         self._cache = cache
         return self._store
+
+    def again(self) -> DatasetCache:
+        """Return another one with the same arguments, for another stage."""
+        other = copy.copy(self)
+        other._store = other._cache = None
+        return other
 
     def close(self) -> None:
         """Let go of what this process has open; entries stay."""

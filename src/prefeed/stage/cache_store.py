@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import util
 from typing import Any, Final, Protocol
 
-from prefeed.client.connection import Connection
-from prefeed.client.sessions import grow_cache, open_cache, report_reads
 from prefeed.config import Config
-from prefeed.errors import PrefeedError, SessionNotFoundError
+from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
+from prefeed.store.layout import PAGE_BYTES
+from prefeed.store.read_counts import ReadCounts
 from prefeed.store.shared import SharedTier
 from prefeed.wire.messages import CacheOpened
 
-_log = logging.getLogger("prefeed")
+__all__ = ["CacheName", "CacheStore", "Views"]
 
-_RECONNECT_SECONDS: Final = 5.0
-_REPORT_EVERY: Final = 64
 _SKIPPED_WHEN_FULL: Final = 64
 """So many values are not offered to a cache that had no room: room comes seldom, and encoding costs."""
 
 _NEARLY_FULL: Final = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheName:
-    """Which cache.
-
-    Attributes:
-        session: Its session; 0 is the default one.
-        cache: 32 bits that stand for everything below it.
-        description: For people.
-        size_bytes: Most bytes in memory; 0: what the node can spare.
-        spilling: What has no room in memory goes to disk.
-    """
-
-    session: int
-    cache: int
-    description: str
-    size_bytes: int = 0
-    spilling: bool = False
 
 
 class Views(Protocol):
@@ -62,19 +40,30 @@ class CacheStore:
 
     Nothing that happens to the cache is an error here: a dropped session, a stopped server, a full tier hold nothing.
 
+    What the cache may take is what the server said to this process, on the connection that it still has. One that has
+    none writes nothing before it has asked; when there is no server to ask, what was said last goes on: nobody else can
+    be given the room then.
+
     **Threads and processes.** Any thread; forked and pickled copies open everything anew, at first use.
-    **Blocking.** Never waits for another process, but for LMDB's write lock while one commits, and for a server that
-    is asked for more room.
+    **Blocking.** Never waits for another process, but for LMDB's write lock while one commits, a second for one that
+    was stopped while it opened the store, and seconds for a server that does not answer when it is asked for room.
     """
 
-    def __init__(self, config: Config, name: CacheName, opened: CacheOpened) -> None:
+    def __init__(self, config: Config, name: CacheName, opened: CacheOpened, link: CacheLink | None = None) -> None:
         """Use ``open``."""
         self.name = name
         self._config = config
-        self._hits = self._misses = 0
-        self._open_here = _OpenHere()
-        weakref.finalize(self, self._open_here.close).atexit = False
-        self._start(opened)
+        self._here = _Here(_Place.of(opened), link or CacheLink(config, name))
+        self._outdated: set[bytes] = set()
+        self._start()
+        weakref.finalize(self, self._here.close).atexit = False
+        _stores.add(self)
+
+    def _start(self) -> None:
+        """What is of one process, and not kept over a fork."""
+        self._lock = threading.RLock()
+        self._skip = 0
+        self._room_for_more = True
 
     @classmethod
     def open(cls, config: Config, name: CacheName) -> CacheStore:
@@ -84,28 +73,27 @@ class CacheStore:
             SessionNotFoundError, SpillingDisabledError: As the server says.
             ServerUnavailableError: There is no server, and none can be started.
         """
-        connection = Connection.open(config)
-        try:
-            opened = _open(connection, name)
-        except BaseException:
-            connection.close()
-            raise
-        store = cls(config, name, opened)
-        store._open_here.connection = connection
-        return store
+        link, opened = CacheLink.open(config, name)
+        return cls(config, name, opened, link)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (CacheStore, (self._config, self.name, self._opened))
+        return (CacheStore, (self._config, self.name, self._here.place.opened))
+
+    @property
+    def claims(self) -> Claims:
+        """Who is making which entry."""
+        return self._here.place.claims
 
     @contextmanager
     def reading(self) -> Iterator[Views]:
         """Inside it, ``get_views`` gives views that stay valid."""
         self._look_after()
         with ExitStack() as stack:
-            batches: list[Views] = [stack.enter_context(tier.batch()) for tier in self._tiers]
-            reading = _Reading(batches, keep=self._room_for_more)
+            batches: list[Views] = [stack.enter_context(tier.batch()) for tier in self._here.place.tiers]
+            reading = _Reading(batches, keep=self._room_for_more, outdated=self._outdated)
             yield reading
-        self._promote(reading.found_on_disk)
+        if reading.found_on_disk:
+            self._promote(reading.found_on_disk)
 
     def get(self, key: bytes) -> bytes | None:
         """Return a copy of a value, None if it is not held."""
@@ -123,188 +111,220 @@ class CacheStore:
 
     def has_room(self) -> bool:
         """Return True while most of what is offered will be kept."""
-        return any(tier.statistics().stored_bytes < _NEARLY_FULL * tier.limit_bytes for tier in self._tiers)
+        found = [tier.statistics() for tier in self._here.place.tiers]
+        return any(one.stored_bytes < _NEARLY_FULL * one.limit_bytes for one in found)
 
     def put(self, key: bytes, value: memoryview) -> bool:
         """Store a value where there is room, in memory or behind it; False when there is none."""
-        for tier in self._tiers:
-            item = [(key, value)]
-            if tier.put_many(item) or (self._try_grow(tier, len(value)) and tier.put_many(item)):
-                return True
+        if self._may_write():
+            tiers = self._here.place.tiers
+            for tier in tiers:
+                if self._put_into(tier, key, value):
+                    self._note_outdated(key, in_memory=tier is tiers[0])
+                    return True
         self._skip = _SKIPPED_WHEN_FULL
         return False
 
     def count(self, hits: int, misses: int) -> None:
-        """Note how reads went; the server is told now and then."""
-        with self._here():
-            self._hits += hits
-            self._misses += misses
-        if self._hits + self._misses >= _REPORT_EVERY:
-            self.report()
+        """Note how reads went, beside the store, where the server looks; else for the next report."""
+        if not self._here.place.reads.try_add(hits, misses):
+            self._here.link.count(hits, misses)
+            _report_at_exit()
 
-    def report(self) -> None:
-        """Tell the server how reads went since the last report; without a server, that waits."""
-        with self._here():
-            if not self._hits and not self._misses:
-                return
-            connection = self._connect()
-            if connection is None:
-                return
-            try:
-                report_reads(connection, self.name.session, self.name.cache, hits=self._hits, misses=self._misses)
-                self._hits = self._misses = 0
-            except PrefeedError:
-                self._disconnect()
+    def report(self, *, now: bool = False) -> None:
+        """Once a second, be connected, which says that the cache is in use, and tell what the server cannot see.
+
+        Args:
+            now: Tell it whatever the time, if there is anything to tell.
+        """
+        link = self._here.link
+        if link.wants_to_report(now=now):
+            with self._lock:
+                self._connect()
+                link.report()
 
     def statistics(self) -> tuple[int, int, int]:
         """Return entries in memory, entries on disk, and the mean size of one in bytes."""
-        found = [tier.statistics() for tier in self._tiers]
+        found = [tier.statistics() for tier in self._here.place.tiers]
         entries = sum(one.entries for one in found)
         mean = sum(one.value_bytes for one in found) // entries if entries else 0
         return found[0].entries, sum(one.entries for one in found[1:]), max(mean, 1) if entries else 0
 
     def close(self) -> None:
         """Report what is left and let go; a later use opens everything again."""
-        if self._pid == os.getpid():
-            self.report()
-        self._open_here.close()
+        with self._lock:
+            self._here.close()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ room
 
-    def _start(self, opened: CacheOpened) -> None:
-        self._opened = opened
-        self._open_here.close()
-        tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes)]
-        if opened.disk_dir:
-            floor = opened.disk_free_bytes
-            tiers.append(
-                SharedTier(opened.disk_dir, limit_bytes=opened.disk_limit_bytes, on_disk=True, min_free_bytes=floor)
-            )
-        self.claims = Claims(opened.memory_dir)
-        self._tiers = tiers
-        self._open_here.parts = [*tiers, self.claims]
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._retry_at = 0.0
-        self._hits = self._misses = 0  # what a forked child's parent counted is its parent's
-        self._skip = 0
-        self._room_for_more = True
-        self._is_dropped = False
+    def _may_write(self) -> bool:
+        """Return True when it is known what may be taken."""
+        link = self._here.link
+        if link.is_connected():
+            return True
+        with self._lock:
+            self._connect()
+            return link.is_connected() or link.is_alone
 
-    def _look_after(self) -> None:
-        """Let go of what was dropped."""
-        with self._here():
-            if not self._tiers[0].is_current():
-                for tier in self._tiers:
-                    tier.close()
-                self.claims.close()
-                self._connect(again=True)
-
-    def _here(self) -> threading.RLock:
-        """Return the lock of this process; a forked child leaves alone what is its parent's."""
-        if self._pid != os.getpid():
-            self._start(self._opened)
-        return self._lock
-
-    def _promote(self, items: Sequence[tuple[bytes, bytes]]) -> None:
-        """Take into memory what was found on disk, as far as there is room."""
-        if items and self._tiers[0].put_many(items) < len(items):
-            self._room_for_more = False
+    def _put_into(self, tier: SharedTier, key: bytes, value: memoryview) -> bool:
+        while not tier.put_many([(key, value)]):
+            if not self._try_grow(tier, len(value)):
+                return False
+        return True
 
     def _try_grow(self, tier: SharedTier, more_bytes: int) -> bool:
         """Ask the server for more room; True when there is more."""
-        with self._here():
-            connection = self._connect()
-            if connection is None or tier not in self._tiers:
+        with self._lock:
+            tiers = self._here.place.tiers
+            on_disk = tier is not tiers[0]
+            if tier not in tiers or (not on_disk and self._has_its_size(tier)):
                 return False
-            on_disk = tier is not self._tiers[0]
-            try:
-                wanted = tier.limit_bytes + more_bytes
-                grown = grow_cache(connection, self.name.session, self.name.cache, wanted, on_disk=on_disk)
-            except PrefeedError:
-                self._disconnect()
-                return False
-            limit = grown.disk_limit_bytes if on_disk else grown.memory_limit_bytes
+            limit = self._here.link.grow(tier.limit_bytes + more_bytes, on_disk=on_disk)
             if limit <= tier.limit_bytes:
                 return False
             tier.grow(limit)
             self._room_for_more = True
             return True
 
-    def _connect(self, *, again: bool = False) -> Connection | None:
-        """Return the connection of this process; one that is made anew opens the cache anew: it may lie elsewhere.
+    def _has_its_size(self, tier: SharedTier) -> bool:
+        size_bytes = self.name.size_bytes
+        return size_bytes > 0 and size_bytes - PAGE_BYTES < tier.limit_bytes  # limits are whole pages
+
+    def _note_outdated(self, key: bytes, *, in_memory: bool) -> None:
+        """Know what memory holds that could not be replaced there: what lies behind it is newer."""
+        if in_memory:
+            self._outdated.discard(key)
+        elif self._here.place.tiers[0].get(key) is not None:
+            self._outdated.add(key)
+
+    def _promote(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Take into memory what was found on disk, as far as there is room."""
+        if not self._may_write():
+            return
+        count = self._here.place.tiers[0].put_many(items)
+        self._outdated.difference_update(key for key, _ in items[:count])
+        if count < len(items):
+            self._room_for_more = False
+
+    # ------------------------------------------------------------ where it lies
+
+    def _look_after(self) -> None:
+        """Let go of what was dropped."""
+        if not self._here.place.tiers[0].is_current():
+            with self._lock:
+                self._here.place.close()
+                self._connect(again=True)
+
+    def _connect(self, *, again: bool = False) -> None:
+        """Be connected, if that can be; the cache may lie elsewhere then, and may take more or less. With the lock held.
 
         Args:
             again: The cache is not where it was.
         """
-        found = self._open_here.connection
-        if self._is_dropped or (found is not None and not again) or time.monotonic() < self._retry_at:
-            return found
-        self._disconnect()
-        try:
-            connection = Connection.open(self._config, autostart=False)
-        except (PrefeedError, OSError):
-            return None
-        try:
-            opened = _open(connection, self.name)
-        except PrefeedError as err:
-            connection.close()
-            if isinstance(err, SessionNotFoundError):
-                self._is_dropped = True
-                _log.warning("prefeed: session %d was dropped: samples are made anew from now on", self.name.session)
-            return None
-        if opened != self._opened:
-            hits, misses = self._hits, self._misses
-            self._start(opened)
-            self._hits, self._misses = hits, misses
-        self._open_here.connection = connection
-        return connection
-
-    def _disconnect(self) -> None:
-        connection, self._open_here.connection = self._open_here.connection, None
-        if connection is not None:
-            connection.close()
-        self._retry_at = time.monotonic() + _RECONNECT_SECONDS
+        opened = self._here.link.connect(again=again)
+        if opened is not None and not self._here.place.is_as(opened):
+            before, self._here.place = self._here.place, _Place.of(opened)
+            before.close()
+            self._room_for_more = True
 
 
-class _OpenHere:
-    """What a process has open of a cache; closed with the cache, or when nobody has it any more."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a cache lies, and what is open of it here; never changed, but replaced as a whole."""
 
-    def __init__(self) -> None:
-        self.parts: list[SharedTier | Claims] = []
-        self.connection: Connection | None = None
+    opened: CacheOpened
+    tiers: tuple[SharedTier, ...]
+    claims: Claims
+    reads: ReadCounts
+
+    @classmethod
+    def of(cls, opened: CacheOpened) -> _Place:
+        tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes)]
+        if opened.disk_dir:
+            floor = opened.disk_free_bytes
+            tiers.append(
+                SharedTier(opened.disk_dir, limit_bytes=opened.disk_limit_bytes, on_disk=True, min_free_bytes=floor)
+            )
+        return cls(opened, tuple(tiers), Claims(opened.memory_dir), ReadCounts(opened.memory_dir))
+
+    def is_as(self, opened: CacheOpened) -> bool:
+        """Return whether it is where the server says now, and takes no other room: it may have grown since."""
+        limits = (opened.memory_limit_bytes, opened.disk_limit_bytes)
+        return opened == self.opened and all(
+            tier.limit_bytes == limit for tier, limit in zip(self.tiers, limits, strict=False)
+        )
 
     def close(self) -> None:
-        """Let go of all of it."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
-        for part in self.parts:
-            part.close()
+        """Let go of it; a later use opens it again."""
+        for tier in self.tiers:
+            tier.close()
+        self.claims.close()
+        self.reads.close()
+
+
+class _Here:
+    """What a process has open of a cache; closed with the cache, or when nobody has it any more."""
+
+    def __init__(self, place: _Place, link: CacheLink) -> None:
+        self.place = place
+        self.link = link
+
+    def close(self) -> None:
+        """Report what is left, and let go of all of it."""
+        if self.link.has_unreported:
+            self.link.connect()
+            self.link.report()
+        self.link.disconnect()
+        self.place.close()
 
 
 class _Reading:
     """Memory first, then disk; what is found there is kept, if wanted, for memory to take in."""
 
-    def __init__(self, batches: list[Views], *, keep: bool) -> None:
+    def __init__(self, batches: list[Views], *, keep: bool, outdated: set[bytes]) -> None:
         self.found_on_disk: list[tuple[bytes, bytes]] = []
         self._batches = batches
         self._keep = keep
+        self._outdated = outdated
 
     def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
         views = self._batches[0].get_views(keys)
         for batch in self._batches[1:]:
-            absent = [at for at, view in enumerate(views) if view is None]
+            absent = [at for at, view in enumerate(views) if view is None or keys[at] in self._outdated]
             found = batch.get_views([keys[at] for at in absent]) if absent else []
             for at, view in zip(absent, found, strict=True):
+                if view is None:
+                    continue  # what memory has, outdated or not, is all there is
                 views[at] = view
-                if view is not None and self._keep:
+                if self._keep:
                     self.found_on_disk.append((keys[at], bytes(view)))
         return views
 
 
-def _open(connection: Connection, name: CacheName) -> CacheOpened:
-    return open_cache(
-        connection, name.session, name.cache, description=name.description, size_bytes=name.size_bytes,
-        spilling=name.spilling,
-    )  # fmt: skip
+_stores: Final[weakref.WeakSet[CacheStore]] = weakref.WeakSet()
+_exit: util.Finalize | None = None
+
+
+def _report_at_exit() -> None:
+    """Let this process report what is left when it ends; a worker of ``multiprocessing`` calls nothing else then."""
+    global _exit
+    if _exit is None or not _exit.still_active():  # a forked worker forgets what its parent has registered
+        _exit = util.Finalize(None, _report_all, exitpriority=0)
+
+
+def _report_all() -> None:
+    for store in list(_stores):
+        if store._here.link.has_unreported:
+            store.report(now=True)
+
+
+def _start_in_child() -> None:
+    """A forked child has read nothing, is connected to nothing, and no thread of its parent holds a lock in it."""
+    global _exit
+    _exit = None
+    for store in list(_stores):
+        store._start()
+        store._here.link.start_anew()
+
+
+os.register_at_fork(after_in_child=_start_in_child)

@@ -8,6 +8,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from prefeed.store.own_file import OwnFile
+
 _NAME: Final = "claims"
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _OFFSETS: Final = (1 << 62) - 1
@@ -25,11 +27,10 @@ class Claims:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._path = Path(directory) / _NAME
-        self._files: dict[int, int] = {}  # by process: a forked child opens its own
+        self._file = OwnFile(Path(directory) / _NAME)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Claims, (self._path.parent,))
+        return (Claims, (self._file.path.parent,))
 
     def try_claim(self, key: bytes) -> bool:
         """Return False when another process has the key; True, and it is ours, otherwise, or when nobody can tell."""
@@ -37,35 +38,20 @@ class Claims:
 
     def release(self, key: bytes) -> None:
         """Let others make the entry."""
-        self._set(fcntl.F_UNLCK, key)
+        if self._file.is_open:  # else it was closed meanwhile, and nothing is held
+            self._set(fcntl.F_UNLCK, key)
 
     def close(self) -> None:
         """Let go of everything; a later claim opens the file again."""
-        self._close(list(self._files))
+        self._file.close()
 
     def _set(self, kind: int, key: bytes) -> bool:
+        start = int.from_bytes(key[:8], "little") & _OFFSETS
         try:
-            start = int.from_bytes(key[:8], "little") & _OFFSETS
-            fcntl.fcntl(self._open(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
+            with self._file.opened() as file:
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
         except BlockingIOError:
             return False
         except OSError:  # the cache was dropped, or there are no locks left: better made twice than not at all
             return True
         return True
-
-    def _open(self) -> int:
-        pid = os.getpid()
-        file = self._files.get(pid)
-        if file is None:
-            self._close([other for other in list(self._files) if other != pid])
-            mine = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            file = self._files.setdefault(pid, mine)
-            if file != mine:  # another thread was quicker
-                os.close(mine)
-        return file
-
-    def _close(self, pids: list[int]) -> None:
-        for pid in pids:
-            file = self._files.pop(pid, None)
-            if file is not None:
-                os.close(file)  # a forked child's copy too: its parent's locks stay the parent's

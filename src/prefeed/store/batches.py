@@ -17,7 +17,7 @@ from prefeed.store.environment import (
     lock,
     process_id,
     release_locked,
-    try_remap,
+    try_adopt_size,
 )
 
 
@@ -73,7 +73,7 @@ def begin_batch(shared: SharedEnvironment) -> Any:
 def _try_again(shared: SharedEnvironment, err: lmdb.Error) -> bool:
     with contextlib.suppress(lmdb.Error, OSError):
         if isinstance(err, lmdb.MapResizedError):
-            return try_remap(shared, shared.adopt_size)  # a writer has made the store larger
+            return try_adopt_size(shared)  # a writer has made the store larger
         if isinstance(err, lmdb.ReadersFullError):
             return bool(shared.env.reader_check())
     return False

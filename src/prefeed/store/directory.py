@@ -27,7 +27,7 @@ def prepare(directory: Path) -> int:
         raise StoreError(f"this process already writes the store in {directory}; close the first writer")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _require_private(directory)
+        require_private(directory)
         file = os.open(writer_lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
         kind = TierFullError if err.errno == errno.ENOSPC else StoreError
@@ -47,15 +47,53 @@ def prepare(directory: Path) -> int:
     return file
 
 
-def _require_private(directory: Path) -> None:
+def require_private(directory: Path) -> None:
+    """The directory is this user's alone from now on; what is in it may be of others if it was open to them.
+
+    Raises:
+        StoreError: It is somebody else's, or no directory.
+        FileNotFoundError: It is not there.
+    """
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StoreError(
-            f"{directory} is not a directory of this user; remove it, or name another with PREFEED_MEMORY_DIR",
+            f"{directory} is not a directory of this user; remove it, or name another with PREFEED_MEMORY_DIR or "
+            "PREFEED_DISK_DIR",
             path=os.fspath(directory),
         )
     if found.st_mode & 0o077:
         os.chmod(directory, 0o700)
+
+
+def require_trusted(directory: Path) -> None:
+    """Nobody but this user and root can put what they like in the place of this user's part of a directory.
+
+    Such are this user's own, which others may not write to from now on, and those where all may but as in /tmp.
+
+    Raises:
+        StoreError: It is of another kind, or no directory.
+        FileNotFoundError: It is not there.
+    """
+    found = os.stat(directory)
+    is_ours, mode = found.st_uid == os.geteuid(), stat.S_IMODE(found.st_mode)
+    is_open = bool(mode & 0o022) and not mode & stat.S_ISVTX
+    if not stat.S_ISDIR(found.st_mode) or not (is_ours or (found.st_uid == 0 and not is_open)):
+        raise StoreError(
+            f"{directory} is of user {found.st_uid} with mode {mode:04o}: others could put entries into it, and those may "
+            "be code; name a directory of your own with PREFEED_MEMORY_DIR or PREFEED_DISK_DIR",
+            path=os.fspath(directory),
+        )
+    if is_open:
+        os.chmod(directory, mode & ~0o022)
+
+
+def is_private(directory: Path) -> bool:
+    """Return whether nobody but this user can have put anything into a directory."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def empty_unless_usable(directory: Path, map_bytes: int) -> None:

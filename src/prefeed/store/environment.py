@@ -12,7 +12,7 @@ import lmdb
 
 from prefeed.errors import StoreError
 from prefeed.store.layout import LAYOUT_KEY, TIER_LAYOUT, Layout, data_path, lock_path, max_readers_of
-from prefeed.store.locking import directory_lock
+from prefeed.store.locking import PATIENCE_SECONDS, directory_lock, when_free
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.reservation import Reservation
 
@@ -76,10 +76,11 @@ class SharedEnvironment:
         """Map the file anew as large as another process has made it.
 
         Raises:
+            BlockingIOError: Another process is at it.
             OSError: The file is no longer the one at its path.
         """
         directory = Path(self.path)
-        with directory_lock(directory):
+        with directory_lock(directory, within_seconds=0):
             if identity_of(directory) != self.identity:
                 raise FileNotFoundError(f"the store in {directory} was replaced")
             # Not 0, which is what the last commit said: LMDB cuts a file that it writes to the size of its map.
@@ -109,8 +110,8 @@ class SharedEnvironment:
         self.env.close()
 
 
-lock = threading.Lock()
-"""Over all handles of this process; a fork waits for it."""
+lock = threading.RLock()
+"""Over all handles of this process; a fork waits for it. Taken twice where the garbage collector lets go of a store."""
 
 batch_left = threading.Condition(lock)
 """Told when somebody waits for the batches of a handle to end, and when he waits no more."""
@@ -170,11 +171,21 @@ def identity_of(directory: Path) -> Identity | None:
     return (data.st_dev, data.st_ino, lock.st_dev, lock.st_ino)
 
 
-def attach_reader(directory: Path, layout: Layout = TIER_LAYOUT) -> SharedEnvironment | None:
+def attach_reader(
+    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS
+) -> SharedEnvironment | None:
     """Return this process's handle of a store, opened for reading if it was not open; None when there is no store.
 
-    A store that is being replaced, has another layout or cannot be opened counts as none.
+    A store that is being replaced, has another layout or cannot be opened counts as none; so does one whose directory
+    another process does not let go of in time.
     """
+    try:
+        return when_free(directory, lambda: _attach_reader(directory, layout), within_seconds=within_seconds)
+    except (lmdb.Error, OSError):
+        return None
+
+
+def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
     with lock:
         identity = identity_of(directory)
         if identity is None:
@@ -185,11 +196,8 @@ def attach_reader(directory: Path, layout: Layout = TIER_LAYOUT) -> SharedEnviro
                 return None
             shared.holders += 1
             return shared
-        try:
-            with directory_lock(directory):
-                shared = _open_readonly(directory, identity, layout)
-        except (lmdb.Error, OSError):
-            return None
+        with directory_lock(directory, within_seconds=0):
+            shared = _open_readonly(directory, identity, layout)
         if shared is not None:
             _open[identity] = shared
         return shared
@@ -253,13 +261,21 @@ def attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironmen
 
     Args:
         directory: Where the store lies, or will lie.
-        open_writing: Opens it; its errors are raised here.
+        open_writing: Opens it, with the directory locked; its errors are raised here.
+
+    Raises:
+        BlockingIOError: Another process does not let go of the directory.
     """
+    return when_free(directory, lambda: _attach_to_write(directory, open_writing))
+
+
+def _attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironment]) -> SharedEnvironment | None:
     with lock:
         identity = identity_of(directory)
         shared = None if identity is None else _open.get(identity)
         if shared is None:
-            shared = open_writing()
+            with directory_lock(directory, within_seconds=0):
+                shared = open_writing()
             _open[shared.identity] = shared
             return shared
         if not shared.written and not _reopen(shared, open_writing):
@@ -297,9 +313,10 @@ def _when_idle(shared: SharedEnvironment, act: Callable[[], None]) -> bool:
 
 def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[], SharedEnvironment]) -> None:
     # Should opening fail, the holders are left with a closed environment: to them the store is empty, and they let go.
-    _forget(shared)
-    shared.close()
-    fresh = open_writing()
+    with directory_lock(Path(shared.path), within_seconds=0):
+        _forget(shared)
+        shared.close()
+        fresh = open_writing()
     shared.identity, shared.env, shared.tables = fresh.identity, fresh.env, fresh.tables
     shared.reservation, shared.written = fresh.reservation, True
     _open[shared.identity] = shared
@@ -318,7 +335,7 @@ def _forget(shared: SharedEnvironment) -> None:
 def is_written_here(directory: Path) -> bool:
     """Return whether a writer of this process has the store open."""
     with lock:
-        return any(shared.written and shared.path == os.fspath(directory) for shared in _open.values())
+        return any(shared.written and shared.path == os.fspath(directory) for shared in list(_open.values()))
 
 
 def release_writer(shared: SharedEnvironment) -> None:
@@ -334,6 +351,16 @@ def try_remap(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
             return False
         remap()
         return True
+
+
+def try_adopt_size(shared: SharedEnvironment) -> bool:
+    """Map the file anew as large as another process has made it; False: a reader of this process is inside a batch.
+
+    Raises:
+        BlockingIOError: Another process does not let go of the directory.
+        OSError: The file is no longer the one at its path.
+    """
+    return when_free(Path(shared.path), lambda: try_remap(shared, shared.adopt_size))
 
 
 def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:

@@ -9,10 +9,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
-import lmdb
-
 from prefeed.store.layout import PAGE_BYTES, data_path, lock_path
 from prefeed.store.locking import directory_lock
+from prefeed.store.meta_pages import end_of_data
 
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
@@ -62,21 +61,24 @@ def is_open_elsewhere(directory: Path) -> bool:
 def try_trim(directory: Path) -> bool:
     """Cut a store to what its values take, so that who opens it next may write no more than he is told.
 
+    Does not wait: another process that has the directory, or the store, may be stopped.
+
     Returns:
-        False, and nothing was done, while another process has it open, or when it cannot be looked into.
+        False, and nothing was done, while another process has either, or when it cannot be looked into.
     """
-    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory):
-        if is_open_elsewhere(directory):
-            return False
-        if not data_path(directory).exists():
-            return True
-        end = _end_of_data(directory)
-        if end < os.stat(data_path(directory)).st_size:
-            os.truncate(data_path(directory), end)
-        return True
+    with contextlib.suppress(OSError), directory_lock(directory, within_seconds=0):
+        return not is_open_elsewhere(directory) and _trim(data_path(directory))
     return not directory.exists()
 
 
-def _end_of_data(directory: Path) -> int:
-    with lmdb.open(os.fspath(directory), map_size=0, readonly=True, create=False, readahead=False) as env:
-        return int(env.info()["last_pgno"] + 1) * PAGE_BYTES
+def _trim(data: Path) -> bool:
+    """Cut a data file that nobody has open, which holds still: its meta pages can be read without LMDB."""
+    try:
+        with data.open("rb+") as file:
+            end = end_of_data(file.read(2 * PAGE_BYTES))
+            size = os.fstat(file.fileno()).st_size
+            if 0 < end < size:
+                os.ftruncate(file.fileno(), end)
+    except FileNotFoundError:
+        return True
+    return end > 0 or size == 0

@@ -5,28 +5,44 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 _held: Final[set[int]] = set()
 
+PATIENCE_SECONDS: Final = 1.0
+"""So long another process may keep a directory before it counts as stopped; what is done inside takes milliseconds."""
+
+_FORGIVING_SECONDS: Final = 5.0
+"""A directory that was waited for in vain is not waited for again for so long."""
+
+_POLL_SECONDS: Final = 0.001
+_vain_until: Final[dict[Path, float]] = {}
+
+T = TypeVar("T")
+
 
 @contextlib.contextmanager
-def directory_lock(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Hold a directory; nobody else of those who ask is inside meanwhile.
 
     The lock is on the directory itself: nothing has to be made for it, and a removed directory cannot be held.
-    It goes with the process, however that ends, and not to its children.
+    It goes with the process, however that ends, and not to its children. A process that is stopped inside keeps it:
+    hence nobody waits for it without end.
+
+    Args:
+        directory: What to hold.
+        within_seconds: Give up after that time; 0: do not wait.
 
     Raises:
+        BlockingIOError: Somebody else had it all the time.
         FileNotFoundError: There is no such directory, or it was removed while this waited.
         OSError: It cannot be opened.
     """
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _held.add(file)
+    file = when_free(directory, lambda: _locked(directory), within_seconds=within_seconds)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
         if not os.path.samestat(os.fstat(file), os.stat(directory)):
             raise FileNotFoundError(f"{directory} was replaced")
         yield
@@ -35,6 +51,45 @@ def directory_lock(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # closed already in a forked child
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
+
+
+def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
+    """Return what a function returns that does not wait for the directory: it is called again while others have that.
+
+    For those who need another lock inside: to wait for a process that may be stopped, with a lock held that others in
+    this process want, or its forks, would stop them all.
+
+    Args:
+        directory: What the function locks.
+        act: Raises BlockingIOError, with nothing held, while somebody else has the directory.
+        within_seconds: Give up after that time; at once for a while after that was in vain.
+
+    Raises:
+        BlockingIOError: Somebody else had it all the time.
+    """
+    start = time.monotonic()
+    deadline = start if _vain_until.get(directory, start) > start else start + within_seconds
+    while True:
+        try:
+            return act()
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                if deadline > start:
+                    _vain_until[directory] = deadline + _FORGIVING_SECONDS
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _locked(directory: Path) -> int:
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _held.add(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock itself cannot be told how long to wait
+    except BaseException:
+        _held.discard(file)
+        os.close(file)
+        raise
+    return file
 
 
 def _close_after_fork() -> None:

@@ -112,7 +112,8 @@ class TierReader:
     **Threads and processes.** Any thread; a batch belongs to the thread that entered it. Opened at first use, anew in
     each process, so that it may be made before a fork or pickled to a spawned worker.
 
-    **Blocking.** Never waits, neither for the writer nor for other readers.
+    **Blocking.** Never waits, neither for the writer nor for other readers, but while another process opens the store,
+    a second at most.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -24,9 +24,10 @@ from prefeed.store.environment import (
     process_id,
     release,
     remap_when_idle,
-    try_remap,
+    try_adopt_size,
 )
 from prefeed.store.layout import SHARED_LAYOUT, data_path
+from prefeed.store.locking import PATIENCE_SECONDS
 from prefeed.store.shared_files import DAMAGE, remove_store
 from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
 from prefeed.types import ENTRY_KEY_BYTES
@@ -146,22 +147,33 @@ class SharedTier:
     ``min_free_bytes``. Nothing is written to a page that the file system has not given, hence no SIGBUS.
 
     **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, and the first put of a process
-    for its other threads to leave their batches; inside a batch of its own thread it stores nothing.
+    for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
+    while another process opens the store or grows it, ``patience_seconds`` at most: it may have been stopped.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, limit_bytes: int, on_disk: bool = False, min_free_bytes: int = 0
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        limit_bytes: int,
+        on_disk: bool = False,
+        min_free_bytes: int = 0,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._directory = Path(directory).absolute()
         self._limit_bytes = limit_bytes
         self._on_disk = on_disk
         self._min_free_bytes = min_free_bytes
+        self._patience_seconds = patience_seconds
         self._shared: SharedEnvironment | None = None
         self._process_id = process_id()
         self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_make, (self._directory, self._limit_bytes, self._on_disk, self._min_free_bytes))
+        return (
+            _make,
+            (self._directory, self._limit_bytes, self._on_disk, self._min_free_bytes, self._patience_seconds),
+        )
 
     @property
     def directory(self) -> Path:
@@ -226,9 +238,12 @@ class SharedTier:
             self._write(lambda shared: self._writer.delete(shared, keys), None)
 
     def grow(self, limit_bytes: int) -> None:
-        """Let the store take more from now on, in whatever process; a smaller limit changes nothing."""
-        self._limit_bytes = max(self._limit_bytes, limit_bytes)
-        shared_files.grow(self._directory, limit_bytes)
+        """Let the store take more from now on, in whatever process; a smaller limit changes nothing.
+
+        Nothing is done, and ``limit_bytes`` is as before, when another process does not let go of the directory.
+        """
+        if shared_files.try_grow(self._directory, limit_bytes):
+            self._limit_bytes = max(self._limit_bytes, limit_bytes)
 
     def shrink(self, limit_bytes: int) -> None:
         """Let the store take less from now on, but no less than its data take already.
@@ -275,7 +290,7 @@ class SharedTier:
     def _attach(self) -> SharedEnvironment | None:
         shared = self._current()
         if shared is None:
-            shared = attach_reader(self._directory, SHARED_LAYOUT)
+            shared = attach_reader(self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds)
             if shared is not None:
                 self._keep(shared)
         return shared
@@ -288,8 +303,14 @@ class SharedTier:
             if shared is None:
                 return None
             self._keep(shared)
-        if os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
-            try_remap(shared, shared.adopt_size)
+        try:
+            if os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
+                try_adopt_size(shared)
+        except BlockingIOError:
+            pass  # it is put where there is room in what is mapped, and adopted the next time
+        except OSError:  # removed meanwhile
+            self._let_go(shared)
+            return None
         return shared
 
     def _open(self) -> SharedEnvironment:
@@ -356,8 +377,11 @@ def _is_right(view: memoryview, checksum: Checksum | None) -> bool:
     return checksum is not None and len(view) == checksum.size_bytes and xxh3_64_digest(view) == checksum.digest
 
 
-def _make(directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int) -> SharedTier:
-    return SharedTier(directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes)
+def _make(directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float) -> SharedTier:
+    return SharedTier(
+        directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes,
+        patience_seconds=patience_seconds,
+    )  # fmt: skip
 
 
 def _keys(shared: SharedEnvironment, txn: Any) -> list[bytes]:

@@ -42,31 +42,42 @@ _FIRST_BYTES: Final = 64 * 1024
 def open_to_write(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
     """Return an open store, made if there was none; one that is damaged or of another layout is emptied first.
 
+    Call it with the directory locked.
+
     Raises:
-        FileNotFoundError: There is no such directory.
+        FileNotFoundError: There is no such directory, or somebody removed it meanwhile.
         OSError: The directory or its file system cannot be used, or has no room for an empty store.
         lmdb.Error: LMDB cannot open it.
     """
-    with directory_lock(directory):
-        try:
-            return _open(directory, limit_bytes, on_disk=on_disk)
-        except DAMAGE:
-            store_directory.remove_files(directory)
-            return _open(directory, limit_bytes, on_disk=on_disk)
+    try:
+        return _open(directory, limit_bytes, on_disk=on_disk)
+    except DAMAGE:
+        store_directory.remove_files(directory)
+        return _open(directory, limit_bytes, on_disk=on_disk)
 
 
-def grow(directory: Path, limit_bytes: int) -> None:
-    """Let a store become larger, if there is one; those who have it open notice when they write the next time."""
-    with contextlib.suppress(OSError), directory_lock(directory):
-        map_bytes = _map_bytes(directory, limit_bytes)
-        if os.stat(data_path(directory)).st_size < map_bytes:
-            os.truncate(data_path(directory), map_bytes)
+def try_grow(directory: Path, limit_bytes: int) -> bool:
+    """Let a store become larger, if there is one; those who have it open notice when they write the next time.
+
+    Returns:
+        False when another process does not let go of the directory, and nothing was done.
+    """
+    try:
+        with directory_lock(directory):
+            map_bytes = _map_bytes(directory, limit_bytes)
+            if os.stat(data_path(directory)).st_size < map_bytes:
+                os.truncate(data_path(directory), map_bytes)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # there is none: it will be made that large
+    return True
 
 
 def shrink(shared: SharedEnvironment, limit_bytes: int) -> None:
     """Let a store that no other process has open take less, down to what its data take; call when no batch is open."""
     directory = Path(shared.path)
-    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory):
+    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory, within_seconds=0):
         map_bytes = max(_map_bytes(directory, limit_bytes), end_of_data(shared))
         if identity_of(directory) == shared.identity and map_bytes < os.stat(data_path(directory)).st_size:
             shared.env.set_mapsize(map_bytes)
@@ -113,6 +124,7 @@ def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironm
     if os.stat(data).st_size:
         require_whole(directory)
         os.truncate(data, map_bytes)
+    identity = identity_of(directory)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
     # writing into the map and syncing that (2025-11, docs/adr/0007-stage-caches.md).
     env = lmdb.open(
@@ -120,10 +132,14 @@ def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironm
         meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
         max_readers=max_readers_of(os.stat(lock_path(directory)).st_size),
     )  # fmt: skip
-    os.truncate(data, map_bytes)
-    identity = identity_of(directory)
-    assert identity is not None, "the directory is locked"
-    shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=False, layout=SHARED_LAYOUT)
+    try:
+        os.truncate(data, map_bytes)
+        if identity is None or identity_of(directory) != identity:  # the lock keeps nobody from dropping the cache
+            raise FileNotFoundError(f"the store in {directory} was removed while it was opened")
+        shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=False, layout=SHARED_LAYOUT)
+    except BaseException:
+        env.close()
+        raise
     try:
         _prepare(shared, on_disk=on_disk)
     except BaseException:

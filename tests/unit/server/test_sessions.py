@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ import pytest
 from cache_user import cache_user
 from prefeed.config import KIB, MIB
 from prefeed.core.shares import OVERHEAD_BYTES
-from prefeed.errors import SessionNotFoundError, SpillingDisabledError
+from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreError
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions, only_numa_node
 from prefeed.store.directory import allocated_bytes
+from prefeed.store.locking import directory_lock
+from prefeed.store.read_counts import ReadCounts
 from prefeed.wire.messages import CacheOpened
 from sandbox import Sandbox
 
@@ -416,3 +419,111 @@ def test_directories_that_somebody_removed_are_made_again(bench: Bench) -> None:
     shutil.rmtree(bench.root / "sessions")
     assert bench.open().memory_dir == opened.memory_dir
     assert Path(opened.memory_dir).is_dir()
+
+
+# ------------------------------------------------------------ who else may write there
+
+OTHER_USER = 65534
+
+
+@pytest.fixture
+def planted(bench: Bench) -> Path:
+    """A cache of a session on disk, as an earlier server has left it."""
+    session = bench.sessions.new_session()
+    opened = bench.open(session, 1, spilling=True)
+    bench.sessions.remove_memory()
+    bench.restart()
+    assert bench.names() == {session: [1]}
+    return Path(opened.disk_dir)
+
+
+def give_away(path: Path) -> None:
+    path.chmod(0o777)
+    try:
+        os.chown(path, OTHER_USER, OTHER_USER)
+    except PermissionError:
+        pytest.skip("only root may give directories away")
+
+
+@pytest.mark.parametrize("up", [1, 2, 3], ids=["session", "sessions", "root"])
+def test_a_directory_of_another_user_is_not_used(bench: Bench, planted: Path, up: int) -> None:
+    """Entries may be pickles: who puts one there runs code here."""
+    give_away(planted.parents[up - 1])
+    if up == 1:
+        bench.restart()
+        assert bench.names() == {}
+        return
+    with pytest.raises(StoreError, match=r"of user|of this user"):
+        bench.restart()
+    with pytest.raises(StoreError, match=r"of user|of this user"):
+        bench.sessions.disk.files.make_session(7)  # type: ignore[union-attr]
+    shutil.rmtree(bench.disk_root or "")
+
+
+def test_a_cache_that_others_could_write_to_is_removed(bench: Bench, planted: Path) -> None:
+    planted.chmod(0o770)
+    bench.restart()
+    assert not planted.exists()
+
+
+def test_the_disk_tier_may_lie_where_all_may_write_as_in_tmp(bench: Bench, planted: Path) -> None:
+    root = planted.parents[2]
+    root.chmod(0o1777)
+    bench.restart()
+    assert bench.names() == {int(planted.parent.name): [1]}
+    assert root.stat().st_mode & 0o7777 == 0o1777
+    root.chmod(0o775)
+    bench.restart()
+    assert root.stat().st_mode & 0o7777 == 0o755
+
+
+# ------------------------------------------------------------ what cannot be made, or looked into
+
+
+def test_a_cache_whose_directory_cannot_be_made_is_not_there(bench: Bench) -> None:
+    session = bench.sessions.new_session()
+    in_the_way = bench.root / "sessions" / str(session) / "1"
+    in_the_way.write_bytes(b"")
+    before = bench.promised()
+    with pytest.raises(StoreError, match="cannot make the cache"):
+        bench.open(session, 1, size_bytes=8 * MIB, spilling=True)
+    assert bench.names() == {session: []}
+    assert bench.promised() == before
+    assert not bench.sessions.has_unsettled
+    assert bench.open(session, 1, size_bytes=8 * MIB).memory_limit_bytes == 8 * MIB
+
+
+def test_a_client_that_could_not_open_a_cache_does_not_use_it(bench: Bench) -> None:
+    session = bench.sessions.new_session()
+    opened = bench.open(session, 1)
+    shutil.rmtree(opened.memory_dir)
+    Path(opened.memory_dir).write_bytes(b"")
+    for client in ("one", "two"):
+        with pytest.raises(StoreError, match="cannot make the cache"):
+            bench.open(session, 1, client=client)
+    assert bench.sessions.list_sessions()[0].caches[0].clients == 1  # the one that had it open before
+
+
+def test_a_process_that_is_stopped_in_a_directory_is_not_waited_for(diskless: Bench) -> None:
+    opened = diskless.open()
+    with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:
+        assert user.put(0, 4, VALUE) == 4
+    with directory_lock(Path(opened.memory_dir)):
+        diskless.sessions.leave("one")
+        assert diskless.sessions.has_unsettled
+        (info,) = diskless.sessions.list_sessions()[0].caches
+        assert info.memory_entries == 0  # for now
+    diskless.sessions.settle()
+    assert not diskless.sessions.has_unsettled
+    (info,) = diskless.sessions.list_sessions()[0].caches
+    assert info.memory_entries == 4
+
+
+def test_reads_that_processes_count_by_themselves_are_seen(diskless: Bench) -> None:
+    opened = diskless.open()
+    counts = ReadCounts(opened.memory_dir)
+    assert counts.try_add(3, 1)
+    diskless.sessions.count_reads((0, 1), 1, 0)
+    (info,) = diskless.sessions.list_sessions()[0].caches
+    assert (info.hits, info.misses) == (4, 1)
+    counts.close()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import signal
+import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from prefeed.stage.claims import Claims
 
@@ -62,3 +67,45 @@ def test_without_a_directory_everybody_may_make_it(tmp_path: Path) -> None:
     assert claims.try_claim(KEY)
     claims.release(KEY)
     claims.close()
+
+
+def test_a_child_keeps_no_claims_of_its_dead_parent(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        claims = Claims(tmp_path)
+        claims.try_claim(KEY)
+        if os.fork() == 0:
+            os.write(writer, os.getpid().to_bytes(8, "little"))
+        signal.pause()
+    grandchild = int.from_bytes(os.read(reader, 8), "little")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    claims = Claims(tmp_path)
+    try:
+        assert claims.try_claim(KEY)
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        claims.close()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_file_is_not_closed_under_one_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another file's by then."""
+    claims = Claims(tmp_path)
+    assert claims.try_claim(OTHER)
+    lock = fcntl.fcntl
+    closers = []
+
+    def lock_late(file: int, *arguments: Any) -> Any:
+        closers.append(threading.Thread(target=claims.close))
+        closers[-1].start()
+        closers[-1].join(0.2)
+        assert Path(f"/proc/self/fd/{file}").resolve() == tmp_path / "claims"
+        return lock(file, *arguments)
+
+    monkeypatch.setattr(fcntl, "fcntl", lock_late)
+    assert claims.try_claim(KEY)
+    closers[0].join()
+    assert not claims._file.is_open

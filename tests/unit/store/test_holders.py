@@ -12,6 +12,7 @@ from prefeed.config import KIB, MIB
 from prefeed.store.directory import allocated_bytes
 from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
 from prefeed.store.layout import data_path, lock_path
+from prefeed.store.locking import directory_lock
 from prefeed.store.shared import SharedTier
 from sandbox import Sandbox
 
@@ -77,3 +78,14 @@ def test_nothing_and_what_is_no_store_are_left_alone(directory: Path) -> None:
     lock_path(directory).write_bytes(b"")
     assert not try_trim(directory)
     assert data_path(directory).stat().st_size == 8 * 4096
+
+
+def test_who_has_the_directory_is_not_waited_for(directory: Path) -> None:
+    with cache_user(directory, LIMIT) as user:
+        assert user.put(0, 1, VALUE) == 1
+    size = data_path(directory).stat().st_size
+    with directory_lock(directory):
+        assert not try_trim(directory)
+    assert data_path(directory).stat().st_size == size
+    assert try_trim(directory)
+    assert data_path(directory).stat().st_size < size

@@ -327,6 +327,38 @@ def test_a_full_file_system_is_no_bus_error(sandbox: Sandbox, on_disk: bool) -> 
 # ---------------------------------------------------------------- opening and letting go
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_dropped_while_it_is_opened_for_the_first_time(
+    tier: SharedTier, directory: Path, monkeypatch: pytest.MonkeyPatch, made_again: bool
+) -> None:
+    """Whoever drops a cache takes no lock: the put stores nothing, and nothing stays open."""
+    opening = lmdb.open
+
+    def drop_first(path: str, **settings: object) -> lmdb.Environment:
+        env = opening(path, **settings)
+        monkeypatch.undo()
+        shutil.rmtree(directory)
+        if made_again:
+            directory.mkdir()
+            other = subprocess.run([sys.executable, "-c", _ONE, str(directory)], check=False)
+            assert other.returncode == 0
+        return env
+
+    monkeypatch.setattr(lmdb, "open", drop_first)
+    assert tier.put_many(_items(range(1))) == 0
+    assert environment._open == {}
+    assert tier.put_many(_items(range(1))) == (1 if made_again else 0)
+
+
+_ONE = """
+import sys
+from prefeed.store.shared import SharedTier
+tier = SharedTier(sys.argv[1], limit_bytes=2**20)
+tier.grow(2**20)
+tier.put_many([(bytes(16), b"x")])
+"""
+
+
 def test_nothing_is_opened_before_it_is_used(directory: Path, on_disk: bool) -> None:
     tier = SharedTier(directory, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
     assert (tier.directory, tier.limit_bytes) == (directory, LIMIT_BYTES)

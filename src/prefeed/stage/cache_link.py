@@ -1,0 +1,199 @@
+"""What one process has to say to the server about one cache, and to ask it: never for long, and only if there is one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from prefeed.client.connection import Connection
+from prefeed.client.sessions import grow_cache, open_cache, report_reads
+from prefeed.config import Config
+from prefeed.errors import PrefeedError, SessionNotFoundError
+from prefeed.wire.messages import CacheOpened
+
+_log = logging.getLogger("prefeed")
+
+_FIRST_ANSWER_SECONDS: Final = 60.0
+"""For a cache that is opened the first time: caches that nobody uses may have to be removed for it."""
+
+_ANSWER_SECONDS: Final = 2.0
+"""The training loop waits for these answers: a server that hangs, or was stopped, is not worth more."""
+
+_RETRY_SECONDS: Final = 5.0
+_LONGEST_RETRY_SECONDS: Final = 60.0
+_REPORT_SECONDS: Final = 1.0
+_REPORT_READS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheName:
+    """Which cache.
+
+    Attributes:
+        session: Its session; 0 is the default one.
+        cache: 32 bits that stand for everything below it.
+        description: For people.
+        size_bytes: Most bytes in memory; 0: what the node can spare.
+        spilling: What has no room in memory goes to disk.
+    """
+
+    session: int
+    cache: int
+    description: str
+    size_bytes: int = 0
+    spilling: bool = False
+
+
+class CacheLink:
+    """One process's connection to the server for one cache, and the reads that are to be reported on it.
+
+    While it is connected the cache is in use, and its limits stay. A server that does not answer is left alone for a
+    while, each time longer.
+
+    **Threads and processes.** Any thread may count, and ask ``is_connected``; otherwise one at a time. A forked child calls
+    ``start_anew``.
+    **Blocking.** Two seconds at most, which may be twice: for the server's greeting and for its answer.
+
+    Attributes:
+        is_alone: There was no server when one was looked for the last time.
+        is_dropped: The session was dropped; that is for good.
+    """
+
+    def __init__(self, config: Config, name: CacheName) -> None:
+        self.is_dropped = False
+        self._config = config
+        self._name = name
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """This is another process: connected to nothing, and it has read nothing."""
+        self.is_alone = False
+        self._connection: Connection | None = None
+        self._retry_at = 0.0
+        self._retry_seconds = _RETRY_SECONDS
+        self._counting = threading.Lock()
+        self._hits = self._misses = 0
+        self._report_at = 0.0
+
+    @classmethod
+    def open(cls, config: Config, name: CacheName) -> tuple[CacheLink, CacheOpened]:
+        """Return a link that is connected, to a server that is started if need be, and what it said of the cache.
+
+        Raises:
+            SessionNotFoundError, SpillingDisabledError: As the server says.
+            ServerUnavailableError: There is no server, and none can be started.
+        """
+        link = cls(config, name)
+        connection = Connection.open(config)
+        try:
+            opened = _open(connection, name, within_seconds=_FIRST_ANSWER_SECONDS)
+            connection.expect_answers_within(_ANSWER_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+        link._connection = connection
+        return link, opened
+
+    # ------------------------------------------------------------ room
+
+    def is_connected(self) -> bool:
+        """Return whether the server that this was connected to is there; costs a system call, and no wait."""
+        connection = self._connection
+        return connection is not None and connection.is_alive()
+
+    def connect(self, *, again: bool = False) -> CacheOpened | None:
+        """Open the cache, and return what the server said; None when nothing is new, or to be heard.
+
+        Args:
+            again: Although it is connected: the cache is not where it was.
+        """
+        if self.is_dropped or time.monotonic() < self._retry_at or (self.is_connected() and not again):
+            return None
+        self.disconnect()
+        try:
+            self._connection = Connection.try_open(self._config, answer_seconds=_ANSWER_SECONDS)
+            self.is_alone = self._connection is None
+            if self._connection is None:
+                return None  # that costs next to nothing: it may be looked for again at once
+            opened = _open(self._connection, self._name)
+        except SessionNotFoundError:
+            self.is_dropped = True
+            self.disconnect()
+            _log.warning("prefeed: session %d was dropped: samples are made anew from now on", self._name.session)
+        except (PrefeedError, OSError):
+            self.is_alone = False
+            self._leave_alone()
+        else:
+            self._retry_seconds = _RETRY_SECONDS
+            self._retry_at = time.monotonic() + _RETRY_SECONDS if again else 0.0
+            return opened
+        return None
+
+    def grow(self, wanted_bytes: int, *, on_disk: bool) -> int:
+        """Ask for a larger limit, and return what it is then; 0 when the server cannot be asked."""
+        connection = self._connection
+        if connection is None:
+            return 0
+        try:
+            grown = grow_cache(connection, self._name.session, self._name.cache, wanted_bytes, on_disk=on_disk)
+        except PrefeedError:
+            self._leave_alone()
+            return 0
+        return grown.disk_limit_bytes if on_disk else grown.memory_limit_bytes
+
+    def disconnect(self) -> None:
+        """Let go of the connection: the cache is no longer in use here."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # ------------------------------------------------------------ reads
+
+    def count(self, hits: int, misses: int) -> None:
+        """Note how reads went."""
+        with self._counting:
+            self._hits += hits
+            self._misses += misses
+
+    @property
+    def has_unreported(self) -> bool:
+        """Whether reads were counted that the server does not know."""
+        return self._hits + self._misses > 0
+
+    def wants_to_report(self, *, now: bool) -> bool:
+        """Return whether it is time to say something; ``now``: there is, when there is something to say."""
+        return (
+            time.monotonic() >= self._report_at
+            or (now and self.has_unreported)
+            or (self._hits + self._misses >= _REPORT_READS and self._connection is not None)
+        )
+
+    def report(self) -> None:
+        """Tell the server how reads went since the last time; what cannot be told waits."""
+        self._report_at = time.monotonic() + _REPORT_SECONDS
+        connection = self._connection
+        if connection is None or not self.has_unreported:
+            return
+        with self._counting:
+            hits, misses = self._hits, self._misses
+            self._hits = self._misses = 0
+        try:
+            report_reads(connection, self._name.session, self._name.cache, hits=hits, misses=misses)
+        except PrefeedError:
+            self.count(hits, misses)
+            self.disconnect()
+
+    def _leave_alone(self) -> None:
+        self.disconnect()
+        self._retry_at = time.monotonic() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, _LONGEST_RETRY_SECONDS)
+
+
+def _open(connection: Connection, name: CacheName, *, within_seconds: float | None = None) -> CacheOpened:
+    return open_cache(
+        connection, name.session, name.cache, description=name.description, size_bytes=name.size_bytes,
+        spilling=name.spilling, within_seconds=within_seconds,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""A directory is one process's at a time, and nobody waits for ever for one that was stopped inside."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cache_user import key_of
+from prefeed.config import MIB
+from prefeed.store import environment, locking
+from prefeed.store.locking import directory_lock, when_free
+from prefeed.store.shared import SharedTier
+
+LONG = 100.0
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with directory_lock(tmp_path), pytest.raises(BlockingIOError), directory_lock(tmp_path, within_seconds=0):
+        pass
+    with directory_lock(tmp_path, within_seconds=0):
+        pass
+
+
+def test_who_waits_gets_it_when_it_is_free(tmp_path: Path) -> None:
+    waited = []
+
+    def wait() -> None:
+        with directory_lock(tmp_path, within_seconds=LONG):
+            waited.append(True)
+
+    thread = threading.Thread(target=wait)
+    with directory_lock(tmp_path):
+        thread.start()
+        assert not waited
+    thread.join()
+    assert waited
+
+
+def test_what_was_waited_for_in_vain_is_not_waited_for_again(tmp_path: Path) -> None:
+    with directory_lock(tmp_path):
+        calls = []
+        for within_seconds in (0.02, LONG):
+            with pytest.raises(BlockingIOError):
+                when_free(tmp_path, lambda: calls.append(locking._locked(tmp_path)), within_seconds=within_seconds)
+        assert calls == []
+
+
+def test_a_removed_directory_cannot_be_held(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with directory_lock(gone):
+        gone.rmdir()
+    with pytest.raises(FileNotFoundError), directory_lock(gone):
+        pass
+
+
+def test_waiting_for_a_directory_stops_neither_other_stores_nor_forks(tmp_path: Path) -> None:
+    busy, free = tmp_path / "busy", tmp_path / "free"
+    for directory in (busy, free):
+        directory.mkdir()
+        first = SharedTier(directory, limit_bytes=MIB)
+        assert first.put_many([(key_of(1), b"x")]) == 1
+        first.close()
+    found: list[object] = []
+    waiting, other = (SharedTier(directory, limit_bytes=MIB, patience_seconds=LONG) for directory in (busy, free))
+    reader = threading.Thread(target=lambda: found.append(waiting.get(key_of(1))))
+    writer = SharedTier(busy, limit_bytes=MIB)
+    with directory_lock(busy):
+        reader.start()
+        for _ in range(3):
+            assert other.get(key_of(1)) == b"x"
+            assert environment.lock.acquire(timeout=LONG / 2)  # as a fork does
+            environment.lock.release()
+            other.close()
+        assert writer.put_many([(key_of(2), b"y")]) == 0
+        assert found == []
+    reader.join()
+    assert found == [b"x"]
+    for tier in (waiting, other, writer):
+        tier.close()
+
+
+def test_a_store_whose_directory_is_kept_busy_looks_empty(tmp_path: Path) -> None:
+    tier = SharedTier(tmp_path, limit_bytes=MIB, patience_seconds=0)
+    assert tier.put_many([(key_of(1), b"x")]) == 1
+    tier.close()
+    with directory_lock(tmp_path):
+        assert tier.get(key_of(1)) is None
+        assert tier.statistics().entries == 0
+        before = tier.limit_bytes
+        tier.grow(2 * MIB)
+        assert tier.limit_bytes == before  # asked again later
+    assert tier.get(key_of(1)) == b"x"
+    tier.grow(2 * MIB)
+    assert tier.limit_bytes == 2 * MIB
+    tier.close()
