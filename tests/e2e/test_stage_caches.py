@@ -21,7 +21,13 @@ from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.client.sessions import drop_sessions, list_sessions, new_session
 from prefeed.config import current
-from prefeed.errors import CacheInUseError, CacheNotInUseError, RandomStageError, SessionNotFoundError
+from prefeed.errors import (
+    CacheInUseError,
+    CacheNotInUseError,
+    CannotEncodeError,
+    RandomStageError,
+    SessionNotFoundError,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,6 +73,10 @@ def batches(loader: Any) -> list[tuple[int, int]]:
 
 def double(sample: tuple[Any, int]) -> tuple[Any, int]:
     return sample[0] * np.uint8(2), sample[1]
+
+
+def tripled(sample: tuple[Any, int]) -> tuple[Any, int]:
+    return sample[0] * np.uint8(3), sample[1]
 
 
 def times(factor: int) -> Any:
@@ -191,7 +201,13 @@ def test_a_version_stands_for_the_code(files: Files, log: Log) -> None:
     def mapped(factor: int, version: str) -> Any:
         return prefeed.map(files, times(factor), prefeed.DatasetCache.default(), version=version)[9][0][0]
 
-    assert [mapped(2, "1"), mapped(3, "1"), mapped(3, "2")] == [18, 18, 27]
+    assert [mapped(2, "1"), mapped(3, "1"), mapped(2, "2")] == [18, 27, 18]
+    assert log.take() == ["9"] * 3
+    other_code = tripled
+    other_code.__module__, other_code.__qualname__ = double.__module__, double.__qualname__
+    for fn in (double, other_code):
+        assert prefeed.map(files, fn, prefeed.DatasetCache.default(), version="1")[9][0][0] == 18
+    assert log.take() == ["9"]
 
 
 def test_stages_above_see_changes_below(files: Files, log: Log) -> None:
@@ -269,7 +285,230 @@ def test_a_new_listing_below_a_wrapper(files: Files) -> None:
     prefeed.datasets._readers.close()
 
 
+class Around:
+    """A dataset of somebody's own over any other."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+def test_a_wrapper_over_a_cached_dataset_is_told_by_which_samples_that_has(files: Files) -> None:
+    training, validation = (
+        prefeed.CachedDataset(Around(prefeed.CachedDataset(Subset(files, chosen)))) for chosen in ([0, 1], [5, 6])
+    )
+    assert values(training[index] for index in (0, 1)) == [(0, 0), (1, 1)]
+    assert values(validation[index] for index in (0, 1)) == [(5, 5), (6, 6)]
+
+
+def test_a_file_that_sorts_first_below_a_wrapper(tmp_path: Path) -> None:
+    root = make_image_folder(tmp_path / "images")
+
+    def read() -> Any:
+        folder = datasets.ImageFolder(str(root), transforms.Compose([transforms.Resize(32), transforms.ToTensor()]))
+        return folder, prefeed.CachedDataset(Around(prefeed.CachedDataset(folder)))
+
+    folder, cached = read()
+    assert cached[0][0].equal(folder[0][0])
+    Image.new("RGB", (64, 64), "red").save(Path(folder.samples[0][0]).parent / "0-first.jpg")
+    folder, cached = read()
+    assert cached[0][0].equal(folder[0][0])
+
+
+def test_words_alone_do_not_name_samples(files: Files, log: Log) -> None:
+    other = Files(write_files(files.root.parent / "other", 3), 3, log, times=2)
+    assert prefeed.CachedDataset(files, version="1")[2][0][0] == 2
+    assert prefeed.CachedDataset(other, version="1")[2][0][0] == 4
+
+
+def test_a_relative_path_is_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Relative:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> str:
+            return Path("data", str(index)).read_text()
+
+    for name in ("a", "b"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        for index in range(2):
+            (tmp_path / name / "data" / str(index)).write_text(f"{name}{index}")
+    monkeypatch.chdir(tmp_path / "a")
+    cached = prefeed.CachedDataset(Relative())
+    assert [cached[0], cached[0]] == ["a0", "a0"]
+    monkeypatch.chdir(tmp_path / "b")
+    assert [cached[0], prefeed.CachedDataset(Relative())[0]] == ["b0", "b0"]
+
+
+class Named:
+    """Asked by other things than numbers."""
+
+    made = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        Named.made += 1
+        return float(np.sum(index)) if isinstance(index, np.ndarray) else str(type(index))
+
+
+def test_any_index_counts_as_a_whole_and_one_that_cannot_be_told_is_not_kept() -> None:
+    cached = prefeed.CachedDataset(Named())
+    first, second = np.zeros(5000), np.zeros(5000)
+    second[2500] = 1
+    assert [cached[first], cached[second], cached[first], cached[second]] == [0, 1, 0, 1]
+    before = Named.made
+    lock = threading.Lock()
+    assert cached.samples([first, lock, second]) == [0, str(type(lock)), 1]
+    assert Named.made == before + 1
+    assert cached.get_stat().num_mem_cached == 2
+
+
+# ---------------------------------------------------------------- set anew
+
+
+@pytest.mark.parametrize("make_loader", LOADERS)
+@pytest.mark.parametrize("workers", [*WORKERS[:2], WORKERS[3]])  # kept ones have a dataset of their own
+def test_an_attribute_that_is_set_anew(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
+    cached = prefeed.CachedDataset(Subset(files, range(8)))
+    loader = make_loader(cached, **workers)
+    assert batches(loader) == ALL[:8]
+    files.times = 3
+    expected = [(3 * index, index) for index in range(8)]
+    assert batches(loader) == expected
+    log.take()
+    files.times = 1
+    assert batches(loader) == ALL[:8]
+    assert log.take() == []
+    assert cached.get_stat().num_mem_cached == 8
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_what_is_set_anew_does_not_change_what_others_find(files: Files, session: int, explicit: bool) -> None:
+    def cache() -> Any:
+        return prefeed.DatasetCache(session) if explicit else None
+
+    inner = prefeed.CachedDataset(files, cache())
+    outer = prefeed.map(inner, double, prefeed.DatasetCache.default())
+    assert values([inner[3], outer[3]]) == [(3, 3), (6, 3)]
+    files.times = 10
+    assert values([outer[3], inner[3], outer[4], inner[4]]) == [(60, 3), (30, 3), (80, 4), (40, 4)]
+    files.times = 1
+    assert values(prefeed.CachedDataset(files, cache())[index] for index in (3, 4)) == [(3, 3), (4, 4)]
+
+
+def test_another_function_and_a_random_one(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    mapped: Any = prefeed.map(files, double)
+    cached = prefeed.CachedDataset(mapped)
+    assert values([cached[2]]) == [(4, 2)]
+    mapped.fn = times(3)
+    assert values([cached[2], cached[2]]) == [(6, 2)] * 2
+    mapped.fn = lambda sample: (sample[0] * np.uint8(random.randint(5, 5)), sample[1])
+    assert values([cached[2], cached[2]]) == [(10, 2)] * 2
+    assert caplog.text.count("are not cached any more") == 1
+    mapped.fn = double
+    log.take()
+    assert values([cached[2]]) == [(4, 2)]
+    assert log.take() == []
+
+
+class Opening(Files):
+    """Opens something late, and counts."""
+
+    handle: Any = None
+    count = 0
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        self.handle = self.handle or threading.Lock()
+        self.count += 1
+        return super().__getitem__(index)
+
+
+def test_what_changes_by_itself_is_no_other_dataset(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    opening = Opening(files.root, NUM_SAMPLES, log)
+    first, second = prefeed.CachedDataset(opening), prefeed.CachedDataset(Subset(opening, range(8)))
+    assert values(first[index] for index in range(8)) == ALL[:8]
+    assert values(second) == ALL[:8]
+    assert made(log) == NAMES[:8]
+    assert values(prefeed.CachedDataset(Opening(files.root, NUM_SAMPLES, log))[index] for index in range(8)) == ALL[:8]
+    assert log.take() == []
+    assert "cached any more" not in caplog.text
+
+
+# ---------------------------------------------------------------- what cannot be kept
+
+
+class Late:
+    """From some sample on, what it makes cannot be encoded."""
+
+    def __init__(self, since: int) -> None:
+        self.since = since
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return index if index < self.since else threading.Lock()
+
+
+def test_a_late_sample_that_cannot_be_encoded_is_returned(caplog: pytest.LogCaptureFixture) -> None:
+    cached = prefeed.CachedDataset(Late(20))
+    assert cached.samples(range(20)) == list(range(20))
+    for index in range(20, 40):
+        assert type(cached[index]) is type(threading.Lock())
+    assert caplog.text.count("is not kept") == 1
+    assert cached.get_stat().num_mem_cached == 20
+    with pytest.raises(CannotEncodeError):
+        prefeed.CachedDataset(Late(0))[0]
+
+
 # ---------------------------------------------------------------- chance
+
+
+class Bystander:
+    """Something else draws while samples are made."""
+
+    def __init__(self, numbers: set[int]) -> None:
+        self.numbers = numbers
+        self.times = dict.fromkeys(range(40), 0)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        self.times[index] += 1
+        if index in self.numbers:
+            thread = threading.Thread(target=getattr(__import__("random"), "ran" + "dom"))
+            thread.start()
+            thread.join()
+            if index % 2:
+                self.numbers.remove(index)
+        return index
+
+
+def test_a_number_that_somebody_else_draws_refuses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Bystander({1})
+    cached = prefeed.CachedDataset(dataset, version="1")
+    assert [cached[1], cached[1], dataset.times[1]] == [1, 1, 2]  # once more, and then it was kept
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait, args=(60,))
+    other.start()
+    try:
+        dataset.numbers |= {2, 4}
+        assert [cached[2], cached[2], cached[4], cached[3], cached[3]] == [2, 2, 4, 3, 3]
+    finally:
+        stop.set()
+        other.join()
+    assert [dataset.times[index] for index in (2, 3, 4)] == [4, 1, 2]
+    assert caplog.text.count("by it or by another thread") == 1
+    with pytest.raises(RandomStageError):
+        cached[2]
 
 
 RANDOM = [

@@ -1,6 +1,7 @@
 """Cached stages: what a deterministic step of a pipeline returns, made once for every process and every epoch.
 
-Start reading in ``dataset.py``. ``lineage`` says which entry belongs to a sample, ``fingerprint`` and ``randomness``
+Start reading in ``dataset.py``; ``finding`` and ``making`` are its two halves, ``changes`` tells it of attributes that were
+set anew. ``lineage`` says which entry belongs to a sample, ``fingerprint`` and ``randomness``
 what a step is and whether it draws, ``files_seen`` and ``notes`` which files an entry was made of, ``codec`` how a
 sample becomes bytes, ``cache_store`` where they lie, ``claims`` that no two processes make the same one. ``cache`` is
 ``DatasetCache``, with the arguments of MindSpore's. Needs no torch.

@@ -19,7 +19,10 @@ def class_at(module: str, qualname: str) -> Any:
     """
     found: Any = sys.modules.get(module)
     if found is None:
-        found = importlib.import_module(module)
+        try:
+            found = importlib.import_module(module)
+        except (Exception, SystemExit) as err:  # whatever the module does when it is imported
+            raise ValueError(f"{module} cannot be imported: {err!r}") from err
     for part in qualname.split("."):
         # Not getattr: a module's or a metaclass's __getattr__ is code.
         found = vars(found).get(part) if hasattr(found, "__dict__") else None

@@ -7,7 +7,6 @@ sample, strides (arrays come back contiguous), that an array was read-only, that
 from __future__ import annotations
 
 import ctypes
-import pickle
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from prefeed.errors import CannotEncodeError, EntryFormatError
 from prefeed.stage.decoding import Source, compile_schema
 from prefeed.stage.encoding import Parts, RefusedError, take_apart
-from prefeed.stage.layout import HEADER_BYTES, MAX_PART_BYTES, Node, pack_header, payload_start, unpack_header
+from prefeed.stage.layout import HEADER_BYTES, MAX_PART_BYTES, Header, Node, pack_header, payload_start, unpack_header
 from prefeed.stage.plug_ins import Reader
 
 __all__ = ["Encoder", "decode", "note_of"]
@@ -27,23 +26,6 @@ _MAX_COMPILED: Final = 1024
 _values_encoder = msgspec.msgpack.Encoder()
 _decode_msgpack = msgspec.msgpack.Decoder().decode
 _compiled: dict[bytes, Reader] = {}
-
-_DAMAGED: Final = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    ImportError,
-    RuntimeError,
-    StopIteration,
-    MemoryError,
-    EOFError,
-    OSError,
-    pickle.UnpicklingError,
-    Warning,
-)
-"""What reading damaged bytes may raise; pickle and the making of values have no error of their own."""
 
 
 class Encoder:
@@ -119,20 +101,25 @@ def _cannot_encode(err: RefusedError) -> CannotEncodeError:
     )
 
 
-def note_of(view: memoryview) -> bytes:
+def note_of(view: memoryview, header: Header | None = None) -> bytes:
     """Return the note of an entry.
+
+    Args:
+        view: A whole entry, contiguous.
+        header: What ``unpack_header`` said of it; None: it is asked here.
 
     Raises:
         EntryFormatError: These bytes are no entry.
     """
-    return bytes(view[HEADER_BYTES : unpack_header(view).note_end])
+    return bytes(view[HEADER_BYTES : (header or unpack_header(view)).note_end])
 
 
-def decode(view: memoryview, *, copy: bool = True, allow_pickle: bool = False) -> Any:
+def decode(view: memoryview, header: Header | None = None, *, copy: bool = True, allow_pickle: bool = False) -> Any:
     """Return the sample that an entry holds.
 
     Args:
         view: A whole entry, contiguous.
+        header: What ``unpack_header`` said of it; None: it is asked here.
         copy: True: everything in the sample owns its memory. False: arrays and tensors are views of the entry and valid
             as long as it is; arrays are read-only; tensors look writable, torch has no others, and must not be written.
         allow_pickle: Decode pickled values as well; they can run any code.
@@ -141,8 +128,10 @@ def decode(view: memoryview, *, copy: bool = True, allow_pickle: bool = False) -
         EntryFormatError: The bytes are damaged, of another layout version, name classes that are not there, or hold
             pickled values without ``allow_pickle``.
     """
-    view = view.toreadonly()
-    header = unpack_header(view)
+    if not view.readonly:
+        view = view.toreadonly()
+    if header is None:
+        header = unpack_header(view)
     if header.has_pickle and not allow_pickle:
         raise EntryFormatError('the entry holds pickled values, which are decoded only with codec="pickle"')
     try:
@@ -152,7 +141,7 @@ def decode(view: memoryview, *, copy: bool = True, allow_pickle: bool = False) -
         sample = read(source)
         source.finish()
         return sample
-    except _DAMAGED as err:
+    except Exception as err:  # pickled values, and the classes of others, may raise whatever they like
         raise EntryFormatError(f"the entry of {len(view)} bytes cannot be decoded: {err!r}") from err
 
 

@@ -9,29 +9,26 @@ sample(i) ─→ store ─found, and still true→ decoded
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from prefeed.config import Config
-from prefeed.errors import EntryFormatError, RandomStageError
-from prefeed.interception import current_reader, reads_from
+from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
+from prefeed.stage.anatomy.parts import AsFarAsTold
 from prefeed.stage.cache import CacheStatistics, DatasetCache
 from prefeed.stage.cache_store import CacheStore
-from prefeed.stage.codec import Encoder, decode, note_of
-from prefeed.stage.files_seen import FilesSeen
+from prefeed.stage.changes import Changes
+from prefeed.stage.finding import ABSENT, Finder
 from prefeed.stage.fingerprint import describe, fingerprint
 from prefeed.stage.lineage import Lineage, derived, lineage_of
-from prefeed.stage.notes import Note, decode_note, encode_note, keys_now
-from prefeed.stage.randomness import Watch, find_random, holds_not_random
+from prefeed.stage.making import Maker, refusal
+from prefeed.stage.randomness import look_for_chance
 
 _log = logging.getLogger("prefeed")
-
-_ABSENT: Final = object()
-_REFUSED_SAMPLES: Final = 16
-"""A stage that draws while it makes one of the first samples is refused; one that begins later is no longer kept."""
 
 _WAIT_SECONDS: Final = 0.001
 _LONGEST_WAIT_SECONDS: Final = 10.0
@@ -55,7 +52,8 @@ def map(
         dataset: Map-style.
         fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
         cache: Keeps what ``fn`` returns; None: it is called each time.
-        version: Stands for the code of ``fn``; change it whenever that changes. None: it is looked at.
+        version: Stands for the code of ``fn``, of which only the name and what it was made with count then; change it
+            whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
         codec: ``"pickle"``: what has no encoding of its own is pickled.
 
     Raises:
@@ -98,30 +96,58 @@ class MappedDataset:
         return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
 
     @property
-    def lineage(self) -> Lineage:
+    def prefeed_lineage(self) -> Lineage:
         """Where its samples come from; looks at the code and the parameters of the function."""
-        stage = fingerprint(self.fn) if self._version is None else self._version.encode()
+        stage = fingerprint(self.fn) if self._version is None else fingerprint((self._version, AsFarAsTold(self.fn)))
         return derived(lineage_of(self.dataset), stage)
 
+    def prefeed_state(self) -> Any:
+        """Return what tells it from others, by name."""
+        fn = self.fn if self._version is None else (self._version, AsFarAsTold(self.fn))
+        return {"dataset": self.dataset, "fn": fn}
 
-class _Encoders(threading.local):
-    """One for each thread: it keeps what it wrote last."""
 
-    def __init__(self) -> None:
-        self.mine = Encoder()
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the samples of a dataset are, as it is now.
+
+    Attributes:
+        lineage: Where they come from.
+        cache: The one that belongs to it.
+        store: The entries; None where there is none to be had: samples are made each time.
+    """
+
+    lineage: Lineage
+    cache: DatasetCache
+    store: CacheStore | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Samples that are asked for together; each list has one item a sample."""
+
+    lineage: Lineage
+    store: CacheStore
+    indices: Sequence[Any]
+    keys: list[bytes]
+    found: list[Any]
+    making: Making
 
 
 class CachedDataset:
     """What ``dataset[i]`` returns, made once and kept, for every process of this node.
 
     An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
-    opened, each in the version that it has now. A change of any of these makes it anew.
+    opened, each in the version that it has now. A change of any of these makes it anew. Attributes of the dataset, of those
+    below and of their steps that are set anew are noticed with the next batch; what changes inside a list or an array is
+    not: make another ``CachedDataset`` then.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.
         cache: Where entries are kept; None: in the node's default session.
-        version: Stands for the code and the content of ``dataset``; change it whenever these change. None: they are
-            looked at.
+        version: Stands for the code of ``dataset``, and for what nobody can tell of its content; change it whenever these
+            change, and let it name the data: ``"cifar10-train v2"``. What can be told of the content counts as well.
+            None: all of it is looked at.
         codec: ``"pickle"``: what has no encoding of its own is pickled, and whoever may write the cache may run
             code in those who read it.
         config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
@@ -148,17 +174,23 @@ class CachedDataset:
             raise TypeError(f"argument cache with value {cache!r} is not of type DatasetCache")
         if codec not in (None, "pickle"):
             raise ValueError(f"codec must be None or 'pickle', not {codec!r}")
-        drawing = find_random(dataset)
-        if drawing is not None:
-            raise RandomStageError(_refusal(drawing))
         self.dataset = dataset
-        self.cache = DatasetCache.default(config) if cache is None else cache
-        self.lineage = lineage_of(dataset, version)
+        self._version = version
         self._allow_pickle = codec == "pickle"
-        self._is_watched = not holds_not_random(dataset)
-        number = int.from_bytes(self.lineage.fingerprint[:4], "little") ^ self._allow_pickle
-        self._store = self.cache.use_for(number, describe(dataset))
+        self._is_watched = _is_watched(dataset)
+        cache = DatasetCache.default(config) if cache is None else cache
+        self._place = self._opened(cache, lineage_of(dataset, version))
         self._start()
+
+    @property
+    def cache(self) -> DatasetCache:
+        """Where entries are kept; another one once the dataset has changed."""
+        return self._place.cache
+
+    @property
+    def prefeed_lineage(self) -> Lineage:
+        """Where its samples come from."""
+        return self._now().lineage
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -189,168 +221,155 @@ class CachedDataset:
             Exception: Whatever ``dataset[i]`` raises.
         """
         making = making or _no_scope
-        store = self._store
+        place = self._now()
+        store = place.store
         if store is None:
-            return [self._made(index, making(at)) for at, index in enumerate(indices)]
-        keys = [self.lineage.identity(index) for index in indices]
-        found = self._found(store, indices, keys, borrow)
-        absent = [at for at, sample in enumerate(found) if sample is _ABSENT]
+            return [self._maker.made(index, making(at)) for at, index in enumerate(indices)]
+        try:
+            keys = [place.lineage.identity(index) for index in indices]
+        except CannotFingerprintError:
+            return self._one_by_one(place, indices, making)
+        found = self._finder.found(store, place.lineage, indices, keys, borrow)
+        absent = [at for at, sample in enumerate(found) if sample is ABSENT]
         store.count(len(indices) - len(absent), len(absent))
-        late = [at for at in absent if not self._try_make(store, indices, keys, at, found, making)]
-        for at in late:
-            self._wait_and_make(store, indices, keys, at, found, making)
+        if absent:
+            self._make(_Batch(place.lineage, store, indices, keys, found, making), absent)
         store.report()
         return found
 
     def absent(self, indices: Sequence[int]) -> list[bool]:
         """Return for each sample whether the cache has no entry of it; files are not asked whether they changed."""
-        if self._store is None:
+        place = self._place
+        if place.store is None:
             return [True] * len(indices)
-        with self._store.reading() as views:
-            return [view is None for view in views.get_views([self.lineage.identity(index) for index in indices])]
+        with place.store.reading() as views:
+            return [view is None for view in views.get_views([place.lineage.identity(index) for index in indices])]
 
     def has_room(self) -> bool:
         """Return True while the cache takes more entries."""
-        return self._store is not None and self._store.has_room()
+        return self._place.store is not None and self._place.store.has_room()
 
     def prefeed_state(self) -> Any:
-        """Return what stands for the dataset in a fingerprint; that nothing below draws is known."""
-        return self.lineage.fingerprint
+        """Return what tells it from others, by name: how samples are made, and which ones."""
+        dataset = self.dataset if self._version is None else AsFarAsTold(self.dataset)
+        return {"lineage": self.prefeed_lineage.fingerprint, "dataset": dataset}
 
     def close(self) -> None:
         """Let go of what this process has open; entries stay, and a later use opens everything again."""
         self.cache.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_encoders", "_trusted")}
+        self._now()
+        return {name: value for name, value in self.__dict__.items() if name not in ("_changes", "_finder", "_maker")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
 
-    # ------------------------------------------------------------ finding
+    # ------------------------------------------------------------ what it is now
 
-    def _start(self) -> None:
-        self._encoders = _Encoders()
-        self._made_here = 0
-        self._draws = False
-        self._trusted: dict[bytes, bytes] = {}
+    def _start(self, changes: Changes | None = None) -> None:
+        self._changes = changes or Changes(self.dataset, CachedDataset)
+        self._finder = Finder(revalidates=self.cache.revalidates, allow_pickle=self._allow_pickle)
+        self._maker = Maker(
+            self.dataset, self._changes, is_watched=self._is_watched, allow_pickle=self._allow_pickle
+        )  # fmt: skip
 
-    def _found(
-        self, store: CacheStore, indices: Sequence[Any], keys: list[bytes], borrow: ExitStack | None
-    ) -> list[Any]:
-        """Return samples that are in the cache and still true, ``_ABSENT`` for others."""
-        with ExitStack() as stack:
-            views = stack.enter_context(store.reading()).get_views(keys)
-            notes = [None if view is None else _note(view) for view in views]
-            true = self._true(indices, notes)
-            copy = borrow is None or not all(true)
-            samples = [
-                self._decoded(view, copy=copy) if is_true and view is not None else _ABSENT
-                for view, is_true in zip(views, true, strict=True)
-            ]
-            if borrow is not None and not copy:
-                borrow.push(stack.pop_all())
-        _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
-        return samples
+    def _now(self) -> _Place:
+        """Return the place of samples as the dataset is now."""
+        if self._changes.is_any():
+            self._follow()
+        return self._place
 
-    def _true(self, indices: Sequence[Any], notes: Sequence[Note | None]) -> list[bool]:
-        """Return for each note whether it fits the sample's version, and the files as they are now."""
-        wanted = {path for note in notes if note is not None for path in note.paths}
-        now = keys_now([path for path in wanted if path not in self._trusted])
-        if not self.cache.revalidates:
-            self._trusted.update(now)
-        now |= self._trusted
-        return [
-            note is not None
-            and note.version == self.lineage.version(index)
-            and all(now[path] == key for path, key in note.files())
-            for index, note in zip(indices, notes, strict=True)
-        ]
-
-    def _decoded(self, view: memoryview, *, copy: bool) -> Any:
+    def _follow(self) -> None:
+        """Look at the dataset anew if anything was set that counts."""
+        snapshot = self._changes.now()
+        if not self._changes.are_in(snapshot):
+            self._changes.note(snapshot)
+            return
+        before = self._place
+        changes = Changes(self.dataset, CachedDataset)  # first: what is set meanwhile counts the next time
         try:
-            return decode(view, copy=copy, allow_pickle=self._allow_pickle)
-        except EntryFormatError as err:
-            _log.warning("prefeed: an entry is damaged and made anew: %s", err)
-            return _ABSENT
+            self._is_watched = _is_watched(self.dataset)
+            lineage = lineage_of(self.dataset, self._version)
+            is_same = lineage.fingerprint == before.lineage.fingerprint
+            self._place = self._opened(before.cache if is_same else before.cache.again(), lineage)
+        except PrefeedError as err:
+            self._place = replace(before, store=None)
+            _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
+        self._start(changes)
+
+    def _opened(self, cache: DatasetCache, lineage: Lineage) -> _Place:
+        number = int.from_bytes(lineage.fingerprint[:4], "little") ^ self._allow_pickle
+        return _Place(lineage, cache, cache.use_for(number, describe(self.dataset)))
 
     # ------------------------------------------------------------ making
 
-    def _try_make(
-        self, store: CacheStore, indices: Sequence[Any], keys: list[bytes], at: int, found: list[Any], making: Making
-    ) -> bool:
+    def _make(self, batch: _Batch, absent: list[int]) -> None:
+        """Make samples of a batch, those first that no other process is making."""
+        for at in [at for at in absent if not self._try_make(batch, at)]:
+            self._wait_and_make(batch, at)
+
+    def _try_make(self, batch: _Batch, at: int) -> bool:
         """Make a sample, unless another process is at it; then return False."""
-        if not store.claims.try_claim(keys[at]):
+        store, key = batch.store, batch.keys[at]
+        if not store.claims.try_claim(key):
             return False
         try:
-            found[at] = self._found(store, indices[at : at + 1], keys[at : at + 1], None)[0]
-            if found[at] is _ABSENT:
-                found[at] = self._made_and_stored(store, indices[at], keys[at], making(at))
+            batch.found[at] = self._finder.found(store, batch.lineage, (batch.indices[at],), (key,))[0]
+            if batch.found[at] is ABSENT:
+                self._make_one(batch, at)
         finally:
-            store.claims.release(keys[at])
+            store.claims.release(key)
         return True
 
-    def _wait_and_make(
-        self, store: CacheStore, indices: Sequence[Any], keys: list[bytes], at: int, found: list[Any], making: Making
-    ) -> None:
+    def _wait_and_make(self, batch: _Batch, at: int) -> None:
         """Make a sample that another process was making, unless it has done so by now."""
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
-        while not self._try_make(store, indices, keys, at, found, making):
+        while not self._try_make(batch, at):
             if time.monotonic() >= deadline:  # it was stopped, say
-                found[at] = self._made_and_stored(store, indices[at], keys[at], making(at))
+                self._make_one(batch, at)
                 return
             time.sleep(_WAIT_SECONDS)
 
-    def _made_and_stored(
-        self, store: CacheStore, index: Any, key: bytes, scope: AbstractContextManager[None]
-    ) -> Any:  # fmt: skip
-        version = self.lineage.version(index)
-        files = FilesSeen(current_reader())
-        with scope, reads_from(files), Watch() as watch:
-            sample = self.dataset[index]
-        drew = watch.drew if self._is_watched else None
-        if drew is not None:
-            self._drew(drew)
-        elif files.is_complete and not self._draws and store.takes_more:
-            note = encode_note(files.note(version))
-            store.put(key, self._encoders.mine.encode(sample, note=note, allow_pickle=self._allow_pickle))
-        self._made_here += 1
-        return sample
+    def _make_one(self, batch: _Batch, at: int) -> None:
+        batch.found[at] = self._maker.made_and_kept(
+            batch.store, batch.lineage, batch.indices[at], batch.keys[at], partial(batch.making, at)
+        )
 
-    def _made(self, index: Any, scope: AbstractContextManager[None]) -> Any:
-        with scope:
-            return self.dataset[index]
-
-    def _drew(self, generator: str) -> None:
-        """A step drew a random number: refuse it if it did so from the start, else keep nothing more of it."""
-        where = f"{describe(self.dataset)} draws from {generator} while it makes a sample"
-        if self._made_here < _REFUSED_SAMPLES:
-            raise RandomStageError(_refusal(where))
-        if not self._draws:
-            _log.warning("prefeed: %s: its samples are not kept from now on", where)
-        self._draws = True
+    def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
+        """Return samples of which some have an index that cannot be told from others: these are made each time."""
+        samples = []
+        for at, index in enumerate(indices):
+            try:
+                place.lineage.identity(index)
+            except CannotFingerprintError:
+                samples.append(self._maker.made(index, making(at)))
+            else:
+                samples += self.samples((index,), making=partial(_at_another, making, at))
+        return samples
 
 
-def _note(view: memoryview) -> Note | None:
-    try:
-        return decode_note(note_of(view))
-    except EntryFormatError:
-        return None
+def _is_watched(dataset: Any) -> bool:
+    """Return whether generators are watched while samples of a dataset are made.
 
-
-def _tell_stage_above(notes: Iterable[Note]) -> None:
-    """A sample of a cached stage above is being made of these entries."""
-    reader = current_reader()
-    if isinstance(reader, FilesSeen):
-        for note in notes:
-            reader.add(note)
+    Raises:
+        RandomStageError: It draws.
+    """
+    chance = look_for_chance(dataset)
+    if chance.drawing is not None:
+        raise RandomStageError(refusal(chance.drawing))
+    return not chance.is_vouched
 
 
 def _is_cached(dataset: Any) -> bool:
     while isinstance(dataset, MappedDataset):
         dataset = dataset.dataset
     return isinstance(dataset, CachedDataset)
+
+
+def _at_another(making: Making, position: int, _at: int) -> AbstractContextManager[None]:
+    return making(position)
 
 
 def _no_scope(_at: int) -> AbstractContextManager[None]:
@@ -363,10 +382,3 @@ def _require_map_style(dataset: Any) -> None:
             f"{type(dataset).__name__} has no __getitem__ and __len__: only samples that can be asked for by index can be "
             "mapped and cached"
         )
-
-
-def _refusal(where: str) -> str:
-    return (
-        f"a stage that draws random numbers cannot be cached, each epoch would see the same ones: {where}. Cache what comes "
-        "before it, and map the random step on top; if its result does not depend on chance, mark it with prefeed.not_random"
-    )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 from xxhash import xxh3_128, xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage.anatomy.parts import UntoldError
+from prefeed.stage.anatomy.bytecode import External
+from prefeed.stage.anatomy.functions import cells_of
+from prefeed.stage.anatomy.parts import Anatomy, AsFarAsTold, Part, UntoldError
 from prefeed.stage.anatomy.whole import anatomy_of
 
 __all__ = ["describe", "fingerprint"]
@@ -40,11 +43,18 @@ def fingerprint(value: Any, *, name: str | None = None) -> bytes:
 
 
 class _Walk:
-    """Goes through a value; knows where it is."""
+    """Goes through a value; knows where it is.
+
+    Attributes:
+        path: How it got there.
+        at: What it looks at.
+        is_vouched: The user answers for the code of what it looks at: what cannot be told is passed over.
+    """
 
     def __init__(self, name: str) -> None:
         self.path = [name]
         self.at: Any = None
+        self.is_vouched = False
         self._known: dict[int, bytes] = {}
         self._kept: list[Any] = []  # an id is another object's as soon as its own is gone
         self._open: dict[int, int] = {}
@@ -67,12 +77,15 @@ class _Walk:
         return found
 
     def _digest(self, value: Any) -> bytes:
-        anatomy = anatomy_of(value)
+        if isinstance(value, AsFarAsTold):
+            return self._as_far_as_told(value.value)
+        anatomy = (_name_of_code(value) if self.is_vouched else None) or anatomy_of(value)
         told = xxh3_128(anatomy.kind.encode("utf-8", "backslashreplace"))
         told.update(b"\0")
         for content in anatomy.content():
             told.update(content)
-        digests = [self._part(label, part, is_alone=anatomy.is_unordered) for label, part in anatomy.parts]
+        part_of = self._part_if_told if self.is_vouched else self._part
+        digests = [part_of(label, part, is_alone=anatomy.is_unordered) for label, part in anatomy.parts]
         told.update(b"".join(sorted(digests) if anatomy.is_unordered else digests))
         return told.digest()
 
@@ -86,6 +99,47 @@ class _Walk:
         self._known = known
         self.path.pop()
         return xxh3_128_digest(found + label.encode("utf-8", "backslashreplace"))
+
+    def _as_far_as_told(self, value: Any) -> bytes:
+        before, opened, length = (self.is_vouched, self._known), dict(self._open), len(self.path)
+        self.is_vouched, self._known = True, {}  # what is looked at in another way has another digest
+        try:
+            return self._part_if_told("", value, is_alone=False)
+        except RecursionError:  # how deep that was depends on the caller: none of it can be told
+            self._open = opened
+            del self.path[length:]
+            return b""
+        finally:
+            self.is_vouched, self._known = before
+
+    def _part_if_told(self, label: str, part: Any, *, is_alone: bool) -> bytes:
+        """Return the digest of a part; nothing for one that cannot be told, or is not there yet."""
+        if part is None:
+            return b""
+        known, opened, length = self._known, dict(self._open), len(self.path)
+        try:
+            return self._part(label, part, is_alone=is_alone)
+        except UntoldError:
+            self._known, self._open = known, opened
+            del self.path[length:]
+            return b""
+
+
+def _name_of_code(value: Any) -> Anatomy | None:
+    """Return what tells code by its name, and a function by what it was made with; None for what is no code."""
+    if isinstance(value, External):
+        return Anatomy(kind=f"name {value.dotted}")
+    if isinstance(value, types.ModuleType):
+        return Anatomy(kind=f"name {value.__name__}")
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return None
+    if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType | None):
+        return None  # a method, of an instance that counts
+    made_with: tuple[Part, ...] = ()
+    if isinstance(value, types.FunctionType):
+        cells = cells_of(value.__code__.co_freevars, value.__closure__)
+        made_with = (*cells, ("(defaults)", value.__defaults__), ("(defaults)", value.__kwdefaults__))
+    return Anatomy(kind=f"name {value.__module__}.{value.__qualname__}", parts=made_with)
 
 
 def _cannot_fingerprint(walk: _Walk, reason: str) -> CannotFingerprintError:

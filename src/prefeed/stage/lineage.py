@@ -10,10 +10,12 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 from xxhash import xxh3_128_digest
 
+from prefeed.stage.anatomy.parts import AsFarAsTold
+from prefeed.stage.anatomy.whole import defining_class, state_beyond
 from prefeed.stage.fingerprint import fingerprint
 
 _SUBSET = ("torch.utils.data.dataset", "Subset")
@@ -31,7 +33,11 @@ class Lineage(Protocol):
         ...
 
     def identity(self, index: Any) -> bytes:
-        """Return 16 bytes that tell this sample from every other."""
+        """Return 16 bytes that tell this sample from every other.
+
+        Raises:
+            CannotFingerprintError: The index is something that cannot be told from run to run.
+        """
         ...
 
     def version(self, index: Any) -> bytes:
@@ -39,7 +45,6 @@ class Lineage(Protocol):
         ...
 
 
-@runtime_checkable
 class Keyed(Protocol):
     """A dataset that knows the origin and the version of each sample."""
 
@@ -52,32 +57,28 @@ class Keyed(Protocol):
         ...
 
 
-@runtime_checkable
-class HasLineage(Protocol):
-    """A dataset of ``prefeed.map`` or ``prefeed.CachedDataset``."""
-
-    @property
-    def lineage(self) -> Lineage:
-        """Where its samples come from."""
-        ...
-
-
 def lineage_of(dataset: Any, version: str | None = None) -> Lineage:
     """Return the lineage of a dataset.
 
     Args:
         dataset: Map-style.
-        version: Stands for the dataset's code and content; then nothing is looked at but the name of its class.
+        version: Stands for the dataset's code: of this only the names count then, and of the rest what can be told.
 
     Raises:
         CannotFingerprintError: The dataset holds what cannot be told from run to run; the message says what to do.
     """
     if version is not None:
-        return _Opaque(_digest(b"version", _name(dataset).encode(), version.encode()), dataset)
-    if isinstance(dataset, HasLineage):
-        return dataset.lineage
-    if isinstance(dataset, Keyed):
-        return _OfObjects(fingerprint((_name(dataset), dataset.prefeed_stage())), dataset)
+        return _opaque(fingerprint(("version", version, AsFarAsTold(dataset))), dataset)
+    # Asked of the type: a dataset around another often passes on whatever it is asked for.
+    teller = _teller(type(dataset), "prefeed_lineage")
+    if teller is not None:
+        lineage: Lineage = dataset.prefeed_lineage
+        beyond = state_beyond(dataset, teller)
+        return lineage if type(dataset) is teller else derived(lineage, fingerprint((type(dataset), beyond)))
+    teller = _teller(type(dataset), "prefeed_sample")
+    if teller is not None:
+        made_with = (_name(dataset), dataset.prefeed_stage(), *_of_subclass(dataset, teller))
+        return _OfObjects(fingerprint(made_with), dataset)
     kind = (type(dataset).__module__, type(dataset).__qualname__)
     if kind == _SUBSET:
         return _Chosen(lineage_of(dataset.dataset), dataset.indices)
@@ -91,7 +92,18 @@ def lineage_of(dataset: Any, version: str | None = None) -> Lineage:
     method = getattr(type(dataset), "__getitem__", None)
     if (getattr(method, "__module__", ""), getattr(method, "__qualname__", "")) == _FOLDER:
         return _folder(dataset)
-    return _Opaque(fingerprint(dataset), dataset)
+    return _opaque(fingerprint(dataset), dataset)
+
+
+def _teller(cls: type, name: str) -> type | None:
+    """Return the class that says where samples come from, if what says so has not been overridden since."""
+    teller, maker = defining_class(cls, name), defining_class(cls, "__getitem__")
+    return teller if teller is not None and (maker is None or issubclass(teller, maker)) else None
+
+
+def _of_subclass(dataset: Any, base: type) -> tuple[Any, ...]:
+    """Return what a class derived from one that is known may make samples with as well."""
+    return () if type(dataset) is base else (type(dataset), state_beyond(dataset, base))
 
 
 def derived(parent: Lineage, stage: bytes) -> Lineage:
@@ -144,11 +156,24 @@ class _Opaque:
         try:
             at = operator.index(index)
         except TypeError:  # a dataset that is asked by name
-            return _digest(self.fingerprint, b"key", repr(index).encode("utf-8", "backslashreplace"))
+            return _digest(self.fingerprint, b"key", fingerprint(index))
         return _digest(self.fingerprint, b"%d" % (at + len(self.dataset) if at < 0 else at))
 
     def version(self, index: Any) -> bytes:
         return b""
+
+
+def _opaque(made_of: bytes, dataset: Any) -> Lineage:
+    """Return the lineage of a dataset that is asked for nothing: it may open files by relative paths."""
+    return _Opaque(_digest(made_of, os.fsencode(working_directory())), dataset)
+
+
+def working_directory() -> str:
+    """Return the working directory; "" when it is not there any more."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +192,19 @@ class _Folder:
 
 
 def _folder(dataset: Any) -> Lineage:
-    made_with = (dataset.loader, dataset.transform, dataset.target_transform, dataset.transforms)
+    made_with: tuple[Any, ...] = (dataset.loader, dataset.transform, dataset.target_transform, dataset.transforms)
+    if not type(dataset).__module__.startswith("torchvision."):
+        own = {name: value for name, value in vars(dataset).items() if name not in _OF_FOLDERS}
+        made_with = (*made_with, own)
     return _Folder(fingerprint((_name(dataset), type(dataset), made_with)), dataset.samples)
+
+
+_OF_FOLDERS: Final = frozenset(
+    {
+        *("root", "loader", "extensions", "transform", "target_transform", "transforms"),
+        *("classes", "class_to_idx", "samples", "targets", "imgs"),  # of these the sample's own path and class count
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import random
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -27,7 +29,7 @@ from prefeed.stage.anatomy.parts import MARK, Anatomy, UntoldError
 from prefeed.stage.anatomy.whole import anatomy_of
 from prefeed.stage.generators import Watch
 
-__all__ = ["Watch", "find_random", "holds_not_random", "not_random"]
+__all__ = ["Chance", "Watch", "find_random", "look_for_chance", "not_random"]
 
 T = TypeVar("T")
 
@@ -36,76 +38,52 @@ T = TypeVar("T")
 _MODULES: Final = ("random", "secrets", "numpy.random", "numpy.random.mtrand", "torch.random", "torch.distributions")
 """Whatever they define draws, unless it is named below."""
 
-_HARMLESS: Final = frozenset(
-    {
-        *(
-            "random.getstate",
-            "random.Random",
-            "random.SystemRandom",
-            "random",
-            "secrets.compare_digest",
-            "numpy.random",
-        ),
-        *(
-            "numpy.random.Generator",
-            "numpy.random.RandomState",
-            "numpy.random.SeedSequence",
-            "numpy.random.default_rng",
-        ),
-        *("numpy.random.get_state", "numpy.random.PCG64", "numpy.random.MT19937", "numpy.random.Philox"),
-        *("torch.random.get_rng_state", "torch.random.fork_rng", "torch.random.initial_seed"),
-        *("numpy.random.BitGenerator", "numpy.random.PCG64DXSM", "numpy.random.SFC64", "numpy.random.bit_generator"),
-    }
-)
-_SEEDED_BY_ARGUMENT: Final = frozenset(
-    {
-        *("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "numpy.random.SeedSequence"),
-        *("numpy.random.PCG64", "numpy.random.MT19937", "numpy.random.Philox", "numpy.random.PCG64DXSM"),
-        "numpy.random.SFC64",
-    }
-)
-"""These draw their seed from the system when they are called without one."""
 
-_FUNCTIONS: Final = frozenset(
-    {
+class Verdict(Enum):
+    """What is known of a name.
+
+    Attributes:
+        DRAWS: Whoever calls it draws, or changes what others draw.
+        SEEDED: It makes a generator, which draws its seed from the system when none is given.
+        STILL: It draws nothing.
+    """
+
+    DRAWS = 1
+    SEEDED = 2
+    STILL = 3
+
+
+def _below(module: str, names: str) -> list[str]:
+    return [f"{module}.{name}" for name in names.split()]
+
+
+_NAMED: Final[dict[Verdict, tuple[str, ...]]] = {
+    Verdict.DRAWS: (
         *("uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom", "random.SystemRandom", "torch.Generator.seed"),
-        *("torch.manual_seed", "torch.seed", "torch.set_rng_state"),
-        *(
-            f"torch.{name}"
-            for name in (
-                *(
-                    "rand",
-                    "rand_like",
-                    "randint",
-                    "randint_like",
-                    "randn",
-                    "randn_like",
-                    "randperm",
-                    "normal",
-                    "poisson",
-                ),
-                *(
-                    "bernoulli",
-                    "multinomial",
-                    "binomial",
-                    "dropout",
-                    "dropout_",
-                    "alpha_dropout",
-                    "feature_dropout",
-                    "rrelu",
-                ),
-                *("feature_alpha_dropout", "native_dropout", "pca_lowrank", "svd_lowrank"),
-            )
+        *_below(
+            "torch",
+            "manual_seed seed set_rng_state rand rand_like randint randint_like randn randn_like randperm normal poisson "
+            "bernoulli multinomial binomial dropout dropout_ alpha_dropout feature_dropout rrelu feature_alpha_dropout "
+            "native_dropout pca_lowrank svd_lowrank",
         ),
-        *(
-            f"torch.nn.functional.{name}"
-            for name in (
-                *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
-                *("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"),
-            )
+        *_below(
+            "torch.nn.functional",
+            "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu gumbel_softmax "
+            "fractional_max_pool2d fractional_max_pool3d",
         ),
-    }
-)
+    ),
+    Verdict.SEEDED: (
+        "random.Random",
+        *_below("numpy.random", "default_rng RandomState SeedSequence PCG64 PCG64DXSM MT19937 Philox SFC64"),
+    ),
+    Verdict.STILL: (
+        *("random", "random.getstate", "secrets.compare_digest", "numpy.random"),
+        *_below("numpy.random", "Generator BitGenerator bit_generator get_state"),
+        *_below("torch.random", "get_rng_state fork_rng initial_seed"),
+    ),
+}
+_VERDICTS: Final = {name: verdict for verdict, names in _NAMED.items() for name in names}
+
 _METHODS: Final = frozenset(
     {
         *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_"),
@@ -143,6 +121,9 @@ def not_random(fn: T) -> T:
     To be used as a decorator or a call. What has no room for a mark (a builtin function, a bound method, an instance
     with ``__slots__``) is returned wrapped in something that is called in its stead.
 
+    One mark vouches for the whole of each stage that it is a part of: the generators are then not watched while samples
+    of that stage are made, so that a draw which looking does not find goes unnoticed in its other steps, too.
+
     Raises:
         TypeError: It has no room for a mark and cannot be called.
     """
@@ -172,21 +153,34 @@ class NotRandom:
         return f"not_random({self.fn!r})"
 
 
-def find_random(value: Any) -> str | None:
-    """Return where a stage holds something that draws, and what; None when nothing is found.
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What looking at a stage shows.
 
-    For example ``Compose.transforms[1] (RandomCrop)``. What is marked with ``not_random`` is not looked into.
+    Attributes:
+        drawing: Where it holds something that draws, and what, as ``Compose.transforms[1] (RandomCrop)``; None when
+            nothing is found. What is marked with ``not_random`` is not looked into.
+        is_vouched: Something in it is marked: then what ``Watch`` sees is the user's own will.
     """
+
+    drawing: str | None
+    is_vouched: bool
+
+
+def look_for_chance(value: Any) -> Chance:
+    """Look at a stage, up to the first thing that draws."""
+    is_vouched = False
     for path, part in _parts(value):
+        is_vouched = is_vouched or _is_marked(part)
         found = _draws(part)
         if found is not None:
-            return f"{path} ({found})"
-    return None
+            return Chance(f"{path} ({found})", is_vouched)
+    return Chance(None, is_vouched)
 
 
-def holds_not_random(value: Any) -> bool:
-    """Return whether anything in a stage is marked with ``not_random``: then what ``Watch`` sees is the user's own will."""
-    return any(_is_marked(part) for _, part in _parts(value))
+def find_random(value: Any) -> str | None:
+    """Return where a stage holds something that draws, and what; None when nothing is found."""
+    return look_for_chance(value).drawing
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -201,7 +195,25 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         seen[id(part)] = part  # held, so that no other gets its id
         yield path, part
         if not _is_marked(part) and not isinstance(part, _ATOMS):
-            waiting += [(path + label, child) for label, child in reversed(_anatomy(part).parts)]
+            waiting += [(path + label, child) for label, child in reversed(_children(part))]
+
+
+def _children(part: Any) -> list[tuple[str, Any]]:
+    """Return what a value consists of; what makes generators in a function's code is judged by how it is called there."""
+    parts = _anatomy(part).parts
+    if not isinstance(part, types.FunctionType | types.ModuleType):
+        return list(parts)
+    held = {f" -> {name}" for name in part.__code__.co_freevars} if isinstance(part, types.FunctionType) else set()
+    return [(label, child) for label, child in parts if label in held or not _is_seeded(child)]
+
+
+def _is_seeded(value: Any) -> bool:
+    is_code = isinstance(value, External | type | types.BuiltinFunctionType) or _is_of_cython(value)
+    return is_code and _VERDICTS.get(_canonical(value)) is Verdict.SEEDED
+
+
+def _is_of_cython(value: Any) -> bool:
+    return type(value).__name__ == "cython_function_or_method"
 
 
 _ATOMS: Final = (str, bytes, bytearray, int, float, complex, External, types.NoneType, np.ndarray)
@@ -226,8 +238,8 @@ def _is_marked(part: Any) -> bool:
 
 def _draws(part: Any) -> str | None:
     """Return the name of what draws in a value itself, its parts left out."""
-    if isinstance(part, External):
-        return _dotted_draws(part.dotted)
+    if isinstance(part, External) or _is_of_cython(part):
+        return _dotted_draws(_canonical(part))
     if isinstance(part, _ATOMS) or _is_marked(part):
         return None
     if isinstance(part, types.FunctionType):
@@ -236,6 +248,8 @@ def _draws(part: Any) -> str | None:
         return _module_draws(part)
     if isinstance(part, types.BuiltinFunctionType | types.MethodType):
         return _builtin_draws(part)
+    if isinstance(part, type):
+        return _class_draws(part)
     return _generator(part) or _transform_draws(part) or _training_draws(part)
 
 
@@ -251,11 +265,17 @@ def _numpy_generators() -> tuple[type, ...]:
 
 
 def _dotted_draws(dotted: str) -> str | None:
-    if dotted in _HARMLESS:
-        return None
+    verdict = _VERDICTS.get(dotted)
+    if verdict is not None:
+        return None if verdict is Verdict.STILL else dotted
     in_modules = any(dotted.startswith(f"{module}.") for module in _MODULES)
     is_transform = dotted.startswith("torchvision.transforms.") and _is_random_name(dotted.rpartition(".")[2])
-    return dotted if in_modules or is_transform or dotted in _FUNCTIONS else None
+    return dotted if in_modules or is_transform else None
+
+
+def _class_draws(cls: type) -> str | None:
+    verdict = _VERDICTS.get(_canonical(cls))
+    return _canonical(cls) if verdict in (Verdict.DRAWS, Verdict.SEEDED) else _transform_draws(cls)
 
 
 def _is_random_name(name: str) -> bool:
@@ -286,8 +306,8 @@ def _module_draws(module: types.ModuleType) -> str | None:
 
 def _code_draws(code: types.CodeType, used: list[Reference]) -> str | None:
     for reference in used:
-        if reference.is_called_bare and _canonical(reference.value) in _SEEDED_BY_ARGUMENT:
-            return f"{reference.name}()"
+        if (reference.is_called_bare or reference.is_passed_on) and _is_seeded(reference.value):
+            return f"{reference.name}()" if reference.is_called_bare else reference.name
     named = _METHODS & set(attributes_named(code))
     return f".{min(named)}" if named else None
 
@@ -295,7 +315,7 @@ def _code_draws(code: types.CodeType, used: list[Reference]) -> str | None:
 def _canonical(value: Any) -> str:
     """Return the public name of something imported, by which the tables know it."""
     if isinstance(value, External):
-        return value.dotted
+        return value.dotted.rpartition(":")[2]  # what comes before is the class of a value known by name
     module = str(getattr(value, "__module__", ""))
     package = "numpy.random" if module.startswith("numpy.random.") else module.replace("posix", "os")
     return f"{package}.{getattr(value, '__name__', '')}"

@@ -87,8 +87,10 @@ def end_batch(shared: SharedEnvironment, txn: Any, views: list[memoryview | None
         return
     for view in views:
         if view is not None:
-            with contextlib.suppress(BufferError):
+            try:
                 view.release()
+            except BufferError:
+                pass  # an array is over it, which must not be used any more
     txn.abort()
     leave_batch(shared)
 

@@ -6,6 +6,7 @@ import collections
 import ctypes
 import enum
 import functools
+import importlib.util
 import json
 import logging
 import operator
@@ -25,12 +26,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
+import xxhash
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
 from prefeed.errors import CannotFingerprintError
 from prefeed.stage.anatomy import installed
+from prefeed.stage.anatomy.whole import anatomy_of
 from prefeed.stage.fingerprint import describe, fingerprint
 
 # ---------------------------------------------------------------- code as text, run in processes of its own
@@ -266,6 +269,23 @@ class Listed(list[int]):
     pass
 
 
+class Named(np.ndarray[Any, Any]):
+    """An array that knows more."""
+
+
+class Number(int):
+    pass
+
+
+OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2], "itemsize": 8})
+
+
+def named(array: Any, **values: Any) -> Any:
+    made = array.view(Named)
+    made.__dict__.update(values)
+    return made
+
+
 class Flags(enum.Flag):
     A = 1
     B = 2
@@ -395,6 +415,51 @@ ALL_DIFFERENT: dict[str, list[Callable[[], Any]]] = {
         lambda: np.zeros(2, [("a", "i4")]),
         lambda: np.zeros(2, [("b", "i4")]),
     ],
+    "kinds of arrays": [
+        lambda: np.ma.array([1, 2, 3], mask=[0, 0, 0]),
+        lambda: np.ma.array([1, 2, 3], mask=[0, 1, 0]),
+        lambda: np.ma.array([1, 2, 3], mask=[0, 1, 0], fill_value=7),
+        lambda: np.ma.array([1, 2, 4], mask=[0, 1, 0]),
+        lambda: np.array([1, 2, 3]),
+        lambda: np.array([1, 2, 3]).view(Named),
+        lambda: np.array([1, 2, 4]).view(Named),
+        lambda: named(np.array([1, 2, 3]), unit="m"),
+        lambda: named(np.array([1, 2, 3]), unit="s"),
+        lambda: np.array([[1, 2, 3]]).view(np.matrix),
+        lambda: np.zeros(2, OVERLAPPING),
+        lambda: np.zeros(2, [("a", "i4"), ("b", "i2")]),
+        lambda: np.zeros(2, OVERLAPPING)[0],
+        lambda: np.zeros(2, [("a", "V4")])[0],
+        lambda: np.zeros(2, [("b", "V4")])[0],
+        lambda: np.zeros(3, "V0"),
+        lambda: np.array(["a", "b"], np.dtypes.StringDType()),
+        lambda: np.array(["a", "c"], np.dtypes.StringDType()),
+    ],
+    "plain nesting": [
+        lambda: {"a": [{"b": 1}]},
+        lambda: {"a": [{"b": 1.0}]},
+        lambda: {"a": [{"b": True}]},
+        lambda: {"a": ({"b": 1},)},
+        lambda: {"a": [{"b": [1]}]},
+        lambda: {"a": [{"b": "1"}]},
+        lambda: {"a": [{"b": b"1"}]},
+        lambda: {"a": [{"b": bytearray(b"1")}]},
+        lambda: {"a": [{"b": np.frombuffer(b"1", np.uint8)}]},
+        lambda: {"a": [{"b": np.frombuffer(b"1", np.int8)}]},
+        lambda: {"a": [{"b": np.uint8(49)}]},
+        lambda: {"a": [{"b": np.float64(1)}]},
+        lambda: {"a": [{"b": {1}}]},
+        lambda: {"a": [{"b": frozenset({1})}]},
+        lambda: {"a": [{"b": Colour.RED}]},
+        lambda: {"a": [{"b": Number(1)}]},
+        lambda: {"a": [{"b": 2**80}]},
+        lambda: {"a": [{"b": "\ud800"}]},
+        lambda: {"a": [{"b": ...}]},
+        lambda: {"a": [{"b": 0.0}]},
+        lambda: {"a": [{"b": -0.0}]},
+        lambda: {"a": [{"b": 1j}]},
+        lambda: {"a": [collections.OrderedDict(b=1)]},
+    ],
     "tensors": [
         lambda: torch.arange(4),
         lambda: torch.arange(4.0),
@@ -517,9 +582,15 @@ SAME: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "what pickle drops": (lambda: WithState(a=1, opened=threading.Lock()), lambda: WithState(a=1)),
     "strides": (lambda: np.arange(4).reshape(2, 2).T.T, lambda: np.arange(4).reshape(2, 2)),
     "copies and the same again": (lambda: [Plain(a=1)] * 2, lambda: [Plain(a=1), Plain(a=1)]),
+    "copies in plain data": (lambda: [SHARED, SHARED], lambda: [["a", 1.5, 1000], ["a", 1.5, int("1000")]]),
+    "interned texts": (lambda: [[sys.intern("some text")]], lambda: [[str(b"some text", "ascii")]]),
+    "order of a set in plain data": (lambda: {"a": [{"a", "b", "c"}]}, lambda: {"a": [{"c", "b", "a"}]}),
     "loggers": (lambda: Plain(log=logging.getLogger("a")), lambda: Plain(log=logging.getLogger("a"))),
     "names of functions": (lambda: closure(1), lambda: renamed(closure(1))),
 }
+
+
+SHARED = ["a", 1.5, 1000]
 
 
 def renamed(function: Any) -> Any:
@@ -561,6 +632,51 @@ def test_cycles_end() -> None:
         return made
 
     assert fingerprint(loop(1)) == fingerprint(loop(1)) != fingerprint(loop(2))
+
+
+def test_plain_data_that_holds_itself_many_times_over_ends() -> None:
+    def doubled(last: Any) -> Any:
+        value: Any = [last]
+        for _ in range(60):
+            value = [value, value]
+        return value
+
+    assert fingerprint(doubled(1)) == fingerprint(doubled(1)) != fingerprint(doubled(2))
+
+
+def test_plain_data_is_looked_at_as_a_whole() -> None:
+    data = [{"id": n, "box": [1.0, 2.0, float(n)], "names": ("a", None)} for n in range(1000)]
+    assert anatomy_of(data).parts == anatomy_of({"a": data}).parts == anatomy_of(({"a", "b"}, data)).parts == ()
+
+
+def extension(directory: Path, *, more: bytes) -> Any:
+    """Return a compiled module of the user's own, which is not in ``sys.modules`` yet."""
+    installed = Path(xxhash._xxhash.__file__)
+    path = directory / installed.name
+    path.write_bytes(installed.read_bytes() + more)
+    spec = importlib.util.spec_from_file_location("_xxhash", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_compiled_code_of_the_users_own_counts_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str, more: bytes) -> list[bytes]:
+        (tmp_path / name).mkdir()
+        module = extension(tmp_path / name, more=more)
+        monkeypatch.setitem(sys.modules, "_xxhash", module)
+        scope: dict[str, Any] = {"module": module, "__name__": "mine"}
+        exec(
+            "def f(x):\n    return module.xxh32_digest(x)\ndef g(x):\n    import _xxhash as m\n    return m.xxh32_digest(x)",
+            scope,
+        )
+        return [fingerprint(value) for value in (module, module.xxh32_digest, scope["f"], scope["g"])]
+
+    first, same, other = found("a", b""), found("b", b""), found("c", b"more")
+    assert first == same
+    assert not set(first) & set(other)
 
 
 def test_installed_code_counts_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

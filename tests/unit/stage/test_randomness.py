@@ -10,7 +10,7 @@ import types
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import choice, randint
+from random import Random, SystemRandom, choice, randint
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from prefeed.stage.randomness import Watch, find_random, holds_not_random, not_random
+from prefeed.stage.randomness import Watch, find_random, look_for_chance, not_random
 
 # ---------------------------------------------------------------- torchvision's transforms
 
@@ -179,7 +179,43 @@ def in_a_closure() -> Callable[[Any], Any]:
     return lambda value: inner(value)
 
 
+make_generator = np.random.default_rng
+
+
+def renames() -> Any:
+    make = np.random.default_rng
+    return make()
+
+
+def chooses(value: Any) -> Any:
+    return (random.Random if value else list)()
+
+
+def holds(make: Any) -> Any:
+    return lambda value: make()
+
+
+def imports_a_class() -> Any:
+    from random import SystemRandom
+
+    return SystemRandom().random()
+
+
 DRAWING: dict[str, tuple[Any, str]] = {
+    "system": (lambda value: random.SystemRandom().random(), "random.SystemRandom"),
+    "system imported": (lambda value: SystemRandom().random(), "random.SystemRandom"),
+    "system imported inside": (imports_a_class, "random.SystemRandom"),
+    "none": (lambda value: np.random.default_rng(None).random(), "np.random.default_rng()"),
+    "none by name": (lambda value: np.random.default_rng(seed=None).random(), "np.random.default_rng()"),
+    "none for a class": (lambda value: Random(None).random(), "Random()"),
+    "none for a legacy one": (lambda value: np.random.RandomState(None).rand(), "np.random.RandomState()"),
+    "renamed": (renames, "np.random.default_rng"),
+    "renamed outside": (lambda value: make_generator().random(), "make_generator()"),
+    "given to another": (lambda value: helper(np.random.default_rng), "np.random.default_rng"),
+    "chosen": (chooses, "random.Random()"),
+    "held": (functools.partial(max, key=np.random.default_rng), "numpy.random.default_rng"),
+    "held in a closure": (holds(np.random.default_rng), "numpy.random.default_rng"),
+    "held by a class": (type("Holder", (), {"make": random.Random, "__module__": __name__}), "random.Random"),
     "module": (lambda value: random.random(), "random.random"),
     "imported": (lambda value: randint(0, 3), "randint"),
     "imported method": (lambda value: choice([1, 2]), "choice"),
@@ -255,6 +291,17 @@ def seeded_by_its_argument(index: int) -> float:
     return random.Random(index).random() + float(np.random.default_rng(index).random())
 
 
+def seeded_in_many_ways(index: int, *more: int) -> Any:
+    from numpy.random import default_rng as make
+
+    first = make(seed=index if index else [index, len(more)])
+    second = np.random.Generator(np.random.PCG64(np.random.SeedSequence([index, 0 or max(index, 2)])))
+    return first, second, Random(*more), make_generator(list(more)), np.random.RandomState(seed=index)
+
+
+MODULE = types.ModuleType("seeded")
+exec("from numpy.random import default_rng\ndef f(x):\n    return default_rng(x)", MODULE.__dict__)
+
 STILL: dict[str, Any] = {
     "transform": v2.Compose([v2.Resize(8), v2.ToImage(), v2.Normalize([0.5], [0.5])]),
     "dataclass": Scale(2),
@@ -263,6 +310,8 @@ STILL: dict[str, Any] = {
     "function": functional.relu,
     "numpy": lambda value: np.linalg.norm(value),
     "seeded": seeded_by_its_argument,
+    "seeded in many ways": seeded_in_many_ways,
+    "seeded in a module": MODULE.f,
     "dataset": Subset(TensorDataset(torch.zeros(4, 2)), [0, 2]),
     "model": nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout(0.5)).eval(),
     "attention": nn.MultiheadAttention(4, 2),
@@ -324,9 +373,13 @@ def test_marked_functions_are_trusted() -> None:
     assert find_random(v1.Compose([v1.Lambda(marked), v1.RandomCrop(3)])) == "Compose.transforms[1] (RandomCrop)"
 
 
+def vouched(value: Any) -> bool:
+    return look_for_chance(value).is_vouched
+
+
 def test_marks_are_found_wherever_they_are() -> None:
-    assert holds_not_random(v1.Compose([v1.Lambda(marked)]))
-    assert not holds_not_random(v1.Compose([v1.RandomCrop(3)]))
+    assert vouched(v1.Compose([v1.Lambda(marked)]))
+    assert not vouched(v1.Compose([v1.RandomCrop(3)]))
 
 
 MARKABLE: dict[str, Callable[[], Any]] = {
@@ -350,7 +403,7 @@ def test_anything_can_be_marked(name: str) -> None:
 
     assert find_random(trusted) is None
     assert find_random([trusted]) is None
-    assert holds_not_random([trusted])
+    assert vouched([trusted])
     assert not hasattr(random.random, "__dict__")
 
 

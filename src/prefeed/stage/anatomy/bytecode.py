@@ -24,6 +24,7 @@ _LOCAL_LOAD: Final = frozenset(
     {"LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"}
 )
 _BETWEEN: Final = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "SWAP", "POP_TOP", "EXTENDED_ARG"})
+_SILENT: Final = frozenset({"PRECALL", "KW_NAMES", "CACHE", "EXTENDED_ARG", "NOP"})
 _NOT_SAID: Final = frozenset({"__doc__", "__firstlineno__", "__static_attributes__"})
 """Names that a class body stores and that do not matter."""
 
@@ -44,12 +45,14 @@ class Reference:
     Attributes:
         name: As the code has it.
         value: What it is: an object of the user's own, or an ``External``.
-        is_called_bare: The code calls it without an argument.
+        is_called_bare: The code calls it without an argument, or with None for each.
+        is_passed_on: The code does something else with it than to import it and to call it.
     """
 
     name: str
     value: Any
     is_called_bare: bool = False
+    is_passed_on: bool = False
 
 
 def code_text(code: CodeType) -> str:
@@ -97,8 +100,13 @@ def references(code: CodeType, namespace: dict[str, Any]) -> list[Reference]:
     """Return what code of a namespace uses of it and of modules it imports itself, each name once, sorted by name."""
     found: dict[str, Reference] = {}
     for reference in _references(code, namespace, {}):
-        bare = reference.is_called_bare or (reference.name in found and found[reference.name].is_called_bare)
-        found[reference.name] = Reference(reference.name, reference.value, bare)
+        other = found.get(reference.name, reference)
+        found[reference.name] = Reference(
+            reference.name,
+            reference.value,
+            is_called_bare=reference.is_called_bare or other.is_called_bare,
+            is_passed_on=reference.is_passed_on or other.is_passed_on,
+        )
     return [found[name] for name in sorted(found)]
 
 
@@ -108,15 +116,16 @@ def function_references(function: FunctionType) -> list[Reference]:
 
 
 def _references(code: CodeType, namespace: dict[str, Any], imported: dict[str, Any]) -> Iterator[Reference]:
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    all_steps = list(dis.get_instructions(code))
+    steps = [step for step in all_steps if step.opname not in _BETWEEN]
     imported = dict(imported)
     for at, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
             yield from _import(steps, at, namespace, imported)
         elif step.opname in _LOCAL_LOAD and step.argval in imported:
-            yield _followed(step.argval, imported[step.argval], steps, at + 1)
+            yield _followed(step.argval, imported[step.argval], steps, at + 1, all_steps)
         elif step.opname in _GLOBAL:
-            yield _followed(step.argval, _global(step.argval, namespace), steps, at + 1)
+            yield _followed(step.argval, _global(step.argval, namespace), steps, at + 1, all_steps)
     for inner in _inner(code):
         yield from _references(inner, namespace, imported)
 
@@ -133,14 +142,54 @@ def _named(module: ModuleType) -> Any:
     return External(module.__name__) if is_installed_module(module) else module
 
 
-def _followed(name: str, value: Any, steps: list[dis.Instruction], at: int) -> Reference:
+def _followed(
+    name: str, value: Any, steps: list[dis.Instruction], at: int, all_steps: list[dis.Instruction]
+) -> Reference:
     """Follow attributes from a module on, as far as the code names them."""
     while at < len(steps) and steps[at].opname in _CHAIN and _is_followed(value, steps[at].argval):
         value = _attribute(value, steps[at].argval)
         name = f"{name}.{steps[at].argval}"
         at += 1
-    is_called_bare = at < len(steps) and steps[at].opname.startswith("CALL") and steps[at].arg == 0
-    return Reference(name, value, is_called_bare)
+    call = _call_of(all_steps, steps[at - 1].offset)
+    return Reference(name, value, is_called_bare=call == "bare", is_passed_on=call == "none")
+
+
+def _call_of(steps: list[dis.Instruction], offset: int) -> str:
+    """Return how a value that this step has put on the stack is called: "bare", "with arguments", or "none".
+
+    Follows the stack until something takes the value from it.
+    """
+    index = {step.offset: at for at, step in enumerate(steps)}
+    at = index[offset] + 1
+    above, others = 0, 0  # what lies on top of the value, and steps that put there anything but None
+    while at < len(steps):
+        step = steps[at]
+        name, arg = step.opname, step.arg or 0
+        num_taken = _num_taken(name, arg)
+        if num_taken >= 0 and above <= num_taken:
+            return "none" if above < num_taken else ("with arguments" if others else "bare")
+        if name == "JUMP_FORWARD":  # past the other branch of a condition
+            at = index[step.argval]
+            continue
+        if name in _CHAIN and above == 0:
+            return "none"
+        is_null = name == "PUSH_NULL" and above == 0  # some Pythons put it on top
+        if name not in _SILENT and not is_null:
+            above += -num_taken - 1 if num_taken >= 0 else dis.stack_effect(step.opcode, step.arg, jump=False)
+            others += not (name == "LOAD_CONST" and step.argval is None)
+        if above < 0:
+            return "none"
+        at += 1
+    return "none"
+
+
+def _num_taken(name: str, arg: int) -> int:
+    """Return how many values a call takes besides what is called; -1 for what is no call."""
+    if name == "CALL":
+        return arg
+    if name == "CALL_KW":
+        return arg + 1
+    return 1 + (arg & 1) if name == "CALL_FUNCTION_EX" else -1
 
 
 def _is_followed(value: Any, name: str) -> bool:
@@ -152,7 +201,7 @@ def _is_followed(value: Any, name: str) -> bool:
 def _attribute(value: Any, name: str) -> Any:
     if isinstance(value, External):
         return External(f"{value.dotted}.{name}")
-    found = vars(value).get(name, MISSING)
+    found = MISSING if value is MISSING else vars(value).get(name, MISSING)
     return _named(found) if isinstance(found, ModuleType) else found
 
 
@@ -163,7 +212,7 @@ def _import(
     level, names = steps[at - 2].argval, steps[at - 1].argval  # of "from ..module import names"
     dotted = steps[at].argval
     if level:
-        dotted = importlib.util.resolve_name("." * level + dotted, namespace.get("__package__") or "")
+        dotted = _resolved("." * level + dotted, namespace)
     module = _imported(dotted)
     pending: Any = module if names else _imported(dotted.partition(".")[0])
     if not isinstance(module, ModuleType):  # of a module of the user's own only what is used of it counts
@@ -187,8 +236,15 @@ def _imported(dotted: str) -> Any:
         return External(dotted)
     try:
         return importlib.import_module(dotted)
-    except ImportError:
+    except (Exception, SystemExit):  # noqa: BLE001 - of a module that the stage may never come to import
         return MISSING
+
+
+def _resolved(dotted: str, namespace: dict[str, Any]) -> str:
+    try:
+        return importlib.util.resolve_name(dotted, namespace.get("__package__") or "")
+    except ImportError:  # too many dots: the import will fail, should it ever come to it
+        return dotted
 
 
 def _inner(code: CodeType) -> list[CodeType]:
@@ -201,5 +257,5 @@ def source_code(module: ModuleType) -> CodeType | None:
     get_code = getattr(loader, "get_code", None)
     try:
         return get_code(module.__name__) if get_code is not None and module.__name__ in sys.modules else None
-    except (ImportError, OSError, SyntaxError):
+    except Exception:  # noqa: BLE001 - whatever a loader makes of a source that was changed meanwhile
         return None

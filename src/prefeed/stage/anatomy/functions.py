@@ -19,20 +19,26 @@ from prefeed.stage.anatomy.bytecode import (
     references,
     source_code,
 )
-from prefeed.stage.anatomy.installed import is_installed, is_installed_module, is_installed_name, version_of
+from prefeed.stage.anatomy.installed import (
+    binary_of,
+    is_installed,
+    is_installed_module,
+    is_installed_name,
+    version_of,
+)
 from prefeed.stage.anatomy.parts import Anatomy, Part, UntoldError, attributes
 
 # ---------------------------------------------------------------- code
 
 
 def look_at_external(dotted: str) -> Anatomy:
-    return Anatomy(kind="installed", content=lambda: [f"{dotted} {version_of(dotted)}".encode()])
+    return Anatomy(kind="installed", content=lambda: [f"{dotted} {version_of(dotted)} {binary_of(dotted)}".encode()])
 
 
 def look_at_function(value: types.FunctionType) -> Anatomy:
     code, module = value.__code__, str(value.__globals__.get("__name__", ""))
     made_inside = [
-        *_cells(code.co_freevars, value.__closure__),
+        *cells_of(code.co_freevars, value.__closure__),
         ("(defaults)", value.__defaults__),
         ("(defaults)", value.__kwdefaults__),
     ]
@@ -52,7 +58,8 @@ def _value_of(reference: Reference) -> Any:
     return (reference.name, "is not defined") if reference.value is MISSING else reference.value
 
 
-def _cells(names: tuple[str, ...], cells: tuple[types.CellType, ...] | None) -> list[Part]:
+def cells_of(names: tuple[str, ...], cells: tuple[types.CellType, ...] | None) -> list[Part]:
+    """Return what a function's closure holds, by name."""
     found = []
     for name, cell in zip(names, cells or (), strict=True):
         try:
@@ -70,6 +77,8 @@ def look_at_module(value: types.ModuleType) -> Anatomy:
     if is_installed_module(value):
         return look_at_external(value.__name__)
     code = source_code(value)
+    if code is None and binary_of(value.__name__):
+        return look_at_external(value.__name__)
     if code is None:
         raise UntoldError("it is a module without source")
     used = [(f".{reference.name}", _value_of(reference)) for reference in references(code, vars(value))]
@@ -93,7 +102,7 @@ def look_at_descriptor(value: Any) -> Anatomy:
     owner = value.__objclass__
     if is_installed_name(owner.__module__):
         return look_at_external(f"{owner.__module__}.{owner.__qualname__}.{value.__name__}")
-    return Anatomy(kind=f"{type(value).__name__} {value.__name__}")  # of a class that is looked at itself
+    return Anatomy(kind=f"{type(value).__name__} {value.__name__} {binary_of(owner.__module__)}")
 
 
 def look_at_method(value: types.MethodType) -> Anatomy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -12,7 +13,11 @@ import sysconfig
 from types import ModuleType
 from typing import Any
 
+import xxhash
+
 _SCHEMES = ("stdlib", "platstdlib", "purelib", "platlib")
+_WORKS_WITH = {"torchvision": ("PIL", "numpy")}
+"""Packages whose results are made by others, which the user's code need not name."""
 
 
 @functools.lru_cache(4096)
@@ -47,11 +52,36 @@ def version_of(module_name: str) -> str:
     top = module_name.partition(".")[0]
     if top in sys.stdlib_module_names:
         return f"{sys.version_info.major}.{sys.version_info.minor}"
+    return " ".join([_own_version(top), *map(_own_version, _WORKS_WITH.get(top, ()))])
+
+
+def _own_version(top: str) -> str:
     version = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(version, str):
         return version
     names = importlib.metadata.packages_distributions().get(top, [])
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+
+
+def binary_of(dotted: str) -> str:
+    """Return what tells the compiled module of the user's own that a name comes from by its bytes; "" for others."""
+    for name in dotted.split(":"):  # of a class and what it made, see ``whole.py``
+        while name:
+            module = sys.modules.get(name)
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+                return "" if is_installed(name, file) else _digest_of_file(file)
+            name = name.rpartition(".")[0]
+    return ""
+
+
+@functools.cache
+def _digest_of_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return xxhash.xxh3_128_hexdigest(file.read())
+    except OSError:
+        return ""
 
 
 @functools.cache
@@ -65,7 +95,7 @@ def _roots() -> tuple[str, ...]:
 def _origin(top: str) -> str | None:
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
+    except Exception:  # noqa: BLE001 - whatever a finder, or a broken package, makes of it
         return None
     if spec is None:
         return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
 import logging
-import pickle
 import types
 import weakref
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import numpy as np
 
 from prefeed.stage.anatomy import functions, values
 from prefeed.stage.anatomy.bytecode import External
-from prefeed.stage.anatomy.parts import Anatomy, Part, UntoldError, attributes
+from prefeed.stage.anatomy.parts import Anatomy, AsFarAsTold, Part, UntoldError, attributes
 from prefeed.stage.anatomy.types import look_at_class, look_at_enum_class, look_at_enum_member
 
 
@@ -39,16 +39,17 @@ _NEW: Final[Any] = vars(copyreg)["__newobj__"]
 
 def _look_at_instance(value: Any) -> Anatomy:
     """Take an instance apart as pickle would, unless it says itself what it consists of."""
-    state_of = getattr(type(value), "prefeed_state", None)
-    if state_of is not None:
-        return Anatomy(kind="instance", parts=((".__class__", type(value)), (".prefeed_state()", state_of(value))))
+    teller = defining_class(type(value), "prefeed_state")
+    if teller is not None:
+        parts = [(".__class__", type(value)), *_told(type(value).prefeed_state(value))]
+        return Anatomy(kind="instance", parts=(*parts, *attributes(state_beyond(value, teller))))
     reduced = _reduced(value)
     if isinstance(reduced, str):  # a name in its module
         dotted = f"{type(value).__module__}.{type(value).__qualname__}:{getattr(value, '__module__', None)}.{reduced}"
         return Anatomy(kind="named", parts=(("", External(dotted)),))
     make, arguments, state, items, pairs = [*reduced, None, None, None][:5]
     if make is _NEW and len(arguments) == 1:
-        parts: list[Part] = [(".__class__", arguments[0])]
+        parts = [(".__class__", arguments[0])]
     else:
         parts = [(".__class__", type(value)), (".__reduce__()", make), (".__reduce__()", arguments)]
     parts += _state(state)
@@ -57,11 +58,40 @@ def _look_at_instance(value: Any) -> Anatomy:
     return Anatomy(kind="instance", parts=tuple(parts))
 
 
+def _told(state: Any) -> list[Part]:
+    return attributes(state) if isinstance(state, dict) else [(".prefeed_state()", state)]
+
+
+def defining_class(cls: type, name: str) -> type | None:
+    """Return the class that gives a class this attribute; None when only instances may have it, or say that they do."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def state_beyond(value: Any, base: type) -> dict[str, Any]:
+    """Return what an instance of a class derived from another holds that the other's code did not put there."""
+    if type(value) is base:
+        return {}
+    state = value.__getstate__()
+    own = state[0] if isinstance(state, tuple) else state
+    slots = state[1] if isinstance(state, tuple) and len(state) == 2 else None
+    held = {**(own if isinstance(own, dict) else {"__getstate__()": own}), **(slots or {})}
+    theirs = _set_by(base)
+    return {name: item for name, item in held.items() if name not in theirs and item is not None}
+
+
+@functools.cache
+def _set_by(cls: type) -> frozenset[str]:
+    """Return the names of attributes that a class's own methods set."""
+    codes = [item.__code__ for item in vars(cls).values() if isinstance(item, types.FunctionType)]
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    return frozenset(step.argval for step in steps if step.opname == "STORE_ATTR")
+
+
 def _reduced(value: Any) -> Any:
     reducer = copyreg.dispatch_table.get(type(value))
     try:
         return reducer(value) if reducer is not None else value.__reduce_ex__(4)
-    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, OSError, pickle.PickleError) as err:
+    except Exception as err:  # whatever a class's own code makes of it
         raise UntoldError(str(err)) from err
 
 
@@ -94,7 +124,7 @@ _BY_BASE: Final[tuple[tuple[Any, Callable[[Any], Anatomy]], ...]] = (
     (type, look_at_class),
     (Enum, look_at_enum_member),
     (np.memmap, values.look_at_memmap),
-    (np.ndarray, values.look_at_array),
+    (np.ndarray, values.look_at_array_like),
     (PurePath, values.look_at_path),
     (np.generic, values.look_at_number),
     (functools.partial, functions.look_at_partial),
@@ -105,7 +135,7 @@ _BY_BASE: Final[tuple[tuple[Any, Callable[[Any], Anatomy]], ...]] = (
 
 _BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
     **dict.fromkeys(
-        (bool, int, types.NoneType, types.EllipsisType, types.NotImplementedType, range, slice), values.look_at_plain
+        (bool, int, types.NoneType, types.EllipsisType, types.NotImplementedType, range), values.look_at_plain
     ),
     **dict.fromkeys((list, tuple), values.look_at_sequence),
     **dict.fromkeys((set, frozenset), values.look_at_set),
@@ -117,6 +147,8 @@ _BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
         functions.look_at_descriptor,
     ),
     **dict.fromkeys((types.MemberDescriptorType, types.GetSetDescriptorType), functions.look_at_descriptor),
+    slice: values.look_at_slice,
+    np.ndarray: values.look_at_array,
     float: values.look_at_float,
     complex: values.look_at_complex,
     str: values.look_at_text,
@@ -130,4 +162,5 @@ _BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
     functools.cached_property: functions.look_at_cached_property,
     type(functools.lru_cache(values.look_at_plain)): functions.look_at_cached,
     External: lambda value: functions.look_at_external(value.dotted),
+    AsFarAsTold: lambda value: Anatomy(kind="vouched for", parts=(("", value.value),)),
 }

@@ -6,6 +6,7 @@ import os.path
 import random
 import textwrap
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,63 @@ def test_calls_without_an_argument_are_told() -> None:
         "last": False,
     }
     assert not references(compiled("def f():\n    return Random(3)"), namespace)[0].is_called_bare
+
+
+CALLS: dict[str, tuple[str, bool, bool]] = {
+    # An expression, whether it calls F without an argument, and whether it does something else with F.
+    "bare": ("F()", True, False),
+    "none": ("F(None)", True, False),
+    "nones": ("F(None, a=None)", True, False),
+    "argument": ("F(1)", False, False),
+    "one of two": ("F(None, x)", False, False),
+    "name": ("F(a=x)", False, False),
+    "many": ("F(*x)", False, False),
+    "many names": ("F(*x, **x)", False, False),
+    "call inside": ("F(g(1, k=2), x.m(3), [y for y in x])", False, False),
+    "bare inside": ("g(F(), 1)", True, False),
+    "condition inside": ("F(1 if x else g(2))", False, False),
+    "or inside": ("F(x or g(2), not x)", False, False),
+    "call of the result": ("F(1)(2)()", False, False),
+    "argument of another": ("g(F)", False, True),
+    "last argument of another": ("g(x, k=F)", False, True),
+    "result": ("F", False, True),
+    "in a list": ("[F, 1]", False, True),
+    "attribute": ("F.a(3)", False, True),
+    "chosen": ("(F if x else g)(3)", False, False),
+    "compared": ("F is x", False, True),
+    "in a function inside": ("(lambda: F())", True, False),
+    "both": ("(F(), F)", True, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_code_does_with_a_name_is_told(name: str) -> None:
+    expression, is_called_bare, is_passed_on = CALLS[name]
+    code = compiled(f"def f(x):\n    return {expression}")
+
+    (found,) = [one for one in references(code, {"F": random.Random, "g": max}) if one.name == "F"]
+
+    assert (found.is_called_bare, found.is_passed_on) == (is_called_bare, is_passed_on)
+
+
+def test_what_is_named_only_is_passed_on() -> None:
+    code = compiled("def f(x):\n    import random\n    make = random.Random\n    return make(3)")
+
+    assert [(one.name, one.is_passed_on) for one in references(code, {})] == [
+        ("random", False),
+        ("random.Random", True),
+    ]
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(3)", "{}['a']", "1 / 0", "def f(:", "from . import nowhere"])
+def test_a_module_that_cannot_be_imported_is_missing(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert used("def f(x):\n    import broken_module") == {"broken_module": MISSING}
+    assert used("def f(x):\n    from ....far import y", __package__="a") == {"....far": MISSING, "....far.y": MISSING}
 
 
 SAME_CODE = [

@@ -8,8 +8,10 @@ import types
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
+import torchvision
 
 import prefeed
 from prefeed.stage.anatomy.installed import is_installed, is_installed_module, is_installed_name, version_of
@@ -45,6 +47,7 @@ def test_prefeed_is_installed_wherever_it_lies() -> None:
 def test_versions_are_those_of_distributions() -> None:
     assert version_of("numpy.linalg") == np.__version__
     assert version_of("torch") == torch.__version__
+    assert version_of("torchvision") == f"{torchvision.__version__} {PIL.__version__} {np.__version__}"
     assert version_of("json") == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert version_of("nowhere_at_all") == ""
 

@@ -1,0 +1,116 @@
+"""Samples that are in a cache and still true: of each entry's note, the version and the files are compared with the present."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
+
+from prefeed.errors import EntryFormatError
+from prefeed.interception import current_reader
+from prefeed.stage.cache_store import CacheStore
+from prefeed.stage.codec import decode, note_of
+from prefeed.stage.files_seen import FilesSeen
+from prefeed.stage.layout import Header, unpack_header
+from prefeed.stage.lineage import Lineage
+from prefeed.stage.notes import Note, decode_note, keys_now
+
+_log = logging.getLogger("prefeed")
+
+ABSENT: Final = object()
+"""Stands for a sample that is to be made."""
+
+
+class Finder:
+    """Reads samples from caches of one stage.
+
+    **Threads and processes.** Any thread; may go on after a fork.
+    """
+
+    def __init__(self, *, revalidates: bool, allow_pickle: bool) -> None:
+        """Note how to read.
+
+        Args:
+            revalidates: Files are asked each time whether they have changed; else once.
+            allow_pickle: Decode pickled values as well.
+        """
+        self._revalidates = revalidates
+        self._allow_pickle = allow_pickle
+        self._trusted: dict[bytes, bytes] = {}
+
+    def found(
+        self,
+        store: CacheStore,
+        lineage: Lineage,
+        indices: Sequence[Any],
+        keys: Sequence[bytes],
+        borrow: ExitStack | None = None,
+    ) -> list[Any]:
+        """Return samples that are in the cache and still true, ``ABSENT`` for others.
+
+        Args:
+            store: The cache.
+            lineage: Where samples come from.
+            indices: Of the samples.
+            keys: Their identities.
+            borrow: Samples that are all found are views, valid until this is closed. None: they own what they hold.
+        """
+        with ExitStack() as stack:
+            views = stack.enter_context(store.reading()).get_views(keys)
+            entries = [None if view is None else _opened(view) for view in views]
+            notes = [None if entry is None else entry.note for entry in entries]
+            true = self._true(lineage, indices, notes)
+            copy = borrow is None or not all(true)
+            samples = [
+                self._decoded(entry, copy=copy) if is_true and entry is not None else ABSENT
+                for entry, is_true in zip(entries, true, strict=True)
+            ]
+            if borrow is not None and not copy:
+                borrow.push(stack.pop_all())
+        _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
+        return samples
+
+    def _true(self, lineage: Lineage, indices: Sequence[Any], notes: Sequence[Note | None]) -> list[bool]:
+        """Return for each note whether it fits the sample's version, and the files as they are now."""
+        wanted = {path for note in notes if note is not None for path in note.paths}
+        now = {path: self._trusted[path] for path in wanted if path in self._trusted}
+        asked = keys_now([path for path in wanted if path not in now])
+        if not self._revalidates:
+            self._trusted.update(asked)
+        now |= asked
+        return [
+            note is not None
+            and note.version == lineage.version(index)
+            and (not note.paths or all(now[path] == key for path, key in note.files()))
+            for index, note in zip(indices, notes, strict=True)
+        ]
+
+    def _decoded(self, entry: _Entry, *, copy: bool) -> Any:
+        try:
+            return decode(entry.view, entry.header, copy=copy, allow_pickle=self._allow_pickle)
+        except EntryFormatError as err:
+            _log.warning("prefeed: an entry is damaged and made anew: %s", str(err))
+            return ABSENT
+
+
+class _Entry(NamedTuple):
+    view: memoryview
+    header: Header
+    note: Note
+
+
+def _opened(view: memoryview) -> _Entry | None:
+    try:
+        header = unpack_header(view)
+        return _Entry(view, header, decode_note(note_of(view, header)))
+    except EntryFormatError:
+        return None
+
+
+def _tell_stage_above(notes: Iterable[Note]) -> None:
+    """A sample of a cached stage above is being made of these entries."""
+    reader = current_reader()
+    if isinstance(reader, FilesSeen):
+        for note in notes:
+            reader.add(note)
