@@ -11,7 +11,16 @@ from typing import Any, Final
 import lmdb
 
 from prefeed.errors import StoreError
-from prefeed.store.layout import LAYOUT_KEY, TIER_LAYOUT, Layout, data_path, lock_path, max_readers_of
+from prefeed.store.layout import (
+    DATA_NAME,
+    LAYOUT_KEY,
+    LOCK_NAME,
+    TIER_LAYOUT,
+    Layout,
+    data_path,
+    lock_path,
+    max_readers_of,
+)
 from prefeed.store.locking import PATIENCE_SECONDS, directory_lock, when_free
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.reservation import Reservation
@@ -164,8 +173,9 @@ os.register_at_fork(
 
 def identity_of(directory: Path) -> Identity | None:
     """Return which store lies in a directory; None when none does."""
+    path = os.fspath(directory)  # joined as text: this is asked for each value that is written
     try:
-        data, lock = os.stat(data_path(directory)), os.stat(lock_path(directory))
+        data, lock = os.stat(f"{path}/{DATA_NAME}"), os.stat(f"{path}/{LOCK_NAME}")
     except OSError:
         return None
     return (data.st_dev, data.st_ino, lock.st_dev, lock.st_ino)

@@ -24,6 +24,9 @@ from typing import Final
 
 from prefeed.types import ENTRY_KEY_BYTES
 
+DATA_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
+
 LAYOUT_VERSION: Final = b"1"
 LAYOUT_KEY: Final = b"layout"
 RESIDENT_TABLE: Final = b"resident"
@@ -84,12 +87,12 @@ PIECE_PAGES: Final = (4, 1)
 
 def data_path(directory: Path) -> Path:
     """Return the path of LMDB's data file."""
-    return directory / "data.mdb"
+    return directory / DATA_NAME
 
 
 def lock_path(directory: Path) -> Path:
     """Return the path of LMDB's table of readers."""
-    return directory / "lock.mdb"
+    return directory / LOCK_NAME
 
 
 def writer_lock_path(directory: Path) -> Path:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Final
 
 _CHUNK_BYTES: Final = 4 * 1024**2
+_MOST_AT_ONCE: Final = 4 * 1024**2
+"""Where the file system has no room for all of it, the first part is had all the same."""
+
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 
 
@@ -55,10 +58,11 @@ class Reservation:
             start = end = min(from_bytes, self.map_bytes)
         wanted = min(upto_bytes, self.map_bytes)
         while end < wanted:
-            chunk = min(self._chunk_bytes, self.map_bytes - end)
-            if not self._try_reserve_chunk(end, chunk):
+            chunks = -(-min(wanted - end, _MOST_AT_ONCE) // self._chunk_bytes)
+            size = min(chunks * self._chunk_bytes, self.map_bytes - end)
+            if not self._try_back(end, size):
                 return False
-            end += chunk
+            end += size
             self._backed = (start, end)
         return True
 
@@ -74,7 +78,7 @@ class Reservation:
             os.close(self._file)
             self._file = -1
 
-    def _try_reserve_chunk(self, start: int, size_bytes: int) -> bool:
+    def _try_back(self, start: int, size_bytes: int) -> bool:
         try:
             os.posix_fallocate(self._file, start, size_bytes)
         except OSError as err:

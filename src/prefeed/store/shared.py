@@ -26,7 +26,7 @@ from prefeed.store.environment import (
     remap_when_idle,
     try_adopt_size,
 )
-from prefeed.store.layout import SHARED_LAYOUT, data_path
+from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT
 from prefeed.store.locking import PATIENCE_SECONDS
 from prefeed.store.shared_files import DAMAGE, remove_store
 from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
@@ -304,7 +304,7 @@ class SharedTier:
                 return None
             self._keep(shared)
         try:
-            if os.stat(data_path(self._directory)).st_size > shared.env.info()["map_size"]:
+            if os.stat(f"{os.fspath(self._directory)}/{DATA_NAME}").st_size > shared.env.info()["map_size"]:
                 try_adopt_size(shared)
         except BlockingIOError:
             pass  # it is put where there is room in what is mapped, and adopted the next time

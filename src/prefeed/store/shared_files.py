@@ -35,7 +35,9 @@ DAMAGE: Final = (
 )  # fmt: skip
 """What LMDB says of files that are not, or no longer, what they should be."""
 
-_CHUNK_BYTES: Final = 1024**2
+_CHUNK_BYTES: Final = 64 * 1024
+"""What is backed beyond a value is mostly taken by another process: its pages would be mapped here for nothing."""
+
 _FIRST_BYTES: Final = 64 * 1024
 
 

@@ -37,15 +37,19 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
     Args:
         dataset: The user's, map-style.
         config: Settings.
-        explicit: The user asked for this dataset to be cached, also if it lies on a local disk.
+        explicit: The user asked for this dataset to be cached, also if it lies on a local disk. Not for one below the
+            cache of a stage.
 
     Raises:
         FilesUnknownError: There is nothing to serve; the message says why, and what to change.
         DeclarationError: What the dataset says of itself is not understood.
     """
     bare, cached = peeled(dataset)
-    open_bare = _bare_access_of(bare, config, explicit=explicit)
-    return open_bare if cached is None else lambda node: replace(open_bare(node), cached=cached)
+    if cached is None:
+        return _bare_access_of(bare, config, explicit=explicit)
+    # What is made of them is kept already: files of a local disk are read once, and as quickly without a detour.
+    open_bare = _bare_access_of(bare, config, explicit=False)
+    return lambda node: replace(open_bare(node), cached=cached)
 
 
 def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:

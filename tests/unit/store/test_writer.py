@@ -176,10 +176,8 @@ def _raise_map_full(*_: object) -> None:
 
 
 def test_where_the_file_system_ends_the_tier_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Reservation._try_reserve_chunk
-    monkeypatch.setattr(
-        Reservation, "_try_reserve_chunk", lambda self, at, size: at + size <= 9 * MIB and real(self, at, size)
-    )
+    real = Reservation._try_back
+    monkeypatch.setattr(Reservation, "_try_back", lambda self, at, size: at + size <= 9 * MIB and real(self, at, size))
     writer = TierWriter.open(directory, budget_bytes=64 * MIB)
     reader = TierReader(directory)
     with pytest.raises(TierFullError):
