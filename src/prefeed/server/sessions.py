@@ -169,7 +169,7 @@ class Sessions:
         )
 
     def grow_cache(self, client: Hashable, key: CacheKey, wanted_bytes: int, *, on_disk: bool) -> CacheGrown:
-        """Let a store of the cache take so much in all, or as much as there is room for; at least one step more.
+        """Let a store of the cache take so much in all, or as much as there is room for; half of what is free, as a rule.
 
         Raises:
             SessionNotFoundError: The cache was dropped.
@@ -178,10 +178,11 @@ class Sessions:
         cache.clients.add(client)
         room = self._disk if on_disk else self._memory
         if room is not None and wanted_bytes > (limit := room.limit_of(key)):
-            wanted = max(wanted_bytes, limit + CHUNK_BYTES)
-            if cache.record.size_bytes and not on_disk:
-                wanted = min(wanted, cache.record.size_bytes)
-            self._make_room(room, key, wanted - limit)
+            least = max(wanted_bytes, limit + CHUNK_BYTES)
+            most = cache.record.size_bytes if cache.record.size_bytes and not on_disk else room.shares.budget_bytes
+            self._make_room(room, key, min(least, most) - limit)
+            # Each step makes all who write map the file anew, and find its pages again: better few large ones.
+            wanted = min(max(least, limit + room.free_bytes(key) // 2), most)
             if room.raise_limit(key, wanted) > limit:
                 self._write(key, cache)
         disk_limit = 0 if self._disk is None else self._disk.limit_of(key)
