@@ -80,7 +80,7 @@ def leaked_since(before: Held, *, mounts_below: Path, timeout_seconds: float) ->
     return more()
 
 
-# obstore opens these at its first use in a process and keeps them (0.12, 2025-11). Using it ahead of the tests, so that
+# obstore opens these at its first use in a process and keeps them (0.12, 2026-11). Using it ahead of the tests, so that
 # they are there before, would be worse: a process that has used it cannot be forked and use it again.
 _RUNTIME = Counter({"anon_inode:[eventpoll]": 2, "anon_inode:[eventfd]": 1})
 _runtime_came_after: list[Held] = []
@@ -157,7 +157,7 @@ def _not_of_others(names: list[str]) -> list[str]:
 
 
 def _mark_in_maps(path: Path) -> bytes:
-    # By number and not by name: glibc makes a semaphore under another name and then links it. (2.36, 2025-11)
+    # By number and not by name: glibc makes a semaphore under another name and then links it. (2.36, 2026-11)
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -29,7 +29,7 @@ _THREADS: Final = "/proc/self/task"
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 # obstore runs on one tokio runtime a process, made at first use. Its threads do not survive a fork, and a call in
-# the child waits for them for ever (obstore 0.12, 2025-11). So: remember who used it first, and never call it elsewhere.
+# the child waits for them for ever (obstore 0.12, 2026-11). So: remember who used it first, and never call it elsewhere.
 _runtime_pid: int | None = None
 _RUNTIME_THREAD: Final = "tokio-rt-worker\n"
 

@@ -73,12 +73,15 @@ class Changes:
         """Return whether there may be a change: cheap, and seldom wrong. Never while a sample is being made."""
         if self._making and os.getpid() in self._making.values():
             return False
-        noted, states = self._noted, self._states
+        noted = self._noted
+        return not self._are_the_objects(noted) or working_directory() != noted.directory
+
+    def _are_the_objects(self, noted: Snapshot) -> bool:
         try:
-            are_same = all(map(is_, chain.from_iterable(map(dict.values, states)), noted.values))
+            are_same = all(map(is_, chain.from_iterable(map(dict.values, self._states)), noted.values))
         except RuntimeError:  # another thread sets one this moment
             return False
-        return not are_same or sum(map(len, states)) != len(noted.values) or working_directory() != noted.directory
+        return are_same and sum(map(len, self._states)) == len(noted.values)
 
     def now(self) -> Snapshot:
         """Return what is set now."""
@@ -104,12 +107,16 @@ class Changes:
         try:
             yield
         finally:
-            snapshot = self.now()
-            changed = {(type(owner), name) for owner, name, *_ in self._changed(snapshot)}
-            if changed:
-                _changing.update(changed)
-                self._noted = dataclasses.replace(snapshot, directory=self._noted.directory)
+            if not self._are_the_objects(self._noted):
+                self._leave_out_what_changed()
             self._making.pop(thread, None)
+
+    def _leave_out_what_changed(self) -> None:
+        snapshot = self.now()
+        changed = {(type(owner), name) for owner, name, *_ in self._changed(snapshot)}
+        if changed:
+            _changing.update(changed)
+            self._noted = dataclasses.replace(snapshot, directory=self._noted.directory)
 
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[Any, str, Any, Any]]:
         """Yield whose attribute is another, its name, what it was and what it is."""

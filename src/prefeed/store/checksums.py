@@ -39,7 +39,7 @@ def put_checksum(shared: SharedEnvironment, txn: Any, key: bytes, value: Buffer)
     size = value_size(value)
     page = 0
     if size > INLINE_MAX_BYTES:
-        # LMDB's header before the value begins with the number of its page (0.9.x, 2025-11).
+        # LMDB's header before the value begins with the number of its page (0.9.x, 2026-11).
         inside = np.frombuffer(txn.get(key, None, shared.tables[0]), np.uint8).__array_interface__["data"][0]
         page = ctypes.c_uint64.from_address(inside - PAGE_HEADER_BYTES).value
     txn.put(key, _RECORD.pack(xxh3_64_digest(value), size, page), db=shared.tables[1])
@@ -54,7 +54,7 @@ def get_checksum(shared: SharedEnvironment, txn: Any, key: bytes) -> Checksum | 
 def read_ahead(shared: SharedEnvironment, checksums: Sequence[Checksum | None]) -> None:
     """Let the system read these values from the disk, all at once and each as a whole.
 
-    LMDB's own way is one page after the other: measured, 50 MB/s instead of 300 to 600 (2025-11).
+    LMDB's own way is one page after the other: measured, 50 MB/s instead of 300 to 600 (2026-11).
     """
     with suppress(OSError):
         file = shared.data_file()

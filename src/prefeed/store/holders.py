@@ -19,7 +19,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 class Holders:
     """Those who have a store open, wherever its files are by now.
 
-    LMDB keeps a shared lock of the first byte of lock.mdb while an environment is open (0.9.x, 2025-11).
+    LMDB keeps a shared lock of the first byte of lock.mdb while an environment is open (0.9.x, 2026-11).
 
     **Ownership**: made by ``of``; ``close`` lets go of the file. This process must not have the store open at that
     moment: closing any descriptor of a file ends all locks that the process has on it.

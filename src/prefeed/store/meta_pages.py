@@ -1,4 +1,4 @@
-"""What LMDB's two meta pages say of a data file, read without opening it (data format 1, LMDB 0.9, 2025-11).
+"""What LMDB's two meta pages say of a data file, read without opening it (data format 1, LMDB 0.9, 2026-11).
 
 LMDB takes the last page that its meta page names for granted: where the file ends before it, the first touch of what is
 missing is a SIGBUS.

@@ -128,7 +128,7 @@ def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironm
         os.truncate(data, map_bytes)
     identity = identity_of(directory)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
-    # writing into the map and syncing that (2025-11, docs/adr/0007-stage-caches.md).
+    # writing into the map and syncing that (2026-11, docs/adr/0007-stage-caches.md).
     env = lmdb.open(
         os.fspath(directory), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
         meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
