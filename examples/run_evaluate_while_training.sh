@@ -4,7 +4,7 @@
 #   examples/run_evaluate_while_training.sh [DATASET_DIR [EVAL_DIR]]
 #
 # Without directories a few pictures are made up. RUN_EVAL=False trains without evaluation. STOP_SERVER=False leaves the
-# server and its session for the next run, which then finds everything prepared.
+# server and its session for the next run, which finds everything prepared when it is given CACHE_SESSION_ID.
 set -u
 
 CURPATH=$(dirname "$0")
@@ -19,8 +19,12 @@ fi
 
 if [ "x${RUN_EVAL}" == "xTrue" ]
 then
-  bootup_cache_server
-  CACHE_SESSION_ID=$(generate_cache_session)
+  if [ -z "${CACHE_SESSION_ID:-}" ]
+  then
+    bootup_cache_server
+    CACHE_SESSION_ID=$(generate_cache_session)
+    echo "session ${CACHE_SESSION_ID}"
+  fi
   ARGUMENTS+=(--run_eval True --enable_cache True --cache_session_id "${CACHE_SESSION_ID}")
 fi
 

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 import prefeed
 from e2e.images import make_image_folder
+from e2e.parity import stop_server
 from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.client.sessions import drop_sessions, list_sessions, new_session
@@ -28,6 +29,7 @@ from prefeed.errors import (
     RandomStageError,
     SessionNotFoundError,
 )
+from prefeed.stage import CacheStatistics
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,6 +71,13 @@ def made(log: Log) -> list[str]:
 
 def batches(loader: Any) -> list[tuple[int, int]]:
     return [pair for arrays, numbers in loader for pair in values(zip(arrays, numbers, strict=True))]
+
+
+shift = 0
+
+
+def shifted(sample: tuple[Any, int]) -> int:
+    return sample[1] + shift
 
 
 def double(sample: tuple[Any, int]) -> tuple[Any, int]:
@@ -567,7 +576,26 @@ def test_a_mark_allows_it(files: Files) -> None:
     assert cached[0] == cached[0]
 
 
+def test_a_global_that_is_set_anew_as_in_a_notebook(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = prefeed.CachedDataset(prefeed.map(files, shifted))
+    loader = prefeed.DataLoader(cached, batch_size=4, num_workers=2)
+    for number in (0, 100, 0):
+        monkeypatch.setitem(globals(), "shift", number)
+        assert [cached[index] for index in (3, 4)] == [3 + number, 4 + number]
+        assert torch.cat(list(loader)).tolist() == [index + number for index in range(NUM_SAMPLES)]
+
+
 # ---------------------------------------------------------------- sessions
+
+
+def test_statistics_need_no_server(files: Files, session: int) -> None:
+    cached = prefeed.CachedDataset(files, prefeed.DatasetCache(session))
+    values(cached)
+    with NodeClient.connect(current(), autostart=False) as node:
+        drop_sessions(node.connection, [session])
+    assert cached.get_stat().num_mem_cached == 0
+    stop_server()
+    assert cached.get_stat() == CacheStatistics(avg_cache_sz=0, num_mem_cached=0, num_disk_cached=0, hits=0, misses=0)
 
 
 def test_an_unknown_session_is_refused(files: Files) -> None:

@@ -93,7 +93,7 @@ def _lines(arguments: Arguments) -> list[str]:
         sessions = node.list_sessions()
         if arguments.command == "list_sessions":
             return [f"Listing sessions for server on port {port}", "", *session_lines(sessions)]
-        return info_lines(port, node.connection.settings, sessions)
+        return info_lines(port, {"disk_dir": str(config.disk_path)} | _told(node.connection.settings), sessions)
 
 
 # ---------------------------------------------------------------- starting
@@ -173,6 +173,11 @@ def _row(session: SessionInfo, cache: CacheInfo) -> tuple[int, ...]:
 def _aligned(row: Sequence[int]) -> str:
     texts = [str(row[0]), *(str(number) if number else "n/a" for number in row[1:])]
     return "".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))
+
+
+def _told(settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings that the server was given a value for."""
+    return {name: value for name, value in settings.items() if value != "None"}
 
 
 def info_lines(port: int, settings: dict[str, str], sessions: Sequence[SessionInfo]) -> list[str]:

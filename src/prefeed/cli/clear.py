@@ -12,14 +12,14 @@ from prefeed.cli.url import absolute_url
 
 @click.command(name="clear")
 @click.argument("url", required=False)
-@click.option("--all", "everything", is_flag=True, help="Free the whole cache of this home.")
+@click.option("--all", "everything", is_flag=True, help="Free all objects of this home.")
 @home_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
     """Free what the cache holds of a URL, or all of it.
 
-    The data at the origin is never touched.
+    The data at the origin is never touched. Nor are the caches of stages: `prefeed session drop` removes those.
     """
     if (url is None) != everything:
         raise click.UsageError("give either a URL or --all")

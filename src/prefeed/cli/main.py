@@ -57,7 +57,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
     """
     ctx.meta["prefeed.verbose"] = verbose
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="prefeed: %(message)s")
+    logging.basicConfig(level=level, format="%(message)s")
 
 
 def main() -> None:

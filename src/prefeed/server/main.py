@@ -82,7 +82,7 @@ def main() -> int:
     """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
     try:
         config = resolve()
-        logging.basicConfig(format="prefeed: %(message)s")
+        logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
         return run_foreground(config)
     except PrefeedError as err:

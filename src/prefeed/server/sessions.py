@@ -101,9 +101,9 @@ class Sessions:
             SessionNotFoundError: One of them does not exist; none is removed.
         """
         dropped = set(sessions)
-        for session in sorted(dropped):
+        for session in sorted(dropped - {DEFAULT_SESSION}):
             self._require_session(session)
-        for session in dropped:
+        for session in dropped & set(self._sessions):
             keys = [(session, cache) for cache in self._sessions.pop(session)]
             for room in self._rooms():
                 room.drop(keys)

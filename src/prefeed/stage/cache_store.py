@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import util
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prefeed.config import Config
 from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
-from prefeed.store.read_counts import ReadCounts
+from prefeed.store.read_counts import ReadCounts, counted_reads
 from prefeed.store.shared import SharedTier
 from prefeed.wire.messages import CacheOpened
 
@@ -145,10 +146,15 @@ class CacheStore:
 
     def statistics(self) -> tuple[int, int, int]:
         """Return entries in memory, entries on disk, and the mean size of one in bytes."""
+        self._look_after()
         found = [tier.statistics() for tier in self._here.place.tiers]
         entries = sum(one.entries for one in found)
         mean = sum(one.value_bytes for one in found) // entries if entries else 0
         return found[0].entries, sum(one.entries for one in found[1:]), max(mean, 1) if entries else 0
+
+    def counted_reads(self) -> tuple[int, int]:
+        """Return hits and misses that processes have counted beside the store."""
+        return counted_reads(Path(self._here.place.opened.memory_dir))
 
     def close(self) -> None:
         """Report what is left and let go; a later use opens everything again."""

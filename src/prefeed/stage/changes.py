@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
+from types import FunctionType
 from typing import Any, Final
 
 from prefeed.errors import CannotFingerprintError
 from prefeed.stage.fingerprint import fingerprint
 from prefeed.stage.lineage import working_directory
+from prefeed.stage.outside import Outside, functions_in, methods_of
 
 _MAX_ATTRIBUTES: Final = 48
 """Attributes that are looked at, those of the datasets first: 25 ns each, on 2 cores in November 2026."""
@@ -39,15 +41,17 @@ class Snapshot:
         directory: The working directory.
         states: Attributes of each object.
         values: Of all these, in order.
+        outside: What functions name besides; see ``Outside``.
     """
 
     directory: str
     states: list[dict[str, Any]]
     values: list[Any]
+    outside: list[Any]
 
 
 class Changes:
-    """Watches the attributes of a dataset, of the datasets below it and of their steps.
+    """Watches the attributes of a dataset, of the datasets below it and of their steps, and what their functions name.
 
     Which objects attributes are is what is compared, and of numbers and texts the values: what changes inside a list or an
     array is not seen. Attributes that change while a sample is being made are left out from then on, for all instances of
@@ -65,6 +69,7 @@ class Changes:
         """
         self._owners = _chain(dataset, passed_through)
         self._states = [owner.__dict__ for owner in self._owners]
+        self._outside = Outside(_functions(self._owners))
         # Thread -> process. No lock: another thread could hold it while this one forks.
         self._making: dict[int, int] = {}
         self._noted = self.now()
@@ -78,7 +83,9 @@ class Changes:
 
     def _are_the_objects(self, noted: Snapshot) -> bool:
         try:
-            are_same = all(map(is_, chain.from_iterable(map(dict.values, self._states)), noted.values))
+            are_same = all(map(is_, chain.from_iterable(map(dict.values, self._states)), noted.values)) and all(
+                map(is_, self._outside.values(), noted.outside)
+            )
         except RuntimeError:  # another thread sets one this moment
             return False
         return are_same and sum(map(len, self._states)) == len(noted.values)
@@ -86,11 +93,12 @@ class Changes:
     def now(self) -> Snapshot:
         """Return what is set now."""
         states = [dict(state) for state in self._states]
-        return Snapshot(working_directory(), states, [*chain.from_iterable(map(dict.values, states))])
+        values = [*chain.from_iterable(map(dict.values, states))]
+        return Snapshot(working_directory(), states, values, self._outside.values())
 
     def are_in(self, snapshot: Snapshot) -> bool:
         """Return whether anything that counts has changed since what was noted last."""
-        if snapshot.directory != self._noted.directory:
+        if snapshot.directory != self._noted.directory or self._changed_outside(snapshot):
             return True
         changed = [found for found in self._changed(snapshot) if (type(found[0]), found[1]) not in _changing]
         return any(not _is_opened(old, new) for *_, old, new in changed)
@@ -114,9 +122,16 @@ class Changes:
     def _leave_out_what_changed(self) -> None:
         snapshot = self.now()
         changed = {(type(owner), name) for owner, name, *_ in self._changed(snapshot)}
-        if changed:
+        outside = self._changed_outside(snapshot)
+        if changed or outside:
             _changing.update(changed)
-            self._noted = dataclasses.replace(snapshot, directory=self._noted.directory)
+            self._outside.leave_out(outside)
+            self._noted = dataclasses.replace(snapshot, directory=self._noted.directory, outside=self._outside.values())
+
+    def _changed_outside(self, snapshot: Snapshot) -> set[int]:
+        """Return at which positions something else is named."""
+        both = zip(self._noted.outside, snapshot.outside, strict=False)  # another thread may leave some out
+        return {at for at, (old, new) in enumerate(both) if not _is_same(old, new)}
 
     def _changed(self, snapshot: Snapshot) -> Iterator[tuple[Any, str, Any, Any]]:
         """Yield whose attribute is another, its name, what it was and what it is."""
@@ -163,6 +178,15 @@ def _chain(dataset: Any, passed_through: type[Any]) -> list[Any]:
         found.append(value)
         waiting += [part for item in state.values() for part in _items(item) if _is_link(part)]
     return found
+
+
+def _functions(owners: list[Any]) -> Iterator[FunctionType]:
+    """Yield the functions that make samples: those that owners hold, and the methods of their classes."""
+    for owner in owners:
+        yield from methods_of(type(owner))
+        for value in owner.__dict__.values():
+            for item in _items(value):
+                yield from functions_in(item)
 
 
 def _items(value: Any) -> list[Any]:

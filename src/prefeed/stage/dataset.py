@@ -139,8 +139,8 @@ class CachedDataset:
 
     An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
     opened, each in the version that it has now. A change of any of these makes it anew. Attributes of the dataset, of those
-    below and of their steps that are set anew are noticed with the next batch; what changes inside a list or an array is
-    not: make another ``CachedDataset`` then.
+    below and of their steps that are set anew are noticed with the next batch, and so are globals and variables
+    around functions that steps mention; what changes inside a list or an array is not: make another ``CachedDataset`` then.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.

@@ -147,7 +147,7 @@ def _cannot_fingerprint(walk: _Walk, reason: str) -> CannotFingerprintError:
     what = f"{type(walk.at).__module__}.{type(walk.at).__qualname__}".removeprefix("builtins.")
     return CannotFingerprintError(
         f"{where} is a {what}, of which nobody can tell whether it is the same in the next run ({reason}): keep it out of "
-        'the stage, or give the stage a name of your own that you change with its code: version="1"',
+        'the stage, or give the stage a name of your own that you change with its code: version="resize-224 v1"',
         where=where,
         type=what,
     )

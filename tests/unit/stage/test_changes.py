@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,64 @@ def test_many_attributes_are_looked_at_from_the_top() -> None:
     assert not changes.is_any()
     rows.a = 2
     assert is_changed(changes)
+
+
+# ---------------------------------------------------------------- what functions name besides
+
+factor, offset = 2, 10
+calls = 0
+
+
+def helper(value: Any) -> Any:
+    return value + offset
+
+
+def scaled(value: Any) -> Any:
+    return helper(value) * factor
+
+
+def counted(value: Any) -> Any:
+    global calls
+    calls += 1
+    return value
+
+
+class Scaled(Step):
+    def __call__(self, value: Any) -> Any:
+        return [one * factor for one in value]
+
+
+@pytest.mark.parametrize("name", ["factor", "offset", "helper"])
+@pytest.mark.parametrize("step", [scaled, partial(scaled)], ids=["function", "partial"])
+def test_a_global_that_is_set_anew_is_a_change(monkeypatch: pytest.MonkeyPatch, step: Any, name: str) -> None:
+    changes = Changes(MappedDataset(Rows(), step), CachedDataset)
+    assert not changes.is_any()
+    monkeypatch.setitem(globals(), name, lambda value: value)
+    assert is_changed(changes)
+
+
+def test_a_global_of_a_step_s_method_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(Rows(transform=Scaled(1)), CachedDataset)
+    monkeypatch.setitem(globals(), "factor", 3)
+    assert is_changed(changes)
+
+
+def test_a_variable_around_a_function_counts() -> None:
+    around = 1
+
+    def step(value: Any) -> Any:
+        return value + around
+
+    changes = Changes(MappedDataset(Rows(), step), CachedDataset)
+    assert not changes.is_any()
+    around = 2
+    assert is_changed(changes)
+
+
+def test_a_global_that_changes_while_samples_are_made_is_left_out() -> None:
+    mapped = MappedDataset(Rows(), counted)
+    changes = Changes(mapped, CachedDataset)
+    with changes.making():
+        mapped[0]
+    mapped[1]
+    assert not changes.is_any()
