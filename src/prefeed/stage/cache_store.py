@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -21,6 +22,8 @@ from prefeed.store.shared import SharedTier
 from prefeed.wire.messages import CacheOpened
 
 __all__ = ["CacheName", "CacheStore", "Views"]
+
+_log = logging.getLogger("prefeed")
 
 _SKIPPED_WHEN_FULL: Final = 64
 """So many values are not offered to a cache that had no room: room comes seldom, and encoding costs."""
@@ -65,6 +68,7 @@ class CacheStore:
         self._lock = threading.RLock()
         self._skip = 0
         self._room_for_more = True
+        self._has_said_full = False
 
     @classmethod
     def open(cls, config: Config, name: CacheName) -> CacheStore:
@@ -123,6 +127,7 @@ class CacheStore:
                 if self._put_into(tier, key, value):
                     self._note_outdated(key, in_memory=tier is tiers[0])
                     return True
+            self._say_full()
         self._skip = _SKIPPED_WHEN_FULL
         return False
 
@@ -177,6 +182,17 @@ class CacheStore:
             if not self._try_grow(tier, len(value)):
                 return False
         return True
+
+    def _say_full(self) -> None:
+        if not self._has_said_full:
+            self._has_said_full = True
+            entries, on_disk, _ = self.statistics()
+            taken = sum(tier.limit_bytes for tier in self._here.place.tiers) // 1024**2
+            _log.info(
+                "prefeed: a cache of session %d is full: %d samples in %d MiB are kept, what else is made is not; raise its "
+                "size, PREFEED_MEMORY or PREFEED_DISK",
+                self.name.session, entries + on_disk, taken,
+            )  # fmt: skip
 
     def _try_grow(self, tier: SharedTier, more_bytes: int) -> bool:
         """Ask the server for more room; True when there is more."""

@@ -66,6 +66,16 @@ def test_what_has_no_room_goes_to_disk_and_then_nowhere(store: CacheStore) -> No
     assert all(store.get(key_of(index)) == value_of(index, VALUE) for index in range(count))
 
 
+def test_that_it_is_full_is_said_once(store: CacheStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="prefeed")
+    while store.put(os.urandom(16), memoryview(bytes(100_000))):
+        assert not caplog.records
+    store.put(os.urandom(16), memoryview(bytes(100_000)))
+    (record,) = caplog.records
+    assert " is full: " in record.message
+    assert "raise its size, PREFEED_MEMORY or PREFEED_DISK" in record.message
+
+
 def test_a_fresh_value_on_disk_hides_what_memory_cannot_let_go_of(
     store: CacheStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
