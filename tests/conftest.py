@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from leaks import held, leaked_since
-from sandbox import Sandbox, collect_ended_servers, end_all, processes_of, remove_left_by_killed_runs, servers_of
+from leaks import collect_ended_servers, held, leaked_since
+from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
 LEAK_TIMEOUT_SECONDS = 5.0
 FAILED = pytest.StashKey[bool]()

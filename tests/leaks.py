@@ -62,11 +62,19 @@ def wait_until(condition: Callable[[], bool], *, timeout_seconds: float) -> bool
     return True
 
 
+def collect_ended_servers() -> None:
+    """Wait for the servers that this process started and that have ended, as the next start would."""
+    launch = sys.modules.get("prefeed.client.launch")
+    for process in launch._started if launch else []:
+        process.poll()
+
+
 def leaked_since(before: Held, *, mounts_below: Path, timeout_seconds: float) -> dict[str, list[str]]:
     """Return what is held beyond ``before`` after giving it time to go; empty when all is back."""
 
     def more() -> dict[str, list[str]]:
         subprocess._cleanup()  # type: ignore[attr-defined]  # as the next Popen would: ended children nobody asks for
+        collect_ended_servers()
         found = _without_runtime(held(mounts_below=mounts_below).beyond(before), before)
         if "shared_memory" in found:
             found["shared_memory"] = _not_of_others(found["shared_memory"])

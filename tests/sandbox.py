@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import signal
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +75,6 @@ def end_all(pids: list[int]) -> None:
         _end(pid)
         with contextlib.suppress(ChildProcessError):  # a server is a child of who started it, or has been collected
             os.waitpid(pid, os.WNOHANG)
-
-
-def collect_ended_servers() -> None:
-    """Wait for the servers that this process started and that have ended, as the next start would."""
-    launch = sys.modules.get("prefeed.client.launch")
-    for process in launch._started if launch else []:
-        process.poll()
 
 
 def _end(pid: int) -> None:
