@@ -21,6 +21,7 @@ from leaks import read_proc
 from prefeed.config import resolve
 from process.conditions import status
 from sandbox import end_all
+from small_files import small_file_system
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,21 +38,6 @@ def taken_bytes(directory: Path) -> int:
     """Return what the files below a directory take of their file system."""
     files = (Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
     return sum(os.stat(file, follow_symlinks=False).st_blocks * 512 for file in files)
-
-
-@contextmanager
-def small_file_system(directory: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of that size, until the server and the readers have let go of it."""
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount a small tmpfs: {mounted.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 # ---------------------------------------------------------------- memory

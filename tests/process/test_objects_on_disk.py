@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from prefeed.store.shared import SharedTier
 from prefeed.types import DiskCounts, Statistics
 from process.conditions import NUM_OBJECTS, OBJECT_BYTES, kill, make_objects, server_pid, status, wait_for
 from sandbox import Sandbox
+from small_files import small_file_system
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -358,21 +358,6 @@ def test_other_data_take_the_room_of_what_nobody_uses(
     stop()
     read_epoch(prefeed.datasets.Objects(tmp_path / "two"), tmp_path / "two")
     assert prefeed.statistics().origin_requests < 70
-
-
-@contextmanager
-def small_file_system(directory: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of that size, until the server has let go of it."""
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount a small tmpfs: {mounted.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def fill_up(path: Path) -> None:

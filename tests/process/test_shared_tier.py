@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from xxhash import xxh3_64_digest
 
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.testing.tier_contract import key_of, value_of
+from process.children import child_running
 from sandbox import Sandbox
 
 MIB = 1024**2
@@ -32,22 +32,6 @@ def tier(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[SharedTie
     tier = SharedTier(directory, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
     yield tier
     tier.close()
-
-
-@contextlib.contextmanager
-def _child(target: Callable[..., None], *args: Any, method: str = "fork") -> Iterator[tuple[Any, Connection]]:
-    """Run a function in a process of its own, with one end of a pipe as its last argument."""
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context(method).Process(target=target, args=(*args, there))
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        here.close()
 
 
 # ---------------------------------------------------------------- all at once
@@ -108,7 +92,7 @@ def test_many_read_and_write_at_once(tier: SharedTier) -> None:
     with contextlib.ExitStack() as stack:
         methods = ["fork", "spawn", "forkserver", "fork"]
         pipes = [
-            stack.enter_context(_child(_two_threads, tier, seed, 60, method=method))[1]
+            stack.enter_context(child_running(_two_threads, tier, seed, 60, method=method))[1]
             for seed, method in enumerate(methods)
         ]
         found = [pair for pipe in pipes for pair in pipe.recv()]
@@ -126,10 +110,10 @@ def _write_forever(tier: SharedTier, seed: int, pipe: Connection) -> None:
 
 def test_killed_at_any_instant_the_others_go_on(tier: SharedTier) -> None:
     rng = random.Random(7)
-    with _child(_write_forever, tier, 500) as (_, survivor):
+    with child_running(_write_forever, tier, 500) as (_, survivor):
         for number in range(25):
             with contextlib.ExitStack() as stack:
-                started = [stack.enter_context(_child(_write_forever, tier, number * 3 + i)) for i in range(2)]
+                started = [stack.enter_context(child_running(_write_forever, tier, number * 3 + i)) for i in range(2)]
                 for _ in range(rng.randrange(1, 12)):
                     started[0][1].recv()
                 for process, _ in started:  # at whatever instruction the signals find them
@@ -149,7 +133,7 @@ def _put_own(tier: SharedTier, number: int, pipe: Connection) -> None:
 
 def test_all_make_the_store_at_once(tier: SharedTier) -> None:
     with contextlib.ExitStack() as stack:
-        pipes = [stack.enter_context(_child(_put_own, tier, number))[1] for number in range(6)]
+        pipes = [stack.enter_context(child_running(_put_own, tier, number))[1] for number in range(6)]
         for pipe in pipes:
             pipe.send("go")
         assert [pipe.recv() for pipe in pipes] == [1] * 6
@@ -170,7 +154,7 @@ def test_a_store_removed_under_its_writers_stays_removed(tier: SharedTier) -> No
     for _ in range(5):
         tier.directory.mkdir(exist_ok=True)
         with contextlib.ExitStack() as stack:
-            pipes = [stack.enter_context(_child(_put_until_refused, tier))[1] for _ in range(2)]
+            pipes = [stack.enter_context(child_running(_put_until_refused, tier))[1] for _ in range(2)]
             for pipe in pipes:
                 pipe.recv()
             remove_store(tier.directory)
@@ -191,7 +175,7 @@ def _grow_and_fill(tier: SharedTier, pipe: Connection) -> None:
 
 def test_growth_is_seen_by_who_has_the_store_open(tier: SharedTier) -> None:
     assert tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(10)]) == 10
-    with _child(_grow_and_fill, tier) as (_, pipe):
+    with child_running(_grow_and_fill, tier) as (_, pipe):
         count = pipe.recv()
     assert (count - 600) * SIZE > 2 * LIMIT_BYTES
     assert tier.get(key_of(count - 1)) == value_of(count - 1, SIZE)
@@ -219,7 +203,7 @@ def test_one_used_before_is_used_in_a_child_too(tier: SharedTier, method: str, w
     if not written:
         tier.close()
     assert tier.get(key_of(0)) == values[0]
-    with _child(_use, tier, method=method) as (_, pipe):
+    with child_running(_use, tier, method=method) as (_, pipe):
         assert pipe.recv() == [*values, False]
         assert pipe.recv() == 1
         assert tier.get(key_of(5)) == value_of(5, SIZE)
@@ -237,7 +221,7 @@ def test_a_child_forked_inside_a_batch_takes_nothing_from_it(tier: SharedTier) -
     tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(300)])
     with tier.batch() as batch:
         (view,) = batch.get_views([key_of(0)])
-        with _child(_leave_inherited_batch, tier, batch) as (process, pipe):
+        with child_running(_leave_inherited_batch, tier, batch) as (process, pipe):
             assert pipe.recv() == (None, 0), "to it the store is empty"
             process.join()
             assert process.exitcode == 0
@@ -258,7 +242,7 @@ def test_a_killed_reader_pins_no_pages_for_long(tier: SharedTier) -> None:
     count = 0
     while stored := tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(count, count + 8)]):
         count += stored
-    with _child(_hold_the_batch, tier) as (process, pipe):
+    with child_running(_hold_the_batch, tier) as (process, pipe):
         assert pipe.recv()
         process.kill()
         process.join()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from prefeed.store import writer as writer_module
 from prefeed.store.tier import TierReader, TierWriter, stored_bytes
 from prefeed.testing.tier_contract import key_of, value_of
+from process.children import child_running
 from sandbox import Sandbox
 
 BUDGET_BYTES = 16 * 1024**2
@@ -27,22 +27,6 @@ SIZE = 50_000
 @pytest.fixture
 def directory(sandbox: Sandbox) -> Path:
     return sandbox.memory_dir / "store"
-
-
-@contextlib.contextmanager
-def _child(target: Callable[..., None], *args: Any, method: str = "fork") -> Iterator[tuple[Any, Connection]]:
-    """Run a function in a process of its own, with one end of a pipe as its last argument."""
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context(method).Process(target=target, args=(*args, there))
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        here.close()
 
 
 def _group(number: int) -> list[tuple[bytes, bytes, bool]]:
@@ -108,7 +92,7 @@ def _write_and_die(directory: Path, step: str, pipe: Connection) -> None:
 )
 def test_a_group_is_whole_or_absent(directory: Path, step: str, numbers: range) -> None:
     reader = TierReader(directory)
-    with _child(_write_and_die, directory, step) as (process, _):
+    with child_running(_write_and_die, directory, step) as (process, _):
         process.join()
         assert process.exitcode == -signal.SIGKILL
     assert [i for i in range(2 * GROUP) if reader.get(key_of(i)) == value_of(i, SIZE)] == list(numbers)
@@ -140,7 +124,7 @@ def _write_forever(directory: Path, pipe: Connection) -> None:
 def test_killed_while_writing(directory: Path, after: int) -> None:
     """At whatever instruction the signal finds it."""
     reader = TierReader(directory)
-    with _child(_write_forever, directory) as (process, pipe):
+    with child_running(_write_forever, directory) as (process, pipe):
         told = (0, 0)
         while told[1] < after:
             told = pipe.recv()
@@ -163,7 +147,7 @@ def test_killed_while_writing(directory: Path, after: int) -> None:
 
 
 def test_transients_of_a_killed_writer_are_dropped(directory: Path) -> None:
-    with _child(_write_transients, directory) as (process, pipe):
+    with child_running(_write_transients, directory) as (process, pipe):
         assert pipe.recv() == "written"
         process.kill()
         process.join()
@@ -193,7 +177,7 @@ def test_a_killed_reader_pins_no_pages_for_long(directory: Path) -> None:
     writer = TierWriter.open(directory, budget_bytes=BUDGET_BYTES)
     many = writer.capacity_bytes // stored_bytes(SIZE)
     writer.put_many([(key_of(i), value_of(i, SIZE), True) for i in range(many)])
-    with _child(_read_and_stay, directory) as (process, pipe):
+    with child_running(_read_and_stay, directory) as (process, pipe):
         assert pipe.recv()
         assert writer.reclaim_dead_readers() == 0
         process.kill()
@@ -221,7 +205,7 @@ def test_a_reader_used_before_reads_in_a_child_too(directory: Path, method: str)
     writer, reader = TierWriter.open(directory, budget_bytes=BUDGET_BYTES), TierReader(directory)
     writer.put_many([(key_of(i), value_of(i, SIZE), False) for i in range(3)])
     assert reader.get(key_of(0)) == value_of(0, SIZE)
-    with _child(_read, reader, method=method) as (_, pipe):
+    with child_running(_read, reader, method=method) as (_, pipe):
         assert pipe.recv() == [value_of(0, SIZE), value_of(1, SIZE), value_of(2, SIZE), None]
         assert pipe.recv() == value_of(0, SIZE)
         assert reader.get(key_of(1)) == value_of(1, SIZE)
@@ -245,7 +229,7 @@ def test_a_child_that_leaves_its_parents_batch_takes_nothing_from_it(directory: 
     writer.put_many([(key_of(i), value_of(i, SIZE), True) for i in range(many)])
     with reader.batch() as batch:
         (view,) = batch.get_views([key_of(0)])
-        with _child(_leave_inherited_batch, batch) as (process, pipe):
+        with child_running(_leave_inherited_batch, batch) as (process, pipe):
             assert pipe.recv() == "left"
             process.join()
             assert process.exitcode == 0
@@ -264,7 +248,7 @@ def _close_and_exit(writer: TierWriter, pipe: Connection) -> None:
 
 def test_a_child_that_closes_its_parents_writer_closes_nothing(directory: Path) -> None:
     writer = TierWriter.open(directory, budget_bytes=BUDGET_BYTES)
-    with _child(_close_and_exit, writer) as (process, pipe):
+    with child_running(_close_and_exit, writer) as (process, pipe):
         assert pipe.recv() == "closed"
         process.join()
     writer.put_many([(key_of(1), b"x", False)])
