@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_objects_and_caches_grow_within_the_budget_together(sandbox: Sandbox, tm
 @contextmanager
 def warm(root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Let objects be fetched meanwhile."""
-    process = subprocess.Popen(["prefeed", "warm", str(root)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "prefeed", "warm", str(root)], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
