@@ -1,0 +1,1 @@
+"""Is this job waiting for data, and what helps? Measured, not guessed."""

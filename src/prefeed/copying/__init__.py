@@ -1,0 +1,1 @@
+"""Local copies of data sets: in memory, or on a fast disk."""

@@ -1,0 +1,1 @@
+"""Items of any iterable, made by a thread before they are asked for."""

@@ -1,0 +1,1 @@
+"""Lean preprocessing of pictures."""
