@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+from prefeed.client import waits
 from prefeed.client.dataset import NodeDataset, locate_object
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
@@ -47,12 +49,16 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
 
 
 def statistics(*, config: Config | None = None) -> Statistics:
-    """Return the counts of the node's server since its start; all zero when none runs."""
+    """Return the counts of the node's server since its start; all zero when none runs.
+
+    Epochs of this process's loaders that have no plan come last: the server does not know of them.
+    """
     try:
         with NodeClient.connect(config or current(), autostart=False) as node:
-            return node.statistics()
+            counts = node.statistics()
     except ServerUnavailableError:
-        return Statistics()
+        counts = Statistics()
+    return replace(counts, epochs=(*counts.epochs, *waits.recorded()))
 
 
 def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:

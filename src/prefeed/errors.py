@@ -119,6 +119,40 @@ class FilesUnknownError(PrefeedError):
     code = "files-unknown"
 
 
+# ---------------------------------------------------------------- packs
+
+
+class PackError(PrefeedError):
+    """Files could not be packed; the origin is untouched, and what is packed already stays."""
+
+    code = "pack-error"
+
+
+class CannotPackError(PackError, ValueError):
+    """What was asked for cannot be packed: names that a format does not take, options that do not fit."""
+
+    code = "cannot-pack"
+
+
+class PackOccupiedError(PackError, FileExistsError):
+    """The directory of the pack holds something else, or another process packs into it."""
+
+    code = "pack-occupied"
+
+
+class PackFullError(PackError, OSError):
+    """The file system of the pack has no room."""
+
+    code = "pack-full"
+
+
+class PackSourceChangedError(PackError):
+    """A file changed after it was listed; the same command lists again and goes on."""
+
+    code = "pack-source-changed"
+    retryable = True
+
+
 # ---------------------------------------------------------------- store
 
 
@@ -144,6 +178,46 @@ class EntryFormatError(StoreError):
     """The bytes are no entry of a stage cache, are damaged, or hold what may not be decoded."""
 
     code = "entry-format"
+
+
+# ---------------------------------------------------------------- copies of data sets
+
+
+class CopyError(PrefeedError):
+    """A local copy of a data set cannot be made or removed; what is there stays."""
+
+    code = "copy-error"
+
+
+class TargetFullError(CopyError):
+    """The place of a copy has no room for more."""
+
+    code = "target-full"
+
+
+class BadTargetNameError(CopyError):
+    """An object has a name that no file of the copy can have."""
+
+    code = "bad-target-name"
+
+
+class DoesNotFitError(CopyError):
+    """A data set is larger than the room for its copy, and there can be no copy of a part of it."""
+
+    code = "does-not-fit"
+
+
+class NotACopyError(CopyError, ValueError):
+    """A path was to be removed that no copy made by prefeed is at."""
+
+    code = "not-a-copy"
+
+
+class CopyInUseError(CopyError):
+    """Another process works at this copy."""
+
+    code = "copy-in-use"
+    retryable = True
 
 
 # ---------------------------------------------------------------- stages
@@ -177,6 +251,30 @@ class CacheNotInUseError(PrefeedError, RuntimeError):
     """A ``DatasetCache`` was asked what it holds before a pipeline used it."""
 
     code = "cache-not-in-use"
+
+
+class ResumeError(PrefeedError, ValueError):
+    """A loader cannot go on from this state."""
+
+    code = "cannot-resume"
+
+
+# ---------------------------------------------------------------- reading ahead
+
+
+class ForkedError(PrefeedError, RuntimeError):
+    """What a thread makes was asked for in a process forked meanwhile, which has no such thread."""
+
+    code = "forked"
+
+
+# ---------------------------------------------------------------- pictures
+
+
+class ImageDecodeError(PrefeedError, OSError):
+    """Bytes that are no picture, or a truncated or damaged one."""
+
+    code = "image-decode"
 
 
 # ---------------------------------------------------------------- server

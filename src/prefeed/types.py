@@ -80,6 +80,32 @@ class SessionCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochWait:
+    """How long a training loop waited for one loader in one epoch.
+
+    Attributes:
+        loader: What the log calls it: the class of its dataset.
+        rank: Of the process among those that train together; None when it trains alone.
+        epoch: Number of the loader's epoch, from 1.
+        batches: Batches that the loop got.
+        seconds: From ``iter(loader)`` to the last batch.
+        waited_seconds: Part of it in which the loop waited for an iterator or a batch.
+    """
+
+    loader: str
+    rank: int | None
+    epoch: int
+    batches: int
+    seconds: float
+    waited_seconds: float
+
+    @property
+    def waited_share(self) -> float:
+        """Share of the epoch in which the loop waited for data, 0 to 1."""
+        return self.waited_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Counts since the server started; a snapshot.
 
@@ -99,6 +125,7 @@ class Statistics:
         best_hit_ratio: The most that any policy could reach with this budget; 1.0 when all fits; None without a plan.
         sessions: Stage caches beside the objects.
         disk: Objects on disk, behind those in memory.
+        epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
     """
 
     hits: int = 0
@@ -116,6 +143,7 @@ class Statistics:
     best_hit_ratio: float | None = None
     sessions: SessionCounts = SessionCounts()
     disk: DiskCounts = DiskCounts()
+    epochs: tuple[EpochWait, ...] = ()
 
     @property
     def reads(self) -> int:

@@ -12,7 +12,16 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from prefeed.types import ClearResult, DiskCounts, ServerStatus, SessionCounts, SessionInfo, Statistics, WarmResult
+from prefeed.types import (
+    ClearResult,
+    DiskCounts,
+    EpochWait,
+    ServerStatus,
+    SessionCounts,
+    SessionInfo,
+    Statistics,
+    WarmResult,
+)
 
 JsonObject = dict[str, object]
 Row = tuple[str, str]
@@ -111,12 +120,22 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
     ]
     rows += _disk_rows(s.disk)
     rows += _sessions_row(s.sessions)
+    rows += _epoch_rows(s.epochs)
     rows += [(f"error {code}", f"{count:,}") for code, count in sorted(s.errors.items())]
     return format_count(reads, "read"), rows
 
 
 def _with_share(count: int, reads: int, meaning: str) -> str:
     return f"{count:>12,}  {_share(count, reads):>7}  {meaning}"
+
+
+def _epoch_rows(epochs: Sequence[EpochWait]) -> list[Row]:
+    """Return the last epoch of each loader and rank: how much of it the loop waited."""
+    last = {(epoch.loader, epoch.rank): epoch for epoch in epochs}
+    return [
+        ("epoch", f"{e.epoch} of {e.loader}: {e.waited_share:.1%} of {e.seconds:.1f} s spent waiting for data")
+        for e in last.values()
+    ]
 
 
 def _disk_rows(disk: DiskCounts) -> list[Row]:

@@ -21,7 +21,7 @@ from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.errors import PrefeedError, ServerError
 from prefeed.sources.catalogue import Catalogue
-from prefeed.types import ReadCounts
+from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
 
 _log = logging.getLogger("prefeed")
@@ -103,6 +103,10 @@ class Consumer:
             self._position = position
             index = position - self._start
         self._send(m.Position(self.number, index))
+
+    def epoch_ended(self, epoch: EpochWait) -> None:
+        """The loop has the last batch of an epoch."""
+        self._send(m.EpochEnded(epoch))
 
     def close(self) -> None:
         """The loader is gone."""

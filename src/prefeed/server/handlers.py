@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,9 +25,12 @@ from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
-from prefeed.types import Buffer, ClearResult, ServerStatus, WarmResult
+from prefeed.types import Buffer, ClearResult, EpochWait, ServerStatus, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
+
+_EPOCHS_KEPT: Final = 256
+"""Reports of loaders' epochs that the statistics show; the oldest go."""
 
 _SETTLE_SECONDS: Final = 1.0
 
@@ -57,6 +61,7 @@ class Handlers:
         self._instance = secrets.token_hex(8)
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
+        self._epochs: deque[EpochWait] = deque(maxlen=_EPOCHS_KEPT)
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
             m.RegisterPlan: self._register_plan,
@@ -64,6 +69,7 @@ class Handlers:
             m.ExtendPlan: self._extend_plan,
             m.Consumed: self._consumed,
             m.Position: self._position,
+            m.EpochEnded: self._epoch_ended,
             m.EndConsumer: self._end_consumer,
             m.Demand: self._demand,
             m.DemandFile: self._demand_file,
@@ -160,7 +166,7 @@ class Handlers:
         self.loop.send(connection, m.StatusReport(status))
 
     def _statistics(self, connection: Connection, _: m.GetStatistics) -> None:
-        statistics = replace(self.node.statistics(), sessions=self.sessions.counts)
+        statistics = replace(self.node.statistics(), sessions=self.sessions.counts, epochs=tuple(self._epochs))
         self.loop.send(connection, m.StatisticsReport(statistics))
 
     def _stop(self, connection: Connection, _: m.Stop) -> None:
@@ -239,6 +245,9 @@ class Handlers:
 
     def _position(self, _: Connection, request: m.Position) -> None:
         self.node.advance(request.consumer, request.index)
+
+    def _epoch_ended(self, _: Connection, request: m.EpochEnded) -> None:
+        self._epochs.append(request.epoch)
 
     def _end_consumer(self, connection: Connection, request: m.EndConsumer) -> None:
         self._consumers.get(connection, set()).discard(request.consumer)

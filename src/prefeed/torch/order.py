@@ -49,10 +49,23 @@ _PLAIN = (list, tuple, range)
 
 def is_readable_ahead(index_sampler: Any) -> bool:
     """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
-    innermost = _chain(index_sampler)[-1]
+    innermost = samplers_of(index_sampler)[-1]
     if type(innermost) in KNOWN_SAMPLERS or isinstance(innermost, _PLAIN):
         return True
     return _name_of(innermost) in _KNOWN_BY_NAME
+
+
+def samplers_of(index_sampler: Any) -> list[Any]:
+    """Return the sampler, the one inside it that it draws from, and so on."""
+    chain = [index_sampler]
+    while (inner := _WRAPPERS.get(_name_of(chain[-1]))) is not None:
+        chain.append(getattr(chain[-1], inner))
+    return chain
+
+
+def yields_integers(sampler: Any) -> bool:
+    """Return True when what the sampler yields is known to be one integer after the other."""
+    return type(sampler) in KNOWN_SAMPLERS
 
 
 def batch_size_of(index_sampler: Any) -> int | None:
@@ -73,7 +86,7 @@ def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool |
         draw_seed_from: What torch draws an epoch's base seed from just before it asks the sampler: a generator,
             True for the default one, None when it does not.
     """
-    chain = _chain(index_sampler)
+    chain = samplers_of(index_sampler)
     with _generators_restored(chain[-1], draw_seed_from):
         if draw_seed_from is not None:
             generator = draw_seed_from if isinstance(draw_seed_from, torch.Generator) else None
@@ -112,14 +125,6 @@ def with_epoch(index_sampler: Any, epoch: int) -> Any:
     if inner is index_sampler:
         return following
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
-
-
-def _chain(index_sampler: Any) -> list[Any]:
-    """Return the sampler, the one inside it that it draws from, and so on."""
-    chain = [index_sampler]
-    while (inner := _WRAPPERS.get(_name_of(chain[-1]))) is not None:
-        chain.append(getattr(chain[-1], inner))
-    return chain
 
 
 def _name_of(sampler: Any) -> str:

@@ -91,23 +91,30 @@ class PlannedSampler:
         self._announced: npt.NDArray[np.integer] | None = None
         self._ends: Order | None = None
         self._last_epoch: int | None = None
+        self._rest: Any = None
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: nothing happens before torch asks for the first batch, when torch's own samplers draw too.
-        if is_readable_ahead(self.inner):
-            self._begin(shadow_order(self.inner))
-            yield from self._follow(iter(self.inner))
+        rest, self._rest = self._rest, None
+        inner = self.inner if rest is None else rest
+        if is_readable_ahead(inner):
+            self._begin(shadow_order(inner))
+            yield from self._follow(iter(inner))
             self._announce_distributed()
         elif self._trust:
-            batches = list(self.inner)
+            batches = list(inner)
             self._begin(drawn_order(batches))
             yield from self._follow(iter(batches))
         else:
             self._begin(np.empty(0, dtype=np.int64))
-            yield from self._tell(iter(self.inner))
+            yield from self._tell(iter(inner))
+
+    def resume(self, rest: Any) -> None:
+        """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it."""
+        self._rest = rest
 
     def iterator_begins(self, seed_source: torch.Generator | bool) -> None:
         """Torch is about to start workers, and then asks for the first batch: fetch for it meanwhile.
@@ -115,7 +122,10 @@ class PlannedSampler:
         Args:
             seed_source: What torch draws the base seed from when it makes an iterator.
         """
-        if self._announced is None and is_readable_ahead(self.inner):
+        if self._rest is not None:
+            if is_readable_ahead(self._rest):
+                self._announce(shadow_order(self._rest), begins=True)
+        elif self._announced is None and is_readable_ahead(self.inner):
             self._announce(shadow_order(self.inner, draw_seed_from=seed_source), begins=True)
 
     def epoch_ended(self) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from prefeed.types import ReadCounts
+from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
 _NO_READS = "; no reads through the cache"
+
+Publish = Callable[[EpochWait], None]
+"""Is told of each epoch that ended."""
 
 Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when nobody tells."""
@@ -20,21 +23,35 @@ class LoaderReport:
 
     Args:
         name: What the log calls the loader.
+        rank: Of the process among those that train together; None when it trains alone.
         counts: Asked at the end of each epoch, after one that was broken off, and each time that a line is due.
+        publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
 
     **Threads**: the training loop's.
     """
 
-    def __init__(self, name: str, counts: Counts, *, interval_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        counts: Counts,
+        publish: Publish,
+        *,
+        rank: int | None = None,
+        interval_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._name = name
+        self._rank = rank
         self._counts = counts
+        self._publish = publish
         self._interval = interval_seconds
         self._clock = clock
         self._epoch = 0
         self._is_running = False
         self._num_left: int | None = None
+        self._num_batches = 0
         self._began = self._last_line = clock()
         self._waited = 0.0
         self._asked_at = 0.0
@@ -52,17 +69,23 @@ class LoaderReport:
         self._is_running = True
         self._num_left = num_batches
         self._epoch += 1
+        self._num_batches = 0
         self._began = self._clock()
         self._waited = 0.0
+
+    def has_begun(self) -> None:
+        """The loop has its iterator: it waited for that, too."""
+        self._waited = self._clock() - self._began
 
     def asked(self) -> None:
         """The loop asks for a batch."""
         self._asked_at = self._clock()
 
-    def answered(self) -> None:
-        """The loop has the batch: it waited from ``asked`` until now."""
+    def answered(self, *, is_batch: bool = True) -> None:
+        """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
         now = self._clock()
         self._waited += now - self._asked_at
+        self._num_batches += is_batch
         if self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
@@ -80,14 +103,19 @@ class LoaderReport:
             return
         self._is_running = False
         seconds = self._clock() - self._began
-        waited = 100 * self._waited / seconds if seconds else 0.0
+        epoch = EpochWait(
+            loader=self._name, rank=self._rank, epoch=self._epoch, batches=self._num_batches,
+            seconds=seconds, waited_seconds=self._waited,
+        )  # fmt: skip
+        self._publish(epoch)
+        waited = 100 * epoch.waited_share
         text = f"prefeed: epoch {self._epoch} of {self._name}: {waited:.1f} % of {seconds:.1f} s spent waiting for data"
         counts = self._counts()
         if counts is not None:
-            epoch = _since(counts, self._at_epoch)
+            reads = _since(counts, self._at_epoch)
             self._at_epoch = counts
-            text += f"; hit ratio {epoch.hits / epoch.reads:.3f} of {epoch.reads} reads" if epoch.reads else _NO_READS
-            if epoch.reads and counts.best_hit_ratio is not None:
+            text += f"; hit ratio {reads.hits / reads.reads:.3f} of {reads.reads} reads" if reads.reads else _NO_READS
+            if reads.reads and counts.best_hit_ratio is not None:
                 text += f", best possible without reading ahead {counts.best_hit_ratio:.3f}"
         _log.info("%s", text)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from prefeed.types import ClearResult, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import ClearResult, EpochWait, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -121,6 +121,12 @@ class Position(Message, frozen=True):
 
     consumer: int
     index: int
+
+
+class EpochEnded(Message, frozen=True):
+    """A loader's epoch is over."""
+
+    epoch: EpochWait
 
 
 class EndConsumer(Message, frozen=True):
@@ -342,12 +348,22 @@ class Stopping(Message, frozen=True):
     """The server ends; the connection closes when it is gone."""
 
 
-UNANSWERED = (RegisterPlan, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EndConsumer, CacheReads)
+UNANSWERED = (
+    RegisterPlan,
+    AdoptUpcoming,
+    ExtendPlan,
+    Consumed,
+    SamplesOpened,
+    Position,
+    EpochEnded,
+    EndConsumer,
+    CacheReads,
+)
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
-    | Consumed | SamplesOpened | Position | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
+    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as BoundEarlier
 from torch.utils.data import IterableDataset, TensorDataset
 
 import prefeed
+from prefeed.torch import attachment, patch
 from prefeed.torch import loader as module
-from prefeed.torch import patch
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_whatever_happens_to_us_is_not_noticed(
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(module, "access_of", fail)
+    monkeypatch.setattr(attachment, "access_of", fail)
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert [int(batch) for batch in BoundEarlier([0, 1])] == [0, 1]  # type: ignore[arg-type]
     assert "RuntimeError: no" in caplog.text

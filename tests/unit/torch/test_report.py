@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from prefeed.torch.report import LoaderReport, rates
-from prefeed.types import ReadCounts
+from prefeed.types import EpochWait, ReadCounts
 
 
 class Loop:
@@ -19,7 +19,15 @@ class Loop:
         self.counts: ReadCounts | None = ReadCounts()
         self.num_asked = 0
         self._caplog = caplog
-        self.report = LoaderReport("Photos", self._read, interval_seconds=interval_seconds, clock=lambda: self.now)
+        self.epochs: list[EpochWait] = []
+        self.report = LoaderReport(
+            "Photos",
+            self._read,
+            self.epochs.append,
+            rank=2,
+            interval_seconds=interval_seconds,
+            clock=lambda: self.now,
+        )
 
     def step(self, *, waits: float, works: float = 0.0) -> None:
         self.report.asked()
@@ -53,6 +61,23 @@ def _level(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 def loop(caplog: pytest.LogCaptureFixture) -> Loop:
     return Loop(caplog)
+
+
+def test_each_epoch_is_published(loop: Loop) -> None:
+    loop.report.epoch_begins(2)
+    loop.now += 0.5
+    loop.report.has_begun()  # the start of workers is waiting, too
+    loop.step(waits=0.25, works=0.75)
+    loop.step(waits=0.25, works=0.25)
+    loop.report.asked()
+    loop.report.answered(is_batch=False)
+    loop.report.epoch_ends()
+    loop.epoch(steps=1, waits=0.0, works=1.0)
+
+    first, second = loop.epochs
+    assert first == EpochWait(loader="Photos", rank=2, epoch=1, batches=2, seconds=2.0, waited_seconds=1.0)
+    assert first.waited_share == 0.5
+    assert (second.epoch, second.batches, second.waited_share) == (2, 1, 0.0)
 
 
 def test_end_of_an_epoch(loop: Loop) -> None:

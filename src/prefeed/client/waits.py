@@ -1,0 +1,22 @@
+"""Epochs of this process's loaders that no server was told of: the last ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from prefeed.types import EpochWait
+
+_KEPT: Final = 256
+
+_epochs: deque[EpochWait] = deque(maxlen=_KEPT)
+
+
+def record(epoch: EpochWait) -> None:
+    """Keep what a loader without a server reports."""
+    _epochs.append(epoch)
+
+
+def recorded() -> tuple[EpochWait, ...]:
+    """Return what was kept, the oldest first."""
+    return tuple(_epochs)

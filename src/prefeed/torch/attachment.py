@@ -1,0 +1,288 @@
+"""What ties one loader to the node server, epoch after epoch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, Subset
+
+from prefeed.client import waits
+from prefeed.client.access import AccessMap
+from prefeed.client.consumer import Consumer
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, current
+from prefeed.errors import DeclarationError, PrefeedError
+from prefeed.torch.access import access_of
+from prefeed.torch.collating import collates_as_torch
+from prefeed.torch.pinning import can_pin
+from prefeed.torch.planning import PlannedSampler
+from prefeed.torch.report import LoaderReport
+from prefeed.torch.resuming import Position, Rest, length_of
+from prefeed.torch.ring import Lease, Rings
+from prefeed.torch.serving import Served, Staged
+from prefeed.torch.stages import has_cached_stage
+from prefeed.types import EpochWait, ReadCounts
+
+_log = logging.getLogger("prefeed")
+
+
+class Attachment:
+    """What ties one loader to the node server; opened at its first epoch.
+
+    **Ownership**: ``_attachments``, while there is the loader, and iterators. When the last of them is collected, the
+    consumer's connection closes and the server forgets its plan.
+    """
+
+    def __init__(self, config: Config | None, *, explicit: bool) -> None:
+        self.explicit = explicit
+        self.planned: PlannedSampler | None = None
+        self.served: Served | None = None
+        self._config = config
+        self._consumer: Consumer | None = None
+        self._report: LoaderReport | None = None
+        self._rings: Rings | None = None
+        self._given_up = False
+        self.position = Position()
+
+    @property
+    def config(self) -> Config:
+        """Settings given to the loader, or those in force."""
+        return self._config or current()
+
+    def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
+        """Return what stands in for the dataset in the next epoch; None: nothing does."""
+        return self.attach(loader) or self.staged(loader)
+
+    def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
+        """Return the served dataset; None when this loader cannot be helped, which is said once."""
+        if self.served is not None and (self._consumer is None or self._consumer.is_connected):
+            return self.served
+        if self._given_up and self.served is None:
+            return None
+        reason = self._try_open(loader)
+        if reason:
+            self._give_up(reason, is_staged=has_cached_stage(loader.dataset))
+            return None
+        return self.served
+
+    def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
+        """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
+        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader):
+            return None
+        config = self.config
+        if not config.enabled:
+            return None
+        self._rings = self._rings or Rings(config.batch_buffers)
+        return Staged(loader.dataset)
+
+    def _give_up(self, reason: str, *, is_staged: bool = False) -> None:
+        self._given_up = True
+        level = logging.WARNING if self.explicit and not is_staged else logging.INFO
+        _log.log(level, "prefeed: %s: %s", "no plan" if is_staged else "not used for this loader", reason)
+
+    def view(self, loader: TorchDataLoader[Any], served: Served | Staged | None, rest: Rest | None = None) -> Any:
+        """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned.
+
+        Args:
+            loader: The user's.
+            served: What ``serve`` gave.
+            rest: Of an epoch that goes on.
+        """
+        # Made by hand: a subclass may have its own idea of what a copy is.
+        view: Any = object.__new__(type(loader))
+        view.__dict__.update(loader.__dict__)
+        sampler: Any = None
+        if served is not None:
+            view.__dict__["dataset"] = served
+        if served is not None and served is self.served and self.planned is not None:
+            self.planned.resume(None if rest is None else rest.batches)
+            sampler = self.planned
+        if self.explicit and not isinstance(loader.dataset, IterableDataset):
+            sampler = self.position.watched(loader, sampler, rest)
+        if sampler is not None:
+            view.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = sampler
+        return view
+
+    def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
+        """An iterator is about to be made.
+
+        Args:
+            loader: The user's.
+            num_seen: Batches of the epoch that the loop had before, when it goes on with one.
+        """
+        if self._report is None:
+            name, interval = _name_of(loader.dataset), self.config.report_interval
+            self._report = LoaderReport(
+                name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
+                rank=_rank(), interval_seconds=interval, clock=time.monotonic,
+            )  # fmt: skip
+        length = length_of(loader)
+        self._report.epoch_begins(None if length is None else max(0, length - num_seen))
+
+    def has_begun(self) -> None:
+        """The iterator is made, its workers are started."""
+        if self._report is not None:
+            self._report.has_begun()
+
+    def foresee(self, seed_source: torch.Generator | bool) -> None:
+        """Workers are about to be started: let the server fetch for the first batch meanwhile."""
+        if self.planned is not None:
+            self.planned.iterator_begins(seed_source)
+
+    def try_lease(self, loader: TorchDataLoader[Any]) -> Lease | None:
+        """Return recycled memory for the batches of workers; None when batches go as torch sends them."""
+        if self._rings is None or not collates_as_torch(loader):
+            return None
+        return self._rings.try_lease(
+            loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            pinned=loader.pin_memory and can_pin(),
+        )
+
+    def next_batch(self, torchs: Callable[[], Any]) -> Any:
+        """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch."""
+        report = self._report
+        assert report is not None  # an epoch has begun
+        report.asked()
+        try:
+            batch = torchs()
+        except StopIteration:
+            report.answered(is_batch=False)
+            self.position.ended()
+            self._epoch_ended(report)
+            raise
+        report.answered()
+        self.position.advanced()
+        if report.has_last:
+            self._tell_reads()
+            report.epoch_ends()
+        return batch
+
+    def _tell_reads(self) -> None:
+        if self.served is not None:
+            self.served.reader.report()
+
+    def _epoch_ended(self, report: LoaderReport) -> None:
+        self._tell_reads()
+        report.epoch_ends()
+        served, planned = self.served, self.planned
+        if served is None or planned is None:
+            return  # there is no plan, or it was let go meanwhile
+        if served.opens_nothing():
+            self._let_go()
+            self.served = self.planned = self._rings = None
+            self._give_up(
+                f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
+            )
+            return
+        planned.epoch_ended()
+
+    def _try_open(self, loader: TorchDataLoader[Any]) -> str:
+        """Attach to the node; return why not, or nothing."""
+        try:
+            return self._open(loader, self.config)
+        except DeclarationError:
+            raise  # somebody wrote it for this, and would wait in vain for what it promises
+        except (PrefeedError, OSError) as err:
+            return str(err)
+        except Exception as err:
+            if self.explicit:
+                raise
+            # Nobody asked for this loader to be served: whatever its dataset does to us, it must not be noticed.
+            _log.debug("prefeed: attaching failed", exc_info=True)
+            return f"{type(err).__name__}: {err}"
+
+    def _open(self, loader: TorchDataLoader[Any], config: Config) -> str:
+        if not config.enabled:
+            return "PREFEED_ENABLED is 0"
+        if isinstance(loader.dataset, IterableDataset):
+            return "an IterableDataset has no order to know beforehand"
+        if not samples_as_torchs(loader):
+            return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
+        open_access = access_of(loader.dataset, config, explicit=self.explicit)
+        node = NodeClient.connect(config)
+        try:
+            access = open_access(node)
+        except BaseException:
+            node.close()
+            raise
+        self._let_go()
+        self._consumer = Consumer(node, access.dataset)
+        self._set_up(loader, access, self._consumer, config)
+        return ""
+
+    def _set_up(self, loader: TorchDataLoader[Any], access: AccessMap, consumer: Consumer, config: Config) -> None:
+        draws_seed = not (loader.persistent_workers and loader.num_workers > 0)
+        seed_source = (loader.generator or True) if draws_seed else None
+        self.planned = PlannedSampler(
+            loader._index_sampler,
+            access,
+            consumer,
+            trust=config.trust_samplers,
+            num_workers=loader.num_workers,
+            batches_ahead=max(1, (loader.prefetch_factor or 0) * loader.num_workers),
+            seed_source=seed_source,
+        )
+        self.served = Served(loader.dataset, access, consumer.number)
+        self._rings = self._rings or Rings(config.batch_buffers)
+
+    def read_counts(self) -> ReadCounts | None:
+        """Return how the loader's reads went so far; None when nobody tells."""
+        return None if self._consumer is None else self._consumer.read_counts()
+
+    def publish(self, epoch: EpochWait) -> None:
+        """Tell the node how long an epoch's loop waited, or keep it here when nobody listens."""
+        if self._consumer is not None and self._consumer.is_connected:
+            self._consumer.epoch_ended(epoch)
+        else:
+            waits.record(epoch)
+
+    def __del__(self) -> None:
+        # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.served is not None:
+            self.served.reader.close()
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def _read_counts(attachment: ref[Attachment]) -> ReadCounts | None:
+    # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
+    attached = attachment()
+    return None if attached is None else attached.read_counts()
+
+
+def _publish(attachment: ref[Attachment], epoch: EpochWait) -> None:
+    attached = attachment()  # weakly, as above
+    if attached is not None:
+        attached.publish(epoch)
+
+
+def _name_of(dataset: Any) -> str:
+    """Return what the log calls a dataset: its class, what it is a part of, and whose rank's it is."""
+    name = type(dataset).__name__
+    if isinstance(dataset, Subset):
+        name += f" of {_name_of(dataset.dataset)}"
+    elif (rank := _rank()) is not None:
+        name += f" (rank {rank})"
+    return name
+
+
+def _rank() -> int | None:
+    """Return this process's rank; None when it trains alone."""
+    is_one_of_many = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if is_one_of_many else None
+
+
+def samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``."""
+    return loader._index_sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
