@@ -8,7 +8,7 @@ PYTEST ?= $(BIN)/python -m pytest
 
 FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
-FRAMEWORKS := mindspore paddlepaddle grain
+FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 
 .PHONY: help demo bench check format test test-frameworks gpu system clean
 

@@ -12,13 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prefeed import datasets, errors
+    from prefeed import datasets, errors, vision
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
+    from prefeed.prefetching import BackgroundGenerator, background
     from prefeed.stage.cache import DatasetCache
     from prefeed.stage.dataset import CachedDataset, map
     from prefeed.stage.randomness import not_random
     from prefeed.torch.declared import Accessor
+    from prefeed.torch.device import DevicePrefetcher
     from prefeed.torch.loader import DataLoader
     from prefeed.types import Statistics
 
@@ -26,11 +28,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accessor",
+    "BackgroundGenerator",
     "CachedDataset",
     "Config",
     "DataLoader",
     "DatasetCache",
+    "DevicePrefetcher",
     "Statistics",
+    "background",
     "configure",
     "datasets",
     "errors",
@@ -38,15 +43,19 @@ __all__ = [
     "not_random",
     "read",
     "statistics",
+    "vision",
 ]
 
 _HOMES = {
     "Accessor": "prefeed.torch.declared",
+    "BackgroundGenerator": "prefeed.prefetching",
     "CachedDataset": "prefeed.stage.dataset",
     "Config": "prefeed.config",
     "DataLoader": "prefeed.torch.loader",
     "DatasetCache": "prefeed.stage.cache",
+    "DevicePrefetcher": "prefeed.torch.device",
     "Statistics": "prefeed.types",
+    "background": "prefeed.prefetching",
     "configure": "prefeed.config",
     "datasets": None,
     "errors": None,
@@ -54,6 +63,7 @@ _HOMES = {
     "not_random": "prefeed.stage.randomness",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
+    "vision": None,
 }
 
 

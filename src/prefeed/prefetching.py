@@ -1,1 +1,343 @@
-"""Items of any iterable, made by a thread before they are asked for."""
+"""Items of any iterable, made by a thread before they are asked for.
+
+    for batch in prefeed.BackgroundGenerator(loader): ...
+
+The two sides share two queues and nothing else::
+
+     consumer ←── ready: items, then one end ──── thread ──next()─→ iterator
+              ──── taken: sizes of items ───────→        ──close()→
+
+The thread knows nothing of the consumer, which may go at any time; when it does, the thread is told to stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from queue import Empty, SimpleQueue
+from types import ModuleType, TracebackType
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+
+from prefeed.errors import ForkedError
+
+__all__ = ["BackgroundGenerator", "background", "close_iterator", "num_bytes_of"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_WAIT_SECONDS: Final = 5.0
+"""How long a generator that is dropped, or the end of the program, waits for the item that is being made."""
+
+_CONTAINERS: Final = (Mapping, list, tuple, set, frozenset, deque)
+
+_NOT_FORWARDED: Final = frozenset({"send", "throw"})
+"""Of a generator: these would run it in the wrong thread."""
+
+
+class BackgroundGenerator(Iterator[T], Generic[T]):
+    """An iterator over the items of an iterable, made by a thread before they are asked for.
+
+    A drop-in for the class of this name in the package prefetch_generator. The thread starts at once. Attributes that it
+    does not have itself are those of the iterable (``.dataset``, ``.sampler``); what is set is set here alone.
+
+    Args:
+        iterable: What to iterate over. ``iter()`` of it is called here, everything else of it in the thread. If the loop is
+            left before the end, the iterator's ``close()`` is called, if it has one, in the thread.
+        max_prefetch: Items that are ready or being made, beyond those that were handed over; 0 or less: no limit.
+        max_bytes: Most bytes that these items take together; None: no limit. The next one is expected to be as large as
+            the largest so far; one is made in any case. See ``num_bytes_of``.
+
+    Raises:
+        TypeError: The object cannot be iterated over.
+        ValueError: ``max_bytes`` is not positive.
+
+    **Errors**: whatever ends the iterator, ``KeyboardInterrupt`` and ``SystemExit`` included, is raised in its place in the
+    order, with its traceback; after that there are no more items.
+
+    **Ownership**: ``close()``, leaving a ``with`` block, or dropping the last reference ends the thread. ``close()`` waits
+    for the item that is being made; the others for 5 s at most, after which the thread ends by itself when it has it. So
+    does the end of the program.
+
+    **Threads and processes**: any thread may ask for items; each is handed over once. In a forked child there is no
+    thread: ``next()`` raises ``ForkedError``.
+
+    **Blocking**: ``next()`` blocks until an item is ready, ``close()`` was called, or Ctrl-C was pressed.
+    """
+
+    def __init__(self, iterable: Iterable[T], max_prefetch: int = 1, *, max_bytes: int | None = None) -> None:
+        if max_bytes is not None and max_bytes <= 0:
+            raise ValueError(f"max_bytes must be positive, or None for no limit: {max_bytes}")
+        self._is_over = False
+        self._pid = os.getpid()
+        iterator = iter(iterable)
+        self._wrapped: Any = iterable
+        self._owns_wrapped = iterator is iterable
+        self._maker: _Maker[T] = _Maker(iterator, max_prefetch=max_prefetch, max_bytes=max_bytes)
+        self._thread = threading.Thread(target=self._maker.run, name="prefeed-background", daemon=True)
+        # In this order: Ctrl-C may interrupt the start, and then the thread runs.
+        self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread, self._pid)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._is_over:
+            raise StopIteration
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"the items are made by a thread of process {self._pid}, which this process was forked from; "
+                "make the generator in the process that uses it"
+            )
+        item: T
+        item, num_bytes, end = self._maker.ready.get()
+        if end is None:
+            self._maker.taken.put(num_bytes)
+            return item
+        self._is_over = True
+        self._maker.ready.put((None, 0, StopIteration()))  # another thread may wait, too
+        self._thread.join()
+        try:
+            raise end
+        finally:
+            del end  # with its traceback it refers to this frame
+
+    next = __next__
+    """As in prefetch_generator."""
+
+    def __len__(self) -> int:
+        """Return the number of items of the whole iterable, if it has one."""
+        return len(self._wrapped)
+
+    def __bool__(self) -> bool:
+        return True  # iterators are; without this it would have to have a length
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is None or name in _NOT_FORWARDED or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(wrapped, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread and close the iterator; there are no more items. Waits for the item that is being made.
+
+        A second call does nothing.
+
+        Raises:
+            BaseException: What the iterator's own ``close()`` raised.
+        """
+        self._is_over = True
+        if os.getpid() == self._pid and self._finalizer.alive:
+            _stop(self._maker, self._thread, self._pid, timeout_seconds=None)
+            self._finalizer.detach()
+        if self._owns_wrapped:
+            self._wrapped = None
+
+
+class _Maker(Generic[T]):
+    """What the thread does, and all that it refers to.
+
+    Attributes:
+        ready: Item, its size in bytes, None; in the end nothing, 0, and why there are no more.
+        taken: Sizes of the items that were handed over.
+
+    **Threads and processes**: ``run`` is the thread; all else may be called anywhere, also by the garbage collector in the
+    midst of anything: no lock is taken.
+
+    **Invariants**: no item is referred to while the thread waits.
+    """
+
+    def __init__(self, iterator: Iterator[T], *, max_prefetch: int, max_bytes: int | None) -> None:
+        self.ready: SimpleQueue[tuple[Any, int, BaseException | None]] = SimpleQueue()
+        self.taken: SimpleQueue[int] = SimpleQueue()
+        self.failure: BaseException | None = None
+        self._iterator = iterator
+        self._max_items = max_prefetch if max_prefetch > 0 else sys.maxsize
+        self._max_bytes = max_bytes
+        self._is_stopped = False
+        self._num_ahead = 0
+        self._bytes_ahead = 0
+        self._largest_bytes = 0
+
+    def run(self) -> None:
+        """Make items until there are no more, or nobody wants them."""
+        end: BaseException = StopIteration()
+        try:
+            self._make_items()
+        except BaseException as err:  # noqa: BLE001 - KeyboardInterrupt, too, is for whoever asks for the item
+            end = _without_our_frames(err)
+        self._iterator = iter(())  # before the end is known: whoever hears of it finds nothing of it left
+        self.ready.put((None, 0, end))
+        del end  # frames that its traceback has refer to their callers: to this one
+
+    def stop(self) -> None:
+        """Make no more items. Does not wait."""
+        self._is_stopped = True
+        self.taken.put(0)
+
+    def forget_items(self) -> None:
+        """Drop what is ready: nobody is going to ask for it; who waits is told that there is no more."""
+        try:
+            while True:
+                self.ready.get_nowait()
+        except Empty:
+            self.ready.put((None, 0, StopIteration()))
+
+    def _make_items(self) -> None:
+        ready, max_bytes = self.ready, self._max_bytes
+        while self._wait_for_room():
+            item = next(self._iterator)
+            num_bytes = 0 if max_bytes is None else num_bytes_of(item)
+            self._num_ahead += 1
+            self._bytes_ahead += num_bytes
+            self._largest_bytes = max(self._largest_bytes, num_bytes)
+            ready.put((item, num_bytes, None))
+            del item
+        try:
+            close_iterator(self._iterator)
+        except BaseException as err:  # noqa: BLE001 - for whoever closes
+            self.failure = _without_our_frames(err)
+
+    def _wait_for_room(self) -> bool:
+        """Return True when there is room for one more item; False when none is wanted."""
+        taken = self.taken
+        while not taken.empty() or not self._has_room():
+            self._bytes_ahead -= taken.get()
+            self._num_ahead -= 1
+            if self._is_stopped:
+                return False
+        return not self._is_stopped
+
+    def _has_room(self) -> bool:
+        if self._max_bytes is not None and self._num_ahead > 0:
+            if self._bytes_ahead + self._largest_bytes > self._max_bytes:
+                return False
+        return self._num_ahead < self._max_items
+
+
+def _stop(
+    maker: _Maker[Any], thread: threading.Thread, pid: int, *, timeout_seconds: float | None = _WAIT_SECONDS
+) -> None:
+    """End the thread, unless it is this one, or another process's. What the iterator's ``close()`` raised is raised."""
+    if os.getpid() != pid:
+        return
+    maker.stop()
+    if thread.is_alive() and thread is not threading.current_thread():
+        # Without waiting, a loader whose workers stay would be begun anew while the thread is still inside of it.
+        thread.join(timeout_seconds)
+    maker.forget_items()
+    failure, maker.failure = maker.failure, None
+    if failure is not None:
+        raise failure
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Leave in the traceback what the iterator did: our frames refer to the queue that the error is about to be in."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
+
+
+def close_iterator(iterator: Iterator[Any]) -> None:
+    """Call the iterator's ``close()``, if it has one, as ``yield from`` does when it is left before the end."""
+    close = getattr(iterator, "close", None)
+    if callable(close):
+        close()
+
+
+# ---------------------------------------------------------------- the decorator
+
+
+@overload
+def background(max_prefetch: Callable[P, Iterable[T]], /) -> Callable[P, BackgroundGenerator[T]]: ...
+
+
+@overload
+def background(
+    max_prefetch: int = 1, max_bytes: int | None = None
+) -> Callable[[Callable[P, Iterable[T]]], Callable[P, BackgroundGenerator[T]]]: ...
+
+
+def background(max_prefetch: Any = 1, max_bytes: int | None = None) -> Any:
+    """Make a function that returns a generator return a ``BackgroundGenerator`` over it.
+
+    May stand bare, ``@background``, or with arguments, ``@background(max_prefetch=3)``.
+
+    Args:
+        max_prefetch, max_bytes: As of ``BackgroundGenerator``.
+    """
+    if callable(max_prefetch):
+        return background()(max_prefetch)
+
+    def decorate(function: Callable[P, Iterable[T]]) -> Callable[P, BackgroundGenerator[T]]:
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> BackgroundGenerator[T]:
+            return BackgroundGenerator(function(*args, **kwargs), max_prefetch, max_bytes=max_bytes)
+
+        return wrapper
+
+    return decorate
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def num_bytes_of(item: object) -> int:
+    """Return about how many bytes an item takes: those of its tensors, arrays and strings, at any depth.
+
+    What has ``nbytes`` takes that many; mappings, lists, tuples, sets, dataclasses and what has ``__dict__`` the sum of
+    what they hold, each object once; anything else what Python says of it.
+    """
+    num_bytes = 0
+    seen: set[int] = set()
+    left: list[object] = [item]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        size = _own_bytes(value)
+        if size is None:
+            left.extend(_parts_of(value))
+        else:
+            num_bytes += size
+    return num_bytes
+
+
+def _own_bytes(value: object) -> int | None:
+    """Return the size of what has no parts; None when the parts have to be asked."""
+    try:
+        size = getattr(value, "nbytes", None)
+    except RuntimeError:  # a sparse tensor: torch says to add those of its parts, which are a guess away
+        return sys.getsizeof(value)
+    if isinstance(size, int) and not isinstance(value, type):
+        return size
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    has_parts = isinstance(value, _CONTAINERS) or hasattr(value, "__dict__") or dataclasses.is_dataclass(value)
+    return None if has_parts and not isinstance(value, type | ModuleType) else sys.getsizeof(value)
+
+
+def _parts_of(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, _CONTAINERS):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return vars(value).values()

@@ -15,10 +15,13 @@ COMMANDS: Final = {
     "bench": ("prefeed.cli.bench", "Measure prefeed beside the same work without it."),
     "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
     "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
+    "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program with every DataLoader served."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
+    "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
     "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
+    "unstage": ("prefeed.cli.unstage", "Remove what `prefeed stage` copied."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }
 """Name: (module with a ``command``, one line for ``prefeed --help``)."""

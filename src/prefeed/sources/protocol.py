@@ -45,3 +45,18 @@ class Source(Protocol):
     def close(self) -> None:
         """Release connections; the source is not used afterwards."""
         ...
+
+
+class RangeSource(Source, Protocol):
+    """A source whose objects can be read in parts: what a pack lies on."""
+
+    def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
+        """Return ``size_bytes`` bytes of an object from ``offset`` on, with one request; no retries.
+
+        The version is that of the whole object.
+
+        Raises:
+            TruncatedBodyError: The object ends before that.
+            ObjectNotFoundError, AccessDeniedError, ThrottledError, TransientSourceError: As ``fetch``.
+        """
+        ...

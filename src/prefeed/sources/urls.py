@@ -10,11 +10,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefeed.config import Config
 from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.protocol import Source
+from prefeed.sources.protocol import RangeSource, Source
 
 OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
+PACK: Final = "pack+"
+"""Before the scheme of a URL: what lies there is a pack, and its objects are those that were packed."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -25,7 +28,8 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
     """Return the one spelling of a root that keys and messages use.
 
     A POSIX directory is its absolute path without ``file://`` and without a trailing slash; symbolic links
-    stay as they are. Other URLs lose credentials, query, fragment, default port and trailing slash.
+    stay as they are. Other URLs lose credentials, query, fragment, default port and trailing slash. A pack is
+    ``pack+`` and the URL of its directory, ``pack+file:///…`` or ``pack+s3://…``.
 
     Raises:
         UnknownSchemeError: No source reads this scheme.
@@ -36,15 +40,30 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
     if match is None:
         return _absolute(os.path.expanduser(text))
     scheme = match[1].lower()
+    if scheme.startswith(PACK):
+        return PACK + _as_url(canonical_url(text[len(PACK) :]))
     if scheme == "file":
         return _absolute(_file_path(text))
     if scheme not in OBJECT_STORE_SCHEMES:
         raise UnknownSchemeError(
             f"no source reads {scheme}:// (in {without_credentials(text)}); "
-            f"known are a directory and {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}",
+            f"known are a directory and {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}, "
+            f"and for a pack {PACK} before one of these",
             scheme=scheme,
         )
     return _network_url(scheme, text)
+
+
+def pack_url(url_or_path: str | os.PathLike[str]) -> str:
+    """Return the URL by which a pack is opened, given the directory or URL that it lies at, or that URL itself.
+
+    Credentials in it stay: it is for sources, not for messages.
+    """
+    text = os.fspath(url_or_path)
+    if text.lower().startswith(PACK) and _SCHEME.match(text):
+        return text
+    root = canonical_url(text)
+    return PACK + (_as_url(root) if root.startswith("/") else text)
 
 
 def without_credentials(url: str) -> str:
@@ -61,12 +80,35 @@ def open_source(url: str | os.PathLike[str], config: Config) -> Source:
         UnknownSchemeError, ConfigError: See ``canonical_url``.
     """
     root = canonical_url(url)
+    if not root.startswith(PACK):
+        return open_plain_source(url, config)
+    return PackedSource(
+        root,
+        open_plain_source(os.fspath(url)[len(PACK) :], config),
+        home=config.home,
+        open_other=lambda other: open_plain_source(other, config),
+    )
+
+
+def open_plain_source(url: str | os.PathLike[str], config: Config) -> RangeSource:
+    """Return the source that reads ``url``, which is no pack; nothing is requested yet.
+
+    Raises:
+        UnknownSchemeError, ConfigError: See ``canonical_url``.
+    """
+    root = canonical_url(url)
     if root.startswith("/"):
         return PosixSource(root)
+    if root.startswith(PACK):
+        raise UnknownSchemeError(f"{root} is a pack, and not what a pack can lie on; write {PACK} once")
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
     return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)))
+
+
+def _as_url(root: str) -> str:
+    return "file://" + quote(os.fsencode(root)) if root.startswith("/") else root
 
 
 def _absolute(path: str) -> str:

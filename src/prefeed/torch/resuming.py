@@ -191,21 +191,27 @@ class _Resumed:
     """
 
     def __init__(self, planned: Any, loader: TorchDataLoader[Any], rest: Rest) -> None:
+        # Not the loader: a cycle with the iterator that it keeps would have workers ended by the garbage collector.
+        self._index_sampler = loader._index_sampler
+        self._generators = _own_generators(loader)
         self._planned = planned
-        self._loader = loader
         self._rest: Rest | None = rest
 
     def __len__(self) -> int:
-        return len(self._loader._index_sampler)
+        return len(self._index_sampler)
 
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         if rest is None:
-            yield from self._loader._index_sampler if self._planned is None else self._planned
+            yield from self._index_sampler if self._planned is None else self._planned
             return
-        _set_own_states(self._loader, rest.drawn)
+        self._set(rest.drawn)
         yield from rest.batches if self._planned is None else self._planned
-        _set_own_states(self._loader, rest.ended)
+        self._set(rest.ended)
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
 
 class _Here:

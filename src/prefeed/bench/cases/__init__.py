@@ -21,6 +21,7 @@ CASES: Final = {
     "loader_ceiling": "Warm stage entries through two workers, against torch's loader over memory.",
     "eval": "A pass of evaluation during training, with and without a stage cache.",
     "multi": "Four processes that share a stage cache: how often a sample is made.",
+    "decode": "From JPEGs to tensors of 224 x 224: torchvision over Pillow against prefeed.vision, one thread each.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
 }
 """Name to what it measures; each is a module of this package, ``eval`` is ``eval_pass``."""
