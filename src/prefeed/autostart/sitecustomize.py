@@ -12,6 +12,12 @@ def _enable():  # type: () -> None
     import prefeed.auto  # noqa: F401
 
 
+def _examine():  # type: () -> None
+    from prefeed.advice.script import begin
+
+    begin()
+
+
 def _step_aside():  # type: () -> None
     """Take this directory from the path, and run the sitecustomize that it hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -27,11 +33,14 @@ def _step_aside():  # type: () -> None
             sys.modules.setdefault("sitecustomize", own)
 
 
-if os.environ.get("PREFEED_AUTO") == "1":
+if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
     try:
         from prefeed.after_import import after_import
     except ImportError:
         pass
     else:
-        after_import("torch", _enable)
+        if os.environ.get("PREFEED_AUTO") == "1":
+            after_import("torch", _enable)
+        if os.environ.get("PREFEED_DOCTOR"):
+            after_import("torch", _examine)
 _step_aside()

@@ -1,0 +1,122 @@
+"""Loaders like the user's, over batches that are chosen: what trials are made with."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from prefeed.advice.measurement import LoaderFacts
+from prefeed.config import Config, current
+from prefeed.store.capacity import default_budget_bytes, memory_limits
+from prefeed.torch.loader import DataLoader
+from prefeed.torch.order import indices_of
+
+Batch = Any
+"""What a sampler yields for one batch: a list of indices, or one index where the dataset makes batches itself."""
+
+
+class Batches:
+    """Batches of indices that a loader's sampler draws, one epoch after the other.
+
+    Drawing them uses the generators that the sampler draws from.
+    """
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self._loader = loader
+        self._drawn = self._endless()
+
+    def take(self, number: int) -> list[Batch]:
+        """Return that many batches; fewer only from a sampler that yields nothing."""
+        return list(itertools.islice(self._drawn, number))
+
+    def _endless(self) -> Iterator[Batch]:
+        while True:
+            is_empty = True
+            for batch in self._loader._index_sampler:
+                is_empty = False
+                yield batch
+            if is_empty:
+                return
+
+
+def is_stream(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when the dataset has no samples by index: no twin can be made of it."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def twin_of(
+    loader: TorchDataLoader[Any],
+    batches: Sequence[Batch],
+    *,
+    dataset: Any = None,
+    served_by: Config | None = None,
+    **changes: Any,
+) -> TorchDataLoader[Any]:
+    """Return a loader over these batches that is otherwise like the user's.
+
+    Args:
+        loader: The user's; a map-style one.
+        batches: As ``Batches.take`` gives them.
+        dataset: Instead of the user's.
+        served_by: Make it a ``prefeed.DataLoader`` with these settings; None: of the user's kind.
+        **changes: Arguments of the loader to be others: ``num_workers``, ``prefetch_factor``, ``pin_memory``.
+    """
+    arguments: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        **changes,
+    }
+    if not arguments["num_workers"]:
+        arguments.update(prefetch_factor=None, multiprocessing_context=None, timeout=0)
+    elif arguments["prefetch_factor"] is None:
+        arguments["prefetch_factor"] = 2
+    if loader.batch_size is None and loader.batch_sampler is None:
+        arguments.update(sampler=list(batches), batch_size=None)
+    else:
+        arguments["batch_sampler"] = _batch_sampler(batches)
+    dataset = loader.dataset if dataset is None else dataset
+    if served_by is not None:
+        return DataLoader(dataset, config=served_by, **arguments)
+    kind: type[TorchDataLoader[Any]] = DataLoader if type(loader) is DataLoader else torch.utils.data.DataLoader
+    return kind(dataset, **arguments)
+
+
+def _batch_sampler(batches: Sequence[Batch]) -> Any:
+    """Return the batches as one of torch's own samplers where they are regular: prefeed knows how workers take turns."""
+    if not batches or not all(isinstance(batch, list) for batch in batches):
+        return list(batches)
+    sizes = {len(batch) for batch in batches[:-1]} or {len(batches[0])}
+    if len(sizes) != 1 or len(batches[-1]) > min(sizes):
+        return list(batches)
+    return BatchSampler(list(itertools.chain.from_iterable(batches)), min(sizes), drop_last=False)
+
+
+def samples_in(batches: Sequence[Batch]) -> list[int]:
+    """Return the indices in some batches, in order."""
+    return [index for batch in batches for index in indices_of(batch)]
+
+
+def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool) -> LoaderFacts:
+    """Return what the loader and the machine are."""
+    return LoaderFacts(
+        dataset=type(loader.dataset).__name__,
+        samples=None if is_stream(loader) else len(loader.dataset),  # type: ignore[arg-type]
+        batch_size=batch_size,
+        num_workers=loader.num_workers,
+        prefetch_factor=(loader.prefetch_factor or 2) if loader.num_workers else 0,
+        pin_memory=bool(loader.pin_memory),
+        is_prefeed=is_served,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
+    )
