@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
+    from prefeed.advice.doctor import doctor
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
     from prefeed.prefetching import BackgroundGenerator, background
@@ -38,6 +39,7 @@ __all__ = [
     "background",
     "configure",
     "datasets",
+    "doctor",
     "errors",
     "map",
     "not_random",
@@ -58,6 +60,7 @@ _HOMES = {
     "background": "prefeed.prefetching",
     "configure": "prefeed.config",
     "datasets": None,
+    "doctor": "prefeed.advice.doctor",
     "errors": None,
     "map": "prefeed.stage.dataset",
     "not_random": "prefeed.stage.randomness",

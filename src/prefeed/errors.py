@@ -321,3 +321,12 @@ class SpillingDisabledError(ServerError):
     """A cache was to spill to disk on a node without a disk tier."""
 
     code = "spilling-disabled"
+
+
+# ---------------------------------------------------------------- advice
+
+
+class CannotExamineError(PrefeedError):
+    """A training loop could not be examined; nothing of it was changed."""
+
+    code = "cannot-examine"

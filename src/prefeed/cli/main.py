@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "bench": ("prefeed.cli.bench", "Measure prefeed beside the same work without it."),
     "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
     "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
+    "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program with every DataLoader served."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
