@@ -228,6 +228,12 @@ class Examination:
         cached.close()
         gc.collect()
 
+    def _batches_for(self, number: int) -> list[Batch]:
+        """Return batches of the kind that the job as it is was measured with: new ones, or those that are kept."""
+        if not self._kept:
+            return self._batches.take(number)
+        return list(itertools.islice(itertools.cycle(self._kept), number))
+
     def _try_workers(self, found: dict[str, Any], num_batches: int) -> Generator[Any, None, None]:
         """Run the loop with more workers: as many as there are processors, and many more, for those that only wait."""
         facts = facts_of(self._loader, 1, is_served=False)
@@ -258,12 +264,6 @@ def _fetched_share(costs: Costs) -> float:
     """Return the share of a batch's cost that is opening and reading files."""
     fetching = (costs.opening or 0.0) + (costs.reading or 0.0)
     return fetching / (fetching + costs.decoding + costs.collating)
-
-    def _batches_for(self, number: int) -> list[Batch]:
-        """Return batches of the kind that the job as it is was measured with: new ones, or those that are kept."""
-        if not self._kept:
-            return self._batches.take(number)
-        return list(itertools.islice(itertools.cycle(self._kept), number))
 
 
 def _again_and_again(batch: Any) -> Iterator[Any]:
