@@ -36,8 +36,8 @@ _WAIT_SECONDS: Final = 5.0
 
 _CONTAINERS: Final = (Mapping, list, tuple, set, frozenset, deque)
 
-_NOT_FORWARDED: Final = frozenset({"send", "throw"})
-"""Of a generator: these would run it in the wrong thread."""
+_NOT_FORWARDED: Final = frozenset({"send", "throw", "state_dict", "load_state_dict"})
+"""A generator would be run in the wrong thread, and a loader's state counts items that nobody has got yet."""
 
 
 class BackgroundGenerator(Iterator[T], Generic[T]):
@@ -81,7 +81,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         self._maker: _Maker[T] = _Maker(iterator, max_prefetch=max_prefetch, max_bytes=max_bytes)
         self._thread = threading.Thread(target=self._maker.run, name="prefeed-background", daemon=True)
         # In this order: Ctrl-C may interrupt the start, and then the thread runs.
-        self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread)
         self._thread.start()
 
     def __iter__(self) -> Self:
@@ -141,8 +141,8 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
             BaseException: What the iterator's own ``close()`` raised.
         """
         self._is_over = True
-        if os.getpid() == self._pid and self._finalizer.alive:
-            _stop(self._maker, self._thread, self._pid, timeout_seconds=None)
+        if self._finalizer.alive:
+            _stop(self._maker, self._thread, timeout_seconds=None)
             self._finalizer.detach()
         if self._owns_wrapped:
             self._wrapped = None
@@ -179,7 +179,7 @@ class _Maker(Generic[T]):
         try:
             self._make_items()
         except BaseException as err:  # noqa: BLE001 - KeyboardInterrupt, too, is for whoever asks for the item
-            end = _without_our_frames(err)
+            end = err
         self._iterator = iter(())  # before the end is known: whoever hears of it finds nothing of it left
         self.ready.put((None, 0, end))
         del end  # frames that its traceback has refer to their callers: to this one
@@ -210,7 +210,7 @@ class _Maker(Generic[T]):
         try:
             close_iterator(self._iterator)
         except BaseException as err:  # noqa: BLE001 - for whoever closes
-            self.failure = _without_our_frames(err)
+            self.failure = err
 
     def _wait_for_room(self) -> bool:
         """Return True when there is room for one more item; False when none is wanted."""
@@ -229,12 +229,11 @@ class _Maker(Generic[T]):
         return self._num_ahead < self._max_items
 
 
-def _stop(
-    maker: _Maker[Any], thread: threading.Thread, pid: int, *, timeout_seconds: float | None = _WAIT_SECONDS
-) -> None:
-    """End the thread, unless it is this one, or another process's. What the iterator's ``close()`` raised is raised."""
-    if os.getpid() != pid:
-        return
+def _stop(maker: _Maker[Any], thread: threading.Thread, *, timeout_seconds: float | None = _WAIT_SECONDS) -> None:
+    """End the thread, and wait for it unless it is this one. What the iterator's ``close()`` raised is raised.
+
+    In a forked child the thread has ended with the fork.
+    """
     maker.stop()
     if thread.is_alive() and thread is not threading.current_thread():
         # Without waiting, a loader whose workers stay would be begun anew while the thread is still inside of it.
@@ -243,14 +242,6 @@ def _stop(
     failure, maker.failure = maker.failure, None
     if failure is not None:
         raise failure
-
-
-def _without_our_frames(error: BaseException) -> BaseException:
-    """Leave in the traceback what the iterator did: our frames refer to the queue that the error is about to be in."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    return error.with_traceback(traceback)
 
 
 def close_iterator(iterator: Iterator[Any]) -> None:

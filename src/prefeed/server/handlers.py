@@ -270,7 +270,7 @@ class Handlers:
 
     def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
         # After everything that is on its way already: workers have reported before their last batch was handed over.
-        self.loop.call_soon(
+        self.loop.call_after_reading(
             lambda: self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))
         )
 

@@ -19,6 +19,8 @@ from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message
 
 _RECEIVE_BYTES = 256 * 1024
+_MOST_ROUNDS = 64
+"""Looks at all connections after which what was to come after reading comes, however much is still sent."""
 
 
 class Connection:
@@ -62,6 +64,7 @@ class Loop:
         self._identity = _identity(path)
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
+        self._after_reading: list[tuple[int, Callable[[], None]]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -69,7 +72,8 @@ class Loop:
 
     def run_once(self, most_seconds: float | None) -> None:
         """Wait for the next event, at most that long, and hand on everything that is there."""
-        for key, events in self._selector.select(self._timeout(most_seconds)):
+        ready = self._selector.select(self._timeout(most_seconds))
+        for key, events in ready:
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data is None:
@@ -79,6 +83,8 @@ class Loop:
                 self._serve(key.data, events)
         while self._calls:
             self._calls.popleft()()
+        if self._after_reading:
+            self._count_round(is_quiet=not ready)
         now = self._clock()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
@@ -91,6 +97,22 @@ class Loop:
         """Run the function in the loop's thread; any thread may call it."""
         self._calls.append(function)
         self.wake()
+
+    def call_after_reading(self, function: Callable[[], None]) -> None:
+        """Run the function once all that was sent to this server before now is read, by whomever it was sent.
+
+        What a client sends on two connections is read in any order: one of them may have been looked at before, and
+        read after. In the loop's thread only.
+        """
+        self._after_reading.append((_MOST_ROUNDS, function))
+
+    def _count_round(self, *, is_quiet: bool) -> None:
+        waiting, self._after_reading = self._after_reading, []
+        for rounds, function in waiting:
+            if is_quiet or rounds == 0:
+                function()
+            else:
+                self._after_reading.append((rounds - 1, function))
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Run the function in that many seconds."""
@@ -127,7 +149,7 @@ class Loop:
         os.close(self._event)
 
     def _timeout(self, most_seconds: float | None) -> float | None:
-        if self._calls:
+        if self._calls or self._after_reading:
             return 0
         if not self._timers:
             return most_seconds

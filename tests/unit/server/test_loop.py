@@ -178,6 +178,38 @@ def test_calls_made_before_the_wait_are_not_kept_waiting(owner: Owner) -> None:
     assert called == [1, 2, 3]
 
 
+def test_after_reading_is_after_what_others_had_sent(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both connections have something when one is looked at; what the other sent comes first all the same."""
+    asking, _ = owner.connect()
+    telling, _ = owner.connect()
+
+    def on_message(connection: Connection, message: m.AnyMessage) -> None:
+        owner.messages.append(message)
+        if message == m.EndConsumer(1):
+            telling.sendall(encode(m.EndConsumer(2)))  # sent before the other was read, and seen after
+            unaccepted = socket.socket(socket.AF_UNIX)
+            owner.sockets.append(unaccepted)
+            unaccepted.connect(str(owner.path))
+            unaccepted.sendall(encode(m.EndConsumer(3)))
+            owner.loop.call_after_reading(lambda: owner.messages.append(m.Stopping()))
+
+    monkeypatch.setattr(owner.loop, "_on_message", on_message)
+    asking.sendall(encode(m.EndConsumer(1)))
+    while m.Stopping() not in owner.messages:
+        owner.loop.run_once(60.0)
+    assert [str(message) for message in owner.messages[-1:]] == [str(m.Stopping())]
+    assert set(owner.messages[1:3]) == {m.EndConsumer(2), m.EndConsumer(3)}
+
+
+def test_after_reading_comes_however_much_is_sent(owner: Owner) -> None:
+    called: list[int] = []
+    owner.loop.call_after_reading(lambda: called.append(1))
+    for _ in range(100):
+        owner.loop.wake()
+        owner.loop.run_once(60.0)
+    assert called == [1]
+
+
 def test_timers_run_when_they_are_due_in_order(owner: Owner) -> None:
     called: list[str] = []
     owner.loop.call_later(3.0, lambda: called.append("third"))

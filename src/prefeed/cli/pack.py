@@ -1,0 +1,105 @@
+"""``prefeed pack``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Final
+
+import click
+
+from prefeed.cli import pack_view, render
+from prefeed.cli.failure import EXIT_FAILED
+from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.url import absolute_url
+from prefeed.config import Config, parse_bytes
+from prefeed.packing.driver import PackRequest, PackResult, pack
+from prefeed.packing.foreign import index_files
+from prefeed.packing.names import LAYOUTS
+from prefeed.packing.verifying import verify
+from prefeed.sources.library import ManifestLibrary
+
+EXIT_INTERRUPTED: Final = 130
+
+
+@click.command(name="pack")
+@click.argument("source", metavar="SRC")
+@click.argument("out", metavar="OUT", required=False)
+@click.option("--format", "layout", type=click.Choice(LAYOUTS), help="What the data files are.")
+@click.option("--shard-size", metavar="SIZE", help="Most bytes of a data file, about; default: 1GiB. Not for lmdb.")
+@click.option("--shuffle", "seed", type=int, metavar="SEED", help="Pack the samples in an order drawn from this seed.")
+@click.option("--verify", "is_verified", is_flag=True, help="Read everything back and compare checksums.")
+@click.option("--index", "index_only", is_flag=True, help="SRC is packed by another program: only make its index.")
+@home_option
+@json_option
+def command(  # noqa: PLR0913 - one parameter an option
+    *, source: str, out: str | None, layout: str | None, shard_size: str | None, seed: int | None, is_verified: bool,
+    index_only: bool, home: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Pack many small files into few large ones, and print the URL by which they are read.
+
+    SRC is a directory or s3://, gs://, az://, http(s)://. OUT is a new directory, or s3://, gs://, az://. The same
+    command goes on after an interruption. With --index, SRC holds *.tar, *.tfrecord* or an LMDB environment, and the
+    index is written beside them or into the directory OUT. Ends with 1 when --verify finds damage.
+    """
+    ctx = click.get_current_context()
+    config = config_of(home=home)
+    if not index_only and (out is None or layout is None):
+        raise click.UsageError("give OUT and --format; for what another program has packed, --index")
+    if index_only and (shard_size is not None or seed is not None):
+        raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
+    bar = pack_view.Bar() if config.progress and not as_json and sys.stderr.isatty() else None
+    try:
+        with bar.progress if bar is not None else nullcontext():
+            if index_only or out is None or layout is None:
+                result = _index(absolute_url(source), out, layout, config, bar)
+            else:
+                request = PackRequest(
+                    source=absolute_url(source),
+                    out=absolute_url(out),
+                    layout=layout,
+                    shard_bytes=0 if shard_size is None else parse_bytes(shard_size),
+                    seed=seed,
+                )
+                result = _pack(request, config, bar)
+            damaged = _verify(result, config, bar) if is_verified else None
+    except KeyboardInterrupt:
+        click.echo("prefeed: interrupted; what is packed stays, and the same command goes on", err=True)
+        ctx.exit(EXIT_INTERRUPTED)
+    _print(result, damaged, as_json=as_json)
+    if damaged:
+        ctx.exit(EXIT_FAILED)
+
+
+def _pack(request: PackRequest, config: Config, bar: pack_view.Bar | None) -> PackResult:
+    if bar is None:
+        result = pack(request, config)
+    else:
+        result = pack(request, config, progress=bar.stepped("packing"), listing=bar.listing)
+    return _listed_anew(result, config)
+
+
+def _index(source: str, out: str | None, layout: str | None, config: Config, bar: pack_view.Bar | None) -> PackResult:
+    progress = None if bar is None else bar.stepped("indexing")
+    directory = None if out is None else absolute_url(out)
+    return _listed_anew(index_files(source, directory, config, layout=layout, progress=progress), config)
+
+
+def _listed_anew(result: PackResult, config: Config) -> PackResult:
+    """Forget the listing of another pack that lay here before."""
+    if result.packed:
+        ManifestLibrary(config.home).forget(result.url)
+    return result
+
+
+def _verify(result: PackResult, config: Config, bar: pack_view.Bar | None) -> tuple[str, ...]:
+    return verify(result.url, config, progress=None if bar is None else bar.stepped("verifying"))
+
+
+def _print(result: PackResult, damaged: tuple[str, ...] | None, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(pack_view.result_object(result, damaged))
+        return
+    for line in pack_view.result_lines(result, damaged):
+        click.echo(f"prefeed: {line}", err=True)
+    click.echo(result.url)

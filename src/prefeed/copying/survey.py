@@ -1,0 +1,71 @@
+"""What an origin has and what a copy has: the two listings that a run compares."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from prefeed.copying.versions import FoundFile
+from prefeed.errors import EmptyListingError
+from prefeed.sources.posix import PosixSource
+from prefeed.sources.protocol import Source
+from prefeed.types import ListingProgress, ObjectInfo
+
+_Chain = frozenset[tuple[int, int]]
+
+
+class PosixTree(PosixSource):
+    """A directory whose listing also notes the directories: empty ones are classes of an ImageFolder too."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.directories: list[str] = []
+
+    def _scan(self, relative: str, chain: _Chain) -> tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]:
+        if relative:
+            self.directories.append(relative.rstrip("/"))  # from several threads: append needs no lock
+        return super()._scan(relative, chain)
+
+
+def list_all(source: Source, progress: ListingProgress) -> list[ObjectInfo]:
+    """Return every object of the origin; about 300 bytes of memory each.
+
+    Raises:
+        EmptyListingError: There are none: a storage that is not mounted must not empty its copy.
+        SourceError: The listing failed.
+    """
+    items: list[ObjectInfo] = []
+    listed_bytes = 0
+    for batch in source.list_objects():
+        items.extend(batch)
+        listed_bytes += sum(max(0, info.size_bytes) for info in batch)
+        progress(len(items), listed_bytes)
+    if not items:
+        raise EmptyListingError(f"{source.url} has no objects below it; check the path, and that it is mounted")
+    return items
+
+
+def scan_copy(data: Path) -> tuple[dict[str, FoundFile], list[str]]:
+    """Return all files and links of a copy by relative path, and its directories, those above before those below."""
+    files: dict[str, FoundFile] = {}
+    directories: list[str] = []
+    for path, status in _walk(os.fspath(data), ""):
+        if stat.S_ISDIR(status.st_mode):
+            directories.append(path)
+        else:
+            files[path] = FoundFile.of(status)
+    return files, directories
+
+
+def _walk(root: str, relative: str) -> Iterator[tuple[str, os.stat_result]]:
+    waiting = [relative]
+    while waiting:
+        prefix = waiting.pop()
+        with os.scandir(f"{root}/{prefix}") as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                yield prefix + entry.name, status
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{prefix}{entry.name}/")

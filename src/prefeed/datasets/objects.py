@@ -1,0 +1,104 @@
+"""Objects of any origin, one a sample."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.client.access import AccessMap
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, current
+from prefeed.datasets.origin import Origin
+from prefeed.errors import ObjectNotFoundError
+from prefeed.sources.manifest import Manifest
+
+
+class Objects:
+    """The bytes of each object below a URL or directory, in order of their paths.
+
+    Args:
+        url_or_path: A directory, ``s3://``, ``gs://``, ``az://`` or ``http(s)://``.
+        decode: Applied to the bytes of each object; its result is the sample. None: the bytes are.
+        pattern: Which objects; ``*`` stops at ``/``, ``**`` does not: ``train/**/*.jpg``.
+        config: Settings; defaults to those in force in the process.
+
+    Raises:
+        SourceError: The origin cannot be listed, or nothing in it matches; the message says what to change.
+
+    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        decode: Callable[[bytes], Any] | None = None,
+        pattern: str = "**",
+        *,
+        config: Config | None = None,
+    ) -> None:
+        self.decode = decode
+        self.pattern = pattern
+        self._origin = Origin(url_or_path, config or current())
+        self._ids = _matching(self._origin.manifest, pattern, self._origin.url)
+
+    @property
+    def url(self) -> str:
+        """Canonical URL of the root."""
+        return self._origin.url
+
+    def __len__(self) -> int:
+        return self._origin.manifest.num_objects if self._ids is None else len(self._ids)
+
+    def __getitem__(self, index: int) -> Any:
+        data = self._origin.read(self._object_id(index))
+        return data if self.decode is None else self.decode(data)
+
+    def path(self, index: int) -> str:
+        """Return the path of a sample's object, relative to the root."""
+        return self._origin.manifest.path(self._object_id(index))
+
+    def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
+        """Return which object each sample needs."""
+        return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
+
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+        return self.url, self.decode
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self.pattern, self._origin.manifest.directory.name
+
+    def prefeed_sample(self, index: int) -> tuple[str, bytes]:
+        """Return the path of a sample's object, and its entry key."""
+        object_id = self._object_id(index)
+        return self._origin.manifest.path(object_id), self._origin.manifest.key(object_id)
+
+    def _object_id(self, index: int) -> int:
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of {length}")
+        index = int(index) % length
+        return index if self._ids is None else int(self._ids[index])
+
+
+def _matching(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int64] | None:
+    if pattern == "**":
+        return None
+    matches = _glob_regex(pattern).fullmatch
+    ids = [i for i in range(manifest.num_objects) if matches(manifest.path(i))]
+    if not ids:
+        raise ObjectNotFoundError(f"none of the {manifest.num_objects} objects below {url} matches {pattern!r}")
+    return np.array(ids, dtype=np.int64)
+
+
+def _glob_regex(pattern: str) -> re.Pattern[str]:
+    """Return the expression of a glob in which ``*`` and ``?`` stop at ``/`` and ``**`` does not."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(special.get(part) or re.escape(part) for part in parts), re.DOTALL)

@@ -1,0 +1,146 @@
+"""Samples of a pack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_128
+
+from prefeed.client.access import AccessMap
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, current
+from prefeed.datasets.origin import Origin
+from prefeed.errors import EmptyListingError, FilesUnknownError
+from prefeed.packing.names import sample_of
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.urls import pack_url
+
+Indices = npt.NDArray[np.int64]
+
+
+class Packed:
+    """The files of a pack, read back one by one in any order: what ``prefeed pack`` made, or indexed.
+
+    Args:
+        url_or_path: Directory or URL of the pack; the ``pack+`` before its scheme may be left out.
+        decode: Applied to the bytes of each file, or to the dict of each group; its result is the sample.
+        group: False: a sample is the bytes of one file. True: it is the files of one key, as webdataset gives them:
+            a dict of their bytes by extension, in lower case, and the key as ``"__key__"``. Files without an extension
+            belong to no sample.
+        config: Settings; defaults to those in force in the process.
+
+    Samples are in order of their paths; groups, of the first path of each.
+
+    Raises:
+        SourceError: There is no finished pack, or it cannot be read.
+
+    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        decode: Callable[[Any], Any] | None = None,
+        *,
+        group: bool = False,
+        config: Config | None = None,
+    ) -> None:
+        self.decode = decode
+        self.group = group
+        self._origin = Origin(pack_url(url_or_path), config or current())
+        self._groups = _grouped(self._origin.manifest, self.url) if group else None
+
+    @property
+    def url(self) -> str:
+        """Canonical URL of the pack."""
+        return self._origin.url
+
+    def __len__(self) -> int:
+        return self._origin.manifest.num_objects if self._groups is None else len(self._groups[1]) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        ids = self._object_ids(index)
+        data = self._origin.read(ids[0]) if self._groups is None else self._read_group(ids)
+        return data if self.decode is None else self.decode(data)
+
+    def path(self, index: int) -> str:
+        """Return the path that a sample's file had when it was packed; of a group, its key."""
+        path = self._origin.manifest.path(self._object_ids(index)[0])
+        return path if self._groups is None else _sample(path)[0]
+
+    def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
+        """Return which objects each sample needs.
+
+        Raises:
+            FilesUnknownError: Files of other samples, or of none, stand between those of one: ``a.b/c.jpg`` between
+                ``a.a`` and ``a.c``. Samples are then fetched when they are asked for.
+        """
+        dataset = self._origin.on_node(node, config)
+        if self._groups is None:
+            return AccessMap(dataset=dataset)
+        ids, starts = self._groups
+        if not np.array_equal(ids, np.arange(self._origin.manifest.num_objects)):
+            raise FilesUnknownError(
+                f"the files of {self.url} do not make groups in the order of their names, one after the other: some have "
+                "no extension, or stand between two of another group"
+            )
+        return AccessMap(dataset=dataset, starts=starts)
+
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+        return self.url, self.decode, self.group
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self._origin.manifest.directory.name
+
+    def prefeed_sample(self, index: int) -> tuple[str, bytes]:
+        """Return the path of a sample, and what stands for its bytes: entry keys, of a group their digest."""
+        keys = [self._origin.manifest.key(object_id) for object_id in self._object_ids(index)]
+        return self.path(index), keys[0] if self._groups is None else xxh3_128(b"".join(keys)).digest()
+
+    def _object_ids(self, index: int) -> list[int]:
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"sample {index} of {length}")
+        index = int(index) % length
+        if self._groups is None:
+            return [index]
+        ids, starts = self._groups
+        return [int(i) for i in ids[starts[index] : starts[index + 1]]]
+
+    def _read_group(self, ids: list[int]) -> dict[str, Any]:
+        sample: dict[str, Any] = {}
+        for object_id in ids:
+            key, extension = _sample(self._origin.manifest.path(object_id))
+            sample["__key__"] = key
+            sample[extension] = self._origin.read(object_id)
+        return sample
+
+
+def _sample(path: str) -> tuple[str, str]:
+    found = sample_of(path)
+    assert found is not None  # it is a member of a group
+    return found
+
+
+def _grouped(manifest: Manifest, url: str) -> tuple[Indices, Indices]:
+    """Return object ids group after group, and where each group begins, shapes (num_members,), (num_groups + 1,)."""
+    groups: dict[str, list[int]] = {}
+    for object_id in range(manifest.num_objects):
+        found = sample_of(manifest.path(object_id))
+        if found is not None:
+            groups.setdefault(found[0], []).append(object_id)
+    if not groups:
+        raise EmptyListingError(
+            f"none of the {manifest.num_objects} files of {url} has a key and an extension, such as a/0001.jpg, "
+            "so that they make no groups: read them with group=False",
+            url=url,
+        )
+    members = list(groups.values())
+    starts = np.cumsum([0, *map(len, members)], dtype=np.int64)
+    return np.array([object_id for group in members for object_id in group], np.int64), starts

@@ -1,0 +1,208 @@
+"""Packing, from the listing to the index. Killed at any instant, the same call goes on after the last whole part."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import lmdb
+
+from prefeed.config import GIB, Config
+from prefeed.errors import CannotPackError, PackFullError, PackOccupiedError, PrefeedError
+from prefeed.packing.finishing import write_index
+from prefeed.packing.journal import JOURNAL_NAME, Job, Journal
+from prefeed.packing.names import LAYOUTS, check_names
+from prefeed.packing.order import packing_order
+from prefeed.packing.place import Place, open_place
+from prefeed.packing.reading import read_ahead
+from prefeed.packing.work import PackProgress, Work
+from prefeed.packing.writing import require_room, take_up, write_environment, write_shards
+from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.pack_index import PackHeader
+from prefeed.sources.urls import canonical_url, open_source, pack_url
+from prefeed.types import ListingProgress
+
+DEFAULT_SHARD_BYTES: Final = GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackRequest:
+    """What to pack, and how.
+
+    Attributes:
+        source: URL or directory of the files.
+        out: Directory or URL of the pack.
+        layout: ``lmdb``, ``webdataset`` or ``tfrecord``.
+        shard_bytes: Most bytes of a data file, about; 0: the default, 1 GiB. LMDB has one file.
+        seed: Shuffles the samples; None: in order of their names.
+    """
+
+    source: str
+    out: str
+    layout: str
+    shard_bytes: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackResult:
+    """Outcome of packing.
+
+    Attributes:
+        url: By which the pack is opened.
+        layout: See ``PackRequest``.
+        objects: Objects in the pack.
+        bytes: Their size in bytes.
+        data_files: Number of data files.
+        packed: Objects packed by this call.
+        kept: Objects that an earlier call had packed.
+        seconds: How long it took.
+    """
+
+    url: str
+    layout: str
+    objects: int
+    bytes: int
+    data_files: int
+    packed: int
+    kept: int
+    seconds: float
+
+
+def pack(
+    request: PackRequest,
+    config: Config,
+    *,
+    progress: PackProgress | None = None,
+    listing: ListingProgress | None = None,
+) -> PackResult:
+    """Pack every object below the source; the pack is there when its index is.
+
+    The source is listed anew. What an unfinished call before has packed stays, as far as the listing has it unchanged.
+    A finished pack of the same listing stays as it is.
+
+    Raises:
+        CannotPackError: Names or options that the format does not take; nothing was written.
+        PackOccupiedError: The place holds something else, also another pack.
+        PackFullError: There is no room for it.
+        PackSourceChangedError: A file changed after it was listed.
+        SourceError: The source cannot be listed or read.
+    """
+    started = time.monotonic()
+    place = open_place(request.out, config)
+    job = _job(request, place)
+    manifest = ManifestLibrary(config.home).open(request.source, config, refresh=True, progress=listing)
+    names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
+    check_names(job.layout, names)
+    result = _finished(place, job, manifest)
+    if result is not None:
+        _tidy(place)
+    else:
+        work = Work(
+            job=job,
+            place=place,
+            manifest=manifest,
+            order=packing_order(manifest, job.layout, job.seed),
+            progress=progress or (lambda objects, total, size: None),
+        )
+        result = _with_room(work, lambda: _run(work, request.source, config))
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def _job(request: PackRequest, place: Place) -> Job:
+    if request.layout not in LAYOUTS:
+        raise CannotPackError(f"{request.layout!r} is no format; known are {', '.join(LAYOUTS)}")
+    if request.layout == "lmdb" and request.shard_bytes:
+        raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
+    source = canonical_url(request.source)
+    if f"{place.url}/".startswith(f"{source}/"):
+        raise CannotPackError(f"{place.url} lies in {source}, which is to be packed; pack into another directory")
+    shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
+    return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
+
+
+def _finished(place: Place, job: Job, manifest: Manifest) -> PackResult | None:
+    """Return what a finished pack of the same objects is; None when there is no finished one."""
+    index = place.index()
+    if index is None:
+        return None
+    header = index.header
+    if (header.made_from, header.listing) != (job.describe(), manifest.uid):
+        made = f"of {header.made_from}" if header.made_from else "that another program made"
+        changed = ", whose files have changed since" if header.made_from == job.describe() else ""
+        raise PackOccupiedError(
+            f"{place.url} holds a finished pack {made}{changed}: pack into a new directory, or remove that one"
+        )
+    return _result(place, header, kept=header.num_objects)
+
+
+def _tidy(place: Place) -> None:
+    """Remove what is left where a process was killed between the index and its last step."""
+    if (place.work / JOURNAL_NAME).exists():
+        with Journal.open(place.work) as journal:
+            place.tidy()
+            journal.finish()
+
+
+def _with_room(work: Work, run: Callable[[], PackResult]) -> PackResult:
+    """Return what ``run`` returns; a full disk is said in our words."""
+    try:
+        return run()
+    except (OSError, lmdb.Error) as err:
+        if isinstance(err, PrefeedError) or os.strerror(errno.ENOSPC) not in str(err):
+            raise
+        raise PackFullError(
+            f"{work.place.work} is full; what is packed stays: free some space and run the same command again"
+        ) from err
+
+
+def _run(work: Work, source_url: str, config: Config) -> PackResult:
+    """Write what is missing, in a place that is held by its journal's lock."""
+    work.place.prepare()
+    with Journal.open(work.place.work) as journal:
+        found = _finished(work.place, work.job, work.manifest)  # by another process, until a moment ago
+        if found is not None:
+            work.place.tidy()
+            journal.finish()
+            return found
+        if journal.job not in (None, work.job):
+            raise PackOccupiedError(
+                f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: ask for the same, or remove it"
+            )
+        kept = take_up(work, journal)
+        require_room(work, kept)
+        _write_rest(work, journal, kept, source_url, config)
+        header = write_index(work, journal)
+        work.place.tidy()
+        journal.finish()
+    return _result(work.place, header, kept=kept)
+
+
+def _write_rest(work: Work, journal: Journal, kept: int, source_url: str, config: Config) -> None:
+    write = write_environment if work.job.layout == "lmdb" else write_shards
+    source = open_source(source_url, config)
+    ids = work.order.ids[kept:].tolist()
+    stream = read_ahead(source, work.manifest, ids, deadline_seconds=config.retry_deadline)
+    try:
+        write(work, journal, stream, kept)
+    finally:
+        stream.close()
+        source.close()
+
+
+def _result(place: Place, header: PackHeader, *, kept: int) -> PackResult:
+    return PackResult(
+        url=canonical_url(pack_url(place.url)),
+        layout=header.layout,
+        objects=header.num_objects,
+        bytes=header.total_bytes,
+        data_files=len(header.data_files),
+        packed=header.num_objects - kept,
+        kept=kept,
+        seconds=0.0,
+    )

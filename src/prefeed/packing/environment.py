@@ -1,0 +1,150 @@
+"""LMDB: one environment whose keys are paths; its values lie in one piece in ``data.mdb``, where ranges read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from prefeed.errors import CannotPackError
+from prefeed.packing.records import Record
+from prefeed.sources.manifest import ENCODING
+from prefeed.types import Buffer
+
+DATA_FILE: Final = "data.mdb"
+LOCK_FILE: Final = "lock.mdb"
+_PAGE: Final = 4096
+_NODE_BYTES: Final = 24
+_KEY_BYTES: Final = 256
+"""Most bytes that a key of usual length takes with its node, in pages two thirds full."""
+_DATABASE_BYTES: Final = 48
+"""Size of the value that stands for a named database."""
+_MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ")
+
+
+class EnvironmentWriter:
+    """Writes values, a batch in one transaction: killed at any instant, whole batches are there.
+
+    **Ownership.** Whoever makes it closes it; the environment is not changed afterwards.
+    """
+
+    def __init__(self, directory: Path, map_bytes: int) -> None:
+        """Open the environment, or make it.
+
+        Args:
+            directory: Where ``data.mdb`` lies.
+            map_bytes: About how large it becomes; it grows beyond that when it has to.
+        """
+        self._map_bytes = map_bytes
+        self._environment = lmdb.open(str(directory), map_size=map_bytes, readahead=False)
+
+    def put(self, batch: Sequence[tuple[bytes, Buffer]]) -> None:
+        """Write these values and make them durable."""
+        while True:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    for key, value in batch:
+                        transaction.put(key, value)
+                return
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._environment.set_mapsize(self._map_bytes)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def room_bytes(sizes: NDArray[np.uint64]) -> int:
+    """Return about how many bytes objects of these sizes take: in whole pages when they are large."""
+    pages = np.where(sizes > _PAGE // 4, -(-(sizes + _NODE_BYTES) // _PAGE) * _PAGE, sizes)
+    return int(pages.sum()) + len(sizes) * _KEY_BYTES
+
+
+def value_offsets(data_file: Path, keys: Iterable[bytes]) -> Iterator[int]:
+    """Yield where in the data file the value of each key begins.
+
+    Raises:
+        CannotPackError: A key is not there.
+    """
+    with _opened(data_file) as environment, environment.begin(buffers=True) as transaction:
+        places = _Places(data_file)
+        for key in keys:
+            value = transaction.get(key)
+            if value is None:
+                raise CannotPackError(f"{data_file} has lost {key!r}: remove the directory and pack anew")
+            yield places.offset(value)
+
+
+def scan(data_file: Path, name: str) -> Iterator[Record]:
+    """Yield every value of an environment's main database; it must not be written to meanwhile or afterwards.
+
+    Raises:
+        CannotPackError: It is no environment, or has several databases or several values of a key.
+    """
+    try:
+        with _opened(data_file) as environment, environment.begin(buffers=True) as transaction:
+            if environment.open_db(txn=transaction).flags()["dupsort"]:
+                raise CannotPackError(
+                    f"{name} has several values for one key, which lie in no order that can be indexed"
+                )
+            places = _Places(data_file)
+            for key, value in transaction.cursor():
+                if len(value) == _DATABASE_BYTES and _is_database(environment, transaction, bytes(key)):
+                    raise CannotPackError(
+                        f"{name} has named databases, such as {bytes(key)!r}; only the main one is read"
+                    )
+                yield Record(bytes(key).decode(*ENCODING), places.offset(value), value)
+    except lmdb.Error as err:
+        raise CannotPackError(f"{name} is no LMDB environment, or a damaged one: {err}") from err
+
+
+def _opened(data_file: Path) -> lmdb.Environment:
+    return lmdb.open(str(data_file), subdir=False, readonly=True, lock=False, readahead=False, max_dbs=1)
+
+
+def _is_database(environment: lmdb.Environment, transaction: lmdb.Transaction, key: bytes) -> bool:
+    try:
+        environment.open_db(key, txn=transaction, create=False)
+    except lmdb.Error:
+        return False
+    return True
+
+
+class _Places:
+    """From where a value is mapped to where it lies in the file: LMDB maps its file as it is."""
+
+    def __init__(self, data_file: Path) -> None:
+        self._data_file = data_file
+        self._base: int | None = None
+
+    def offset(self, value: memoryview) -> int:
+        if not len(value):
+            return 0
+        address = int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
+        if self._base is None:
+            self._base = self._find_base(address)
+        return address - self._base
+
+    def _find_base(self, address: int) -> int:
+        """Return the address that byte 0 of the file is mapped at, or would be."""
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                match = _MAPPING.match(line)
+                if match and int(match[1], 16) <= address < int(match[2], 16):
+                    return int(match[1], 16) - int(match[3], 16)
+        raise CannotPackError(f"{self._data_file} is not mapped, so that its values cannot be found")

@@ -1,0 +1,280 @@
+"""Packs that other programs have made: their data files are read once, and get an index."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from prefeed.config import Config
+from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
+from prefeed.packing import environment, tar_shards, tfrecord
+from prefeed.packing.driver import PackResult
+from prefeed.packing.finishing import starts_of
+from prefeed.packing.reading import patiently
+from prefeed.packing.records import Record
+from prefeed.packing.work import PackProgress
+from prefeed.sources.manifest import ENCODING
+from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index, write_durably
+from prefeed.sources.packed import PackedSource
+from prefeed.sources.protocol import RangeSource
+from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
+from prefeed.types import Buffer, ObjectInfo
+
+_BUFFER_BYTES: Final = 8 * 1024**2
+
+_ENDINGS: Final[dict[str, Callable[[str], bool]]] = {
+    "webdataset": lambda name: name.endswith(".tar"),
+    "tfrecord": lambda name: ".tfrecord" in name,  # also train.tfrecord-00000-of-00010
+    "lmdb": lambda name: name.endswith((".mdb", ".lmdb")) and not name.endswith("lock.mdb"),
+}
+
+
+def index_files(
+    url_or_path: str,
+    out: str | None,
+    config: Config,
+    *,
+    layout: str | None = None,
+    progress: PackProgress | None = None,
+) -> PackResult:
+    """Write the index of a pack that another program made; only what its data files hold is read, once.
+
+    The data files must not change afterwards: what does not have the checksum of the index is refused when it is read.
+
+    Args:
+        url_or_path: Where the data files lie.
+        out: Directory for the index; None: beside them, which has to be a directory then.
+        config: Settings.
+        layout: Their format, for data files whose names do not say it; None: as their names say.
+        progress: Called with data files done, data files in all, and bytes read.
+
+    Raises:
+        CannotPackError: They cannot be indexed; the message says why.
+        PackOccupiedError: ``out`` holds the index of something else.
+        SourceError: They cannot be listed or read.
+    """
+    started = time.monotonic()
+    root = canonical_url(url_or_path)
+    directory = _directory(root, out)
+    source = open_plain_source(url_or_path, config)
+    try:
+        found, infos = _data_files(source, layout)
+        header = _header(found, infos, root if out is not None else "")
+        index = _index_there(directory, config)
+        if index is None or not _is_same(index, header):
+            index = _indexed(source, header, infos, directory, config, progress)
+            packed = len(index)
+        else:
+            packed = 0
+    finally:
+        source.close()
+    return PackResult(
+        url=canonical_url(pack_url(str(directory))),
+        layout=index.header.layout,
+        objects=len(index),
+        bytes=index.header.total_bytes,
+        data_files=len(index.header.data_files),
+        packed=packed,
+        kept=len(index) - packed,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _directory(root: str, out: str | None) -> Path:
+    directory = canonical_url(root if out is None else out)
+    if not directory.startswith("/"):
+        raise CannotPackError(f"the index cannot be written to {directory}: name a directory for it after {root}")
+    return Path(directory)
+
+
+def _data_files(source: RangeSource, layout: str | None) -> tuple[str, list[ObjectInfo]]:
+    """Return the format and the data files, in order of their names."""
+    listed = sorted((info for infos in source.list_objects() for info in infos), key=lambda info: info.path)
+    for candidate, is_data in _ENDINGS.items():
+        found = [info for info in listed if is_data(info.path)]
+        if found and layout in (None, candidate):
+            return candidate, found
+    if layout is not None and listed:
+        return layout, [info for info in listed if info.path != INDEX_NAME]
+    compressed = [info.path for info in listed if info.path.endswith((".tgz", ".gz", ".zst", ".bz2", ".xz"))]
+    advice = (
+        f"{compressed[0]} is compressed, so that nothing in it can be read by itself: unpack it"
+        if compressed
+        else "wanted *.tar, *.tfrecord* or *.mdb; where names say nothing, say --format"
+    )
+    raise EmptyListingError(f"{source.url} has no data files of a pack among its {len(listed)} files: {advice}")
+
+
+def _header(layout: str, infos: list[ObjectInfo], data_root: str) -> PackHeader:
+    return PackHeader(
+        layout=layout,
+        num_objects=0,
+        total_bytes=0,
+        path_bytes=0,
+        data_files=[info.path for info in infos],
+        data_versions=[f"{info.size_bytes} {info.version}" for info in infos],
+        data_root=data_root,
+    )
+
+
+def _index_there(directory: Path, config: Config) -> PackIndex | None:
+    """Return the index that is there already.
+
+    Raises:
+        PackOccupiedError: It is of a pack that prefeed made.
+    """
+    if not (directory / INDEX_NAME).exists():
+        return None
+    source = PackedSource(pack_url(str(directory)), open_plain_source(str(directory), config), home=config.home)
+    try:
+        index = source.index()
+    except PrefeedError:
+        return None  # damaged: it is made anew
+    finally:
+        source.close()
+    if index.header.made_from:
+        raise PackOccupiedError(f"{directory} holds a pack of {index.header.made_from}, which has its index already")
+    return index
+
+
+def _is_same(index: PackIndex, wanted: PackHeader) -> bool:
+    there = index.header
+    return (there.layout, there.data_root, there.data_files, there.data_versions) == (
+        wanted.layout,
+        wanted.data_root,
+        wanted.data_files,
+        wanted.data_versions,
+    )
+
+
+class _Columns:
+    """What the index will say, in the order in which it was found."""
+
+    def __init__(self) -> None:
+        self.paths: list[bytes] = []
+        self.sizes, self.offsets, self.checksums, self.files = array("Q"), array("Q"), array("Q"), array("L")
+
+    def add(self, record: Record, number: int) -> None:
+        self.paths.append(record.path.encode(*ENCODING))
+        self.sizes.append(len(record.data))
+        self.offsets.append(record.offset)
+        self.checksums.append(xxh3_64_intdigest(record.data))
+        self.files.append(number)
+
+    def name_apart(self, data_files: list[str]) -> None:
+        """Put the data file's name before each path when one path is in several data files."""
+        home: dict[bytes, int] = {}
+        if any(home.setdefault(path, file) != file for path, file in zip(self.paths, self.files, strict=True)):
+            prefixes = [name.encode(*ENCODING) + b"/" for name in data_files]
+            self.paths = [prefixes[file] + path for path, file in zip(self.paths, self.files, strict=True)]
+
+    def in_order(self) -> list[int]:
+        """Return the rows in order of their paths; of one path the last counts, as in a tar file."""
+        last = {path: row for row, path in enumerate(self.paths)}
+        return [last[path] for path in sorted(last)]
+
+
+def _indexed(
+    source: RangeSource,
+    header: PackHeader,
+    infos: list[ObjectInfo],
+    directory: Path,
+    config: Config,
+    progress: PackProgress | None,
+) -> PackIndex:
+    columns = _Columns()
+    for number, info in enumerate(infos):
+        for record in _records(source, header.layout, info, config):
+            columns.add(record, number)
+        if progress is not None:
+            progress(number + 1, len(infos), max(0, info.size_bytes))
+    if not columns.paths:
+        raise EmptyListingError(f"the data files of {source.url} hold nothing")
+    columns.name_apart(header.data_files)
+    rows = columns.in_order()
+    parts = _encoded(columns, rows, header)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_durably(directory / INDEX_NAME, parts)
+    return PackIndex(memoryview(b"".join(parts)), str(directory / INDEX_NAME))
+
+
+def _encoded(columns: _Columns, rows: list[int], header: PackHeader) -> list[Buffer]:
+    paths = [columns.paths[row] for row in rows]
+    sizes, offsets, checksums, files = (
+        np.array(column, np.uint64)[rows]
+        for column in (columns.sizes, columns.offsets, columns.checksums, columns.files)
+    )
+    full = PackHeader(
+        layout=header.layout,
+        num_objects=len(rows),
+        total_bytes=int(sizes.sum()),
+        path_bytes=sum(map(len, paths)),
+        data_files=header.data_files,
+        data_versions=header.data_versions,
+        data_root=header.data_root,
+    )
+    return encode_index(
+        full,
+        sizes=sizes,
+        offsets=offsets,
+        checksums=checksums,
+        files=files.astype(np.uint32),
+        starts=starts_of(paths),
+        paths=b"".join(paths),
+    )
+
+
+def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config) -> Iterator[Record]:
+    if layout == "lmdb":
+        if not source.url.startswith("/"):
+            raise CannotPackError(
+                f"{source.url}: an LMDB environment is indexed where it is a local file; copy it here"
+            )
+        return environment.scan(Path(source.locate(info.path)), info.path)
+    if info.size_bytes < 0:
+        raise CannotPackError(f"the listing does not say how large {source.locate(info.path)} is: add it to the index")
+    file = io.BufferedReader(_RangeFile(source, info, config.retry_deadline), _BUFFER_BYTES)
+    return (tar_shards.scan if layout == "webdataset" else tfrecord.scan)(file, info.path)
+
+
+class _RangeFile(io.RawIOBase):
+    """A data file as Python's file, read by ranges."""
+
+    def __init__(self, source: RangeSource, info: ObjectInfo, deadline_seconds: float) -> None:
+        self._source = source
+        self._info = info
+        self._deadline_seconds = deadline_seconds
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._info.size_bytes}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]  # of io.RawIOBase: any writable buffer
+        view = memoryview(buffer)
+        size = min(len(view), max(0, self._info.size_bytes - self._at))
+        if size:
+            view[:size] = patiently(
+                lambda: self._source.fetch_range(self._info.path, self._at, size).data,
+                deadline_seconds=self._deadline_seconds,
+            )
+            self._at += size
+        return size

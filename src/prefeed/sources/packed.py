@@ -1,0 +1,197 @@
+"""A pack as an origin: its index lists it, and an object is a range of one of its data files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, StoreFormatError, TruncatedBodyError
+from prefeed.sources.manifest import ENCODING
+from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
+from prefeed.sources.protocol import RangeSource
+from prefeed.types import Buffer, FetchedObject, ObjectInfo
+
+_DIRECTORY: Final = "packs"
+_CHUNK_BYTES: Final = 16 * 1024**2
+
+
+class PackedSource:
+    """Reads the objects of a pack, each by one range request, and compares each with its checksum.
+
+    The index is copied into the home when the pack is first used, and mapped from there: a mapping of a file that
+    network storage has replaced would end in SIGBUS.
+
+    **Threads and processes.** As the source that the pack lies on.
+    """
+
+    def __init__(
+        self, url: str, source: RangeSource, *, home: Path, open_other: Callable[[str], RangeSource] | None = None
+    ) -> None:
+        """Read a pack.
+
+        Args:
+            url: Canonical URL of the pack.
+            source: Reads the directory that the pack lies in.
+            home: Where copies of indices are kept; memory takes its place when it cannot be written.
+            open_other: Opens the place of the data files when the index says that they lie elsewhere.
+        """
+        self.url = url
+        self._source = source
+        self._copies = home / _DIRECTORY / xxh3_64_hexdigest(url.encode(*ENCODING))
+        self._open_other = open_other
+        self._lock = threading.Lock()
+        self._index: PackIndex | None = None
+        self._other: RangeSource | None = None
+
+    def locate(self, path: str) -> str:
+        """Return the URL of an object: that of the pack, and its path."""
+        return f"{self.url}/{path}"
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return the whole object with one range request; see ``Source.fetch``.
+
+        Where the pack was replaced meanwhile, the object is read from the new one.
+
+        Raises:
+            TruncatedBodyError: The bytes are not those that were packed.
+        """
+        index = self._index or self.index()
+        try:
+            return self._fetch(index, path)
+        except (ObjectNotFoundError, TruncatedBodyError):
+            newer = self.index(newest=True)
+            if newer.name == index.name:
+                raise
+            return self._fetch(newer, path)
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every object of the pack; see ``Source.list_objects``."""
+        yield from self.index(newest=True).infos()
+
+    def index(self, *, newest: bool = False) -> PackIndex:
+        """Return the index; ``newest`` asks the origin whether there is a newer one, with one short request.
+
+        Raises:
+            ObjectNotFoundError: There is no pack.
+            SourceError: The index could not be read, or is damaged.
+        """
+        with self._lock:
+            if self._index is not None and not newest:
+                return self._index
+            try:
+                head = self._read_head()
+                if self._index is None or self._index.head != head:
+                    self._forget_other()
+                    self._index = self._copy(head)
+            except StoreFormatError as err:
+                raise SourceError(str(err), url=self.url) from err
+            return self._index
+
+    def close(self) -> None:
+        """Release connections and the index."""
+        with self._lock:
+            self._forget_other()
+            self._index = None
+            self._source.close()
+
+    def _fetch(self, index: PackIndex, path: str) -> FetchedObject:
+        found = index.find(path)
+        if found is None:
+            raise ObjectNotFoundError(f"{self.locate(path)} does not exist: the pack has no such object", path=path)
+        try:
+            extent = index.extent(found)
+            data = self._data_source(index).fetch_range(extent.file, extent.offset, extent.size_bytes).data
+        except StoreFormatError as err:
+            raise SourceError(str(err), url=self.url) from err
+        except SourceError as err:
+            raise type(err)(f"{self.locate(path)}: {err.message}", **err.details) from err
+        self._check(data, extent, path)
+        return FetchedObject(data=data, version=version_of(extent.checksum))
+
+    def _check(self, data: Buffer, extent: Extent, path: str) -> None:
+        if xxh3_64_intdigest(data) != extent.checksum:
+            raise TruncatedBodyError(
+                f"{self.locate(path)}: the {extent.size_bytes} bytes from {extent.offset} of {extent.file} are not those "
+                "that were packed; the file was changed, or is damaged: pack again",
+                path=path,
+                data_file=extent.file,
+            )
+
+    def _data_source(self, index: PackIndex) -> RangeSource:
+        if not index.header.data_root:
+            return self._source
+        with self._lock:
+            if self._other is None:
+                if self._open_other is None:
+                    raise SourceError(f"{self.url} keeps its data at {index.header.data_root}, which is not read here")
+                self._other = self._open_other(index.header.data_root)
+            return self._other
+
+    def _forget_other(self) -> None:
+        other, self._other = self._other, None
+        if other is not None:
+            other.close()
+
+    def _read_head(self) -> Head:
+        try:
+            data = self._source.fetch_range(INDEX_NAME, 0, HEAD_BYTES).data
+        except ObjectNotFoundError as err:
+            raise ObjectNotFoundError(
+                f"{self.url} is no finished pack: it has no {INDEX_NAME}. Finish it with the command that began it, or "
+                "index what another program has packed with  prefeed pack --index",
+                url=self.url,
+            ) from err
+        return Head.decode(data, self._source.locate(INDEX_NAME))
+
+    def _copy(self, head: Head) -> PackIndex:
+        """Return the index with this head, from the home's copy or copied now."""
+        copy = self._copies / f"{head.digest.hex()}.index"
+        try:
+            found = PackIndex.open(copy)
+            if found.head == head:
+                return found
+        except (OSError, StoreFormatError):
+            pass  # none, or not a whole one
+        try:
+            return self._copy_to_home(head, copy)
+        except OSError as err:
+            if isinstance(err, PrefeedError):
+                raise
+        return _validated(PackIndex(memoryview(b"".join(self._chunks(head))), self._source.locate(INDEX_NAME)))
+
+    def _copy_to_home(self, head: Head, copy: Path) -> PackIndex:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=".copying-", dir=copy.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in self._chunks(head):
+                    file.write(chunk)
+            _validated(PackIndex.open(temporary))
+            os.replace(temporary, copy)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        opened = PackIndex.open(copy)
+        for other in copy.parent.iterdir():  # older packs of this URL: who has one mapped keeps it
+            if other.suffix == ".index" and other != copy:
+                other.unlink(missing_ok=True)
+        return opened
+
+    def _chunks(self, head: Head) -> Iterator[Buffer]:
+        for start in range(0, head.total_bytes, _CHUNK_BYTES):
+            yield self._source.fetch_range(INDEX_NAME, start, min(_CHUNK_BYTES, head.total_bytes - start)).data
+
+
+def _validated(index: PackIndex) -> PackIndex:
+    """Return the index when it is whole: between two requests it may have been replaced."""
+    try:
+        index.validate()
+    except StoreFormatError as err:
+        raise TruncatedBodyError(f"{err}, or was replaced while it was read") from err
+    return index

@@ -1,0 +1,92 @@
+"""TFRecord files: ours read by TensorFlow, TensorFlow's read by us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefeed import datasets
+from prefeed.config import current
+from prefeed.packing.driver import PackRequest, pack
+from prefeed.packing.foreign import index_files
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make test-frameworks", exc_type=ImportError)
+pytest.importorskip("google_crc32c", reason="google-crc32c is not installed: pip install 'prefeed[pack]'")
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.leaks(reason="TensorFlow keeps threads and descriptors of its own to the end of the process"),
+]
+
+SIZES = (0, 1, 127, 128, 5000, 100_000)
+
+
+@pytest.fixture(autouse=True)
+def _close_readers() -> Iterator[None]:
+    yield
+    datasets._readers.close()
+
+
+def make_files(root: Path) -> dict[str, bytes]:
+    files = {f"größe/{i:03}.bin": bytes([i]) * SIZES[i % len(SIZES)] for i in range(30)}
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return files
+
+
+def parsed(record: Any) -> tuple[str, bytes]:
+    wanted = {name: tf.io.FixedLenFeature([], tf.string) for name in ("path", "data")}
+    features = tf.io.parse_single_example(record, wanted)
+    return features["path"].numpy().decode(), features["data"].numpy()
+
+
+def test_tensorflow_reads_ours(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "src")
+    request = PackRequest(
+        source=str(tmp_path / "src"), out=str(tmp_path / "out"), layout="tfrecord", shard_bytes=200_000, seed=1
+    )
+    pack(request, current())
+    shards = sorted(str(file) for file in (tmp_path / "out").glob("*.tfrecord"))
+    assert len(shards) > 1
+    found = [parsed(record) for record in tf.data.TFRecordDataset(shards)]
+    assert dict(found) == files
+    assert len(found) == len(files)
+
+
+def test_we_read_tensorflows(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    expected = {}
+    for shard in range(2):
+        name = f"train.tfrecord-{shard:05}-of-00002"
+        with tf.io.TFRecordWriter(str(tmp_path / "data" / name)) as writer:
+            for i, size in enumerate(SIZES):
+                features = {
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(size)])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i])),
+                }
+                record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+                writer.write(record)
+                expected[f"{name}/{i:06}"] = record
+    index_files(str(tmp_path / "data"), None, current())
+    dataset = datasets.Packed(tmp_path / "data")
+    assert {dataset.path(i): dataset[i] for i in range(len(dataset))} == expected
+    labels = datasets.Packed(tmp_path / "data", label_of)
+    assert labels[4] == 4
+
+
+def label_of(record: bytes) -> int:
+    return int(tf.train.Example.FromString(record).features.feature["label"].int64_list.value[0])
+
+
+def test_compressed_files_are_refused(tmp_path: Path) -> None:
+    from prefeed.errors import CannotPackError
+
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord"), "GZIP") as writer:
+        writer.write(b"x")
+    with pytest.raises(CannotPackError, match="compressed"):
+        index_files(str(tmp_path), None, current())

@@ -1,0 +1,92 @@
+"""What is concluded from numbers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from prefeed.advice.verdict import Verdict, beside_the_prediction, judge, sentences
+from unit.advice.measured import costs, loader, measurement, timing
+
+
+def test_shares_sum_up_to_the_wait() -> None:
+    verdict = judge(measurement())
+    assert verdict.waiting == pytest.approx(0.9)
+    assert verdict.origin + verdict.decode + verdict.collate + verdict.transfer == pytest.approx(0.9)
+    # one worker's thread needs 0.7 s for files, 0.2 to decode, 0.05 to collate, and all batches 0.05 to be sent
+    shares = [verdict.origin, verdict.decode, verdict.collate, verdict.transfer]
+    assert shares == pytest.approx([0.63, 0.18, 0.045, 0.045])
+
+
+def test_files_that_cannot_be_timed_are_told_by_what_went_away() -> None:
+    unseen = costs(opening=None, reading=None)
+    verdict = judge(measurement(costs=unseen, cached=timing(0.4)))
+    assert verdict.origin == pytest.approx(0.6)
+    assert verdict.decode + verdict.collate + verdict.transfer == pytest.approx(0.3)
+    assert judge(measurement(costs=unseen)).origin == 0.0
+
+
+def test_of_a_stream_nothing_but_the_wait_is_known() -> None:
+    verdict = judge(measurement(costs=None))
+    assert (verdict.waiting, verdict.decode, verdict.cures) == (0.9, 0.9, [])
+
+
+def test_perfect_loading_takes_no_time() -> None:
+    assert judge(measurement()).perfect_speedup == pytest.approx(10)
+    assert judge(measurement(compute=timing(1.2))).perfect_speedup == 1.0  # noise
+
+
+def test_nothing_helps_a_job_that_computes() -> None:
+    verdict = judge(measurement(as_is=timing(1.0, waited=0.02), compute=timing(0.97), cached=timing(0.9)))
+    assert verdict.best is None
+    assert verdict.cure is None
+    assert sentences(verdict) == [
+        "This job waits for data 2 % of its time: 1 % for the origin's latency.",
+        "With perfect data loading it would be 3 % faster: no cache can help; what takes the time is the computing.",
+    ]
+
+
+def test_the_cheapest_of_the_good_ones_is_taken() -> None:
+    best = judge(measurement(cached=timing(0.25), staged=timing(0.24), workers={8: timing(0.5)}))
+    assert best.best == "cache"
+    assert judge(measurement(cached=timing(0.5), staged=timing(0.11))).best == "stage cache"
+    assert judge(measurement(cached=timing(0.5), workers={4: timing(0.3), 8: timing(0.2)})).best == "workers"
+
+
+def test_small_gains_are_left_alone() -> None:
+    cheap = costs(opening=0.02)
+    verdict = judge(measurement(costs=cheap, cached=timing(0.97), workers={8: timing(1.1)}))
+    assert verdict.best is None
+    assert "leave it" in str(verdict)
+
+
+def test_in_words() -> None:
+    verdict = judge(measurement(first=timing(0.3), cached=timing(0.25)))
+    waits, perfect, cure = str(verdict).splitlines()
+    assert waits == (
+        "This job waits for data 90 % of its time: 63 % for the origin's latency, 18 % for decoding, "
+        "5 % for collating, 5 % for transfer."
+    )
+    assert perfect == "With perfect data loading it would be 10.0 times as fast."
+    assert cure == (
+        "Cheapest cure: files read ahead and kept in memory (0.1 GB). Predicted: 4.0 times as fast "
+        "(measured on a few batches). Start it with `prefeed run`, or write `import prefeed.auto`."
+    )
+
+
+def test_as_json_and_back() -> None:
+    verdict = judge(measurement(cached=timing(0.25)))
+    assert msgspec.json.decode(verdict.to_json(), type=Verdict) == verdict
+
+
+def test_the_prediction_beside_what_came() -> None:
+    before = judge(measurement(cached=timing(0.25)))
+    now = judge(measurement(as_is=timing(0.26, waited=0.1)))
+    assert beside_the_prediction(before, now) == (
+        "Since the last examination: 3.85 times as fast (10 to 38 samples/s); predicted for cache: 4.00."
+    )
+    assert beside_the_prediction(judge(measurement(compute=timing(1.0))), now) is None
+
+
+def test_noise_is_of_bursts() -> None:
+    assert judge(measurement(loader=loader(num_workers=0))).noise == 0.0

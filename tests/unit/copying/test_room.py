@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prefeed.config import resolve
+from prefeed.copying.room import Ledger, MachineRoom, look_at, machine_room, plan_room, read_without_cache, room_of
+from prefeed.errors import TargetFullError
+from sandbox import Sandbox
+
+GIB = 1024**3
+DISK = MachineRoom(free_bytes=100 * GIB, floor_bytes=10 * GIB)
+MEMORY = MachineRoom(
+    free_bytes=100 * GIB, floor_bytes=10 * GIB, memory_bytes=80 * GIB, ram_bytes=100 * GIB, cgroup_bytes=60 * GIB
+)
+
+
+def test_files_take_whole_blocks_and_an_inode() -> None:
+    assert [room_of(size) for size in (-1, 0, 1, 4096, 4097)] == [5120, 5120, 5120, 5120, 9216]
+
+
+def test_a_disk_keeps_its_floor() -> None:
+    assert plan_room(DISK) == (90 * GIB, "10.00 GiB of the file system stay free")
+    assert plan_room(replace(DISK, free_bytes=GIB))[0] == 0
+
+
+def test_memory_is_bounded_by_the_smallest() -> None:
+    assert plan_room(MEMORY)[0] == 60 * GIB
+    assert "control group" in plan_room(MEMORY)[1]
+    bytes_, why = plan_room(replace(MEMORY, cgroup_bytes=None))
+    assert (round(bytes_ / GIB), "programs" in why) == (70, True)
+
+
+def test_what_the_node_cache_will_take_is_not_free() -> None:
+    bytes_, why = plan_room(replace(DISK, cache_bytes=30 * GIB))
+
+    assert bytes_ == 60 * GIB
+    assert "node cache counts on 30.00 GiB" in why
+
+
+def test_a_cache_that_has_not_taken_its_memory_yet_is_seen(sandbox: Sandbox) -> None:
+    config = resolve()
+    store = sandbox.memory_dir / f"prefeed-{os.getuid()}-12345678"
+    store.mkdir()
+    with (store / "data.mdb").open("wb") as data:
+        data.write(b"x" * 4096)
+        data.truncate(64 * 1024**2)
+
+    assert machine_room(sandbox.memory_dir, config).cache_bytes == 64 * 1024**2 - 4096
+    assert machine_room(sandbox.root, config).cache_bytes == 0  # another file system
+
+
+def test_the_setting_is_the_floor_of_a_disk(sandbox: Sandbox) -> None:
+    assert look_at(sandbox.root, resolve({"disk_free": 1 << 60}))[0] == 0
+    assert look_at(sandbox.root, resolve({"disk_free": 0}))[0] > 0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cached_files_do_not_count_as_used_memory(version: int) -> None:
+    usage = "memory.current" if version == 2 else "memory.usage_in_bytes"
+    prefix = "" if version == 2 else "total_"
+    texts = {
+        usage: "1000\n",
+        "memory.stat": f"anon 5\n{prefix}inactive_file 600\n{prefix}active_file 100\n",
+        "memory.max": "7",
+    }
+
+    def read(path: Path) -> str | None:
+        return texts.get(path.name)
+
+    assert read_without_cache(Path("/cg/a") / usage, read) == "300"
+    assert read_without_cache(Path("/cg/a/memory.max"), read) == "7"
+    assert read_without_cache(Path("/cg/a/absent"), read) is None
+
+
+def test_bytes_are_taken_before_they_are_written() -> None:
+    ledger = Ledger(room_of(100) * 2, lambda: (1 << 40, ""))
+    first = ledger.take(100)
+    ledger.take(100)
+
+    with pytest.raises(TargetFullError, match="0 are left"):
+        ledger.take(0)
+    ledger.give_back(first)
+    ledger.take(100)
+
+
+def test_another_program_that_fills_the_place_is_seen() -> None:
+    looks = iter([(1 << 40, ""), (0, "2 GiB stay free")])
+    ledger = Ledger(1 << 40, lambda: next(looks))
+    ledger.take(64 * 1024**2)
+
+    with pytest.raises(TargetFullError, match="something else takes the same room meanwhile: 2 GiB stay free"):
+        ledger.take(64 * 1024**2)

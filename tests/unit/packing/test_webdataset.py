@@ -1,0 +1,196 @@
+"""Packs that the real webdataset reads, and what it writes, read by us."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+
+from prefeed.config import current
+from prefeed.datasets import Packed
+from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError
+from prefeed.packing.foreign import index_files
+from prefeed.packing.tar_shards import TarWriter, scan
+from unit.packing.packs import make_files, names, packed, read_back
+
+pytestmark = pytest.mark.timeout(60)
+
+
+BY_WEBDATASET = """
+import pickle, sys, webdataset
+dataset = webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False)
+left_out = ("__url__", "__local_path__")
+sys.stdout.buffer.write(pickle.dumps([{n: v for n, v in sample.items() if n not in left_out} for sample in dataset]))
+"""
+
+
+def by_webdataset(files: list[Path]) -> list[dict[str, Any]]:
+    """Return the samples as webdataset reads them, in a process of its own: it never closes what it opens."""
+    command = [sys.executable, "-c", BY_WEBDATASET, *map(str, files)]
+    samples: list[dict[str, Any]] = pickle.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return samples
+
+
+@contextlib.contextmanager
+def webdatasets_writer(file: Path, compress: bool = False) -> Iterator[Any]:
+    with file.open("wb") as stream, webdataset.TarWriter(stream, compress=compress) as writer:
+        yield writer
+
+
+def expected_samples(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:
+    samples: dict[str, dict[str, Any]] = {}
+    for path, data in files.items():
+        directory, _, name = path.rpartition("/")
+        stem, _, extension = name.partition(".")
+        key = f"{directory}/{stem}"
+        samples.setdefault(key, {"__key__": key})[extension.lower()] = data
+    return samples
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_webdataset_reads_ours(tmp_path: Path, seed: int | None) -> None:
+    files = make_files(tmp_path / "src")
+    packed(tmp_path / "src", tmp_path / "out", "webdataset", shard_bytes=60_000, seed=seed)
+    tars = sorted((tmp_path / "out").glob("*.tar"))
+    assert len(tars) > 2
+    found = by_webdataset(tars)
+
+    assert {sample["__key__"]: sample for sample in found} == expected_samples(files)
+    assert len(found) == 30  # no sample is split over two data files
+    in_order = [sample["__key__"] for sample in found] == sorted(expected_samples(files), key=str.encode)
+    assert in_order == (seed is None)
+
+
+def test_long_names_and_odd_ones(tmp_path: Path) -> None:
+    names_ = ["d" * 90 + "/" + "f" * 200 + ".jpg", "größe/日本.jpg", "x" * 99 + ".j", "a b/#%?.txt"]
+    for name in names_:
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_bytes(name.encode())
+    packed(tmp_path / "src", tmp_path / "out", "webdataset")
+
+    assert read_back(tmp_path / "out") == {name: name.encode() for name in names_}
+    assert {sample["__key__"] for sample in by_webdataset(list((tmp_path / "out").glob("*.tar")))} == {
+        name.rpartition(".")[0] for name in names_
+    }
+
+
+def test_offsets_are_those_of_tarfile(tmp_path: Path) -> None:
+    writer = TarWriter(tmp_path / "x.tar")
+    offsets = {
+        path: writer.add(path, bytes(size)) for path, size in (("a", 0), ("b" * 300, 513), ("c/d", 512), ("e", 1))
+    }
+    writer.flush()
+    writer.close()
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        assert {member.name: member.offset_data for member in tar} == offsets
+
+
+# ------------------------------------------------------------ the reverse
+
+
+def write_shards(root: Path, *, duplicate_keys: bool = False) -> list[dict[str, Any]]:
+    """Write a WebDataset by its own writer; return its samples as it reads them."""
+    root.mkdir(parents=True, exist_ok=True)
+    for shard in range(3):
+        with webdatasets_writer(root / f"train-{shard:03}.tar") as writer:
+            for i in range(5):
+                key = f"{i:04}" if duplicate_keys else f"{shard}/{i:04}"
+                writer.write({"__key__": key, "jpg": bytes([shard, i]) * 400, "cls": i, "json": {"shard": shard}})
+    return by_webdataset(sorted(root.glob("*.tar")))
+
+
+def test_we_read_webdatasets(tmp_path: Path) -> None:
+    expected = write_shards(tmp_path / "data")
+    result = index_files(str(tmp_path / "data"), None, current())
+
+    assert (result.objects, result.data_files, result.layout) == (45, 3, "webdataset")
+    dataset = Packed(tmp_path / "data", group=True)
+    assert [dataset[i] for i in range(len(dataset))] == expected
+    assert [dataset.path(i) for i in range(len(dataset))] == [sample["__key__"] for sample in expected]
+
+
+def test_names_that_come_again_are_told_apart_by_their_data_file(tmp_path: Path) -> None:
+    expected = write_shards(tmp_path / "data", duplicate_keys=True)
+    index_files(str(tmp_path / "data"), None, current())
+    dataset = Packed(tmp_path / "data", group=True)
+
+    assert len(dataset) == 15
+    assert dataset.path(7) == "train-001.tar/0002"
+    assert {**dataset[7], "__key__": "0002"} == expected[7]
+
+
+def test_what_is_indexed_already_is_not_read_again(tmp_path: Path) -> None:
+    write_shards(tmp_path / "data")
+    first = index_files(str(tmp_path / "data"), None, current())
+    again = index_files(str(tmp_path / "data"), None, current())
+    assert (first.packed, again.packed, again.kept) == (45, 0, 45)
+    with webdatasets_writer(tmp_path / "data" / "train-003.tar") as writer:
+        writer.write({"__key__": "new", "txt": "x"})
+    assert index_files(str(tmp_path / "data"), None, current()).packed == 46
+
+
+def test_the_index_may_lie_elsewhere(tmp_path: Path) -> None:
+    """Where the data files' place cannot be written."""
+    expected = write_shards(tmp_path / "data")
+    before = names(tmp_path / "data")
+    index_files(str(tmp_path / "data"), str(tmp_path / "index"), current())
+
+    assert names(tmp_path / "data") == before
+    assert Packed(tmp_path / "index", group=True)[4] == expected[4]
+
+
+def test_our_own_packs_have_their_index(tmp_path: Path) -> None:
+    make_files(tmp_path / "src")
+    packed(tmp_path / "src", tmp_path / "out", "tfrecord")
+    with pytest.raises(PackOccupiedError, match="has its index already"):
+        index_files(str(tmp_path / "out"), None, current())
+
+
+def test_no_data_files(tmp_path: Path) -> None:
+    make_files(tmp_path / "src")
+    with pytest.raises(EmptyListingError, match=r"wanted \*\.tar"):
+        index_files(str(tmp_path / "src"), None, current())
+    (tmp_path / "src" / "x.tar.gz").write_bytes(b"x")
+    with pytest.raises(EmptyListingError, match=r"x\.tar\.gz is compressed"):
+        index_files(str(tmp_path / "src"), None, current())
+
+
+@pytest.mark.parametrize("damage", ["cut", "compressed", "noise"])
+def test_data_files_that_are_no_tar_files(tmp_path: Path, damage: str) -> None:
+    write_shards(tmp_path / "data")
+    file = tmp_path / "data" / "train-001.tar"
+    whole = file.read_bytes()
+    if damage == "compressed":
+        with webdatasets_writer(tmp_path / "x.tar.gz", compress=True) as writer:
+            writer.write({"__key__": "a", "txt": "x"})
+        whole = (tmp_path / "x.tar.gz").read_bytes()
+    file.write_bytes({"cut": whole[:700], "compressed": whole, "noise": b"\x01" * 2000}[damage])
+    with pytest.raises(CannotPackError, match=r"train-001\.tar is"):
+        index_files(str(tmp_path / "data"), None, current())
+    assert "prefeed-pack.index" not in names(tmp_path / "data")
+
+
+def test_only_regular_files_are_objects(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, kind in (
+            ("d", tarfile.DIRTYPE),
+            ("l", tarfile.SYMTYPE),
+            ("h", tarfile.LNKTYPE),
+            ("f", tarfile.REGTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = "f" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            tar.addfile(member, io.BytesIO())
+    buffer.seek(0)
+    assert [record.path for record in scan(buffer, "x.tar")] == ["f"]
