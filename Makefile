@@ -40,9 +40,12 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
 	done
 
-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device; fails without one
+gpu: $(VENV)/.installed-dev  ## the tests and the benchmark that need a CUDA device, figures in build/; fails without one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make gpu: torch sees no CUDA device")'
 	$(PYTEST) tests/gpu
+	@mkdir -p build
+	$(BIN)/prefeed bench device --json > build/device.json
+	@cat build/device.json
 
 system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh

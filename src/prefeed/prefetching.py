@@ -79,6 +79,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         self._wrapped: Any = iterable
         self._owns_wrapped = iterator is iterable
         self._maker: _Maker[T] = _Maker(iterator, max_prefetch=max_prefetch, max_bytes=max_bytes)
+        self._get_ready, self._put_taken = self._maker.ready.get, self._maker.taken.put
         self._thread = threading.Thread(target=self._maker.run, name="prefeed-background", daemon=True)
         # In this order: Ctrl-C may interrupt the start, and then the thread runs.
         self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread)
@@ -96,9 +97,9 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
                 "make the generator in the process that uses it"
             )
         item: T
-        item, num_bytes, end = self._maker.ready.get()
+        item, num_bytes, end = self._get_ready()
         if end is None:
-            self._maker.taken.put(num_bytes)
+            self._put_taken(num_bytes)
             return item
         self._is_over = True
         self._maker.ready.put((None, 0, StopIteration()))  # another thread may wait, too
@@ -189,6 +190,11 @@ class _Maker(Generic[T]):
         self._is_stopped = True
         self.taken.put(0)
 
+    def is_waiting(self) -> bool:
+        """Return True when the thread has made all that it may, for tests."""
+        is_done = self._num_ahead >= self._max_items or self._is_full()
+        return is_done and self.taken.empty() and self.ready.qsize() == self._num_ahead
+
     def forget_items(self) -> None:
         """Drop what is ready: nobody is going to ask for it; who waits is told that there is no more."""
         try:
@@ -198,35 +204,38 @@ class _Maker(Generic[T]):
             self.ready.put((None, 0, StopIteration()))
 
     def _make_items(self) -> None:
-        ready, max_bytes = self.ready, self._max_bytes
+        put = self.ready.put
         while self._wait_for_room():
             item = next(self._iterator)
-            num_bytes = 0 if max_bytes is None else num_bytes_of(item)
             self._num_ahead += 1
-            self._bytes_ahead += num_bytes
-            self._largest_bytes = max(self._largest_bytes, num_bytes)
-            ready.put((item, num_bytes, None))
+            put((item, 0 if self._max_bytes is None else self._counted(item), None))
             del item
         try:
             close_iterator(self._iterator)
         except BaseException as err:  # noqa: BLE001 - for whoever closes
             self.failure = err
 
+    def _counted(self, item: T) -> int:
+        num_bytes = num_bytes_of(item)
+        self._bytes_ahead += num_bytes
+        self._largest_bytes = max(self._largest_bytes, num_bytes)
+        return num_bytes
+
     def _wait_for_room(self) -> bool:
         """Return True when there is room for one more item; False when none is wanted."""
         taken = self.taken
-        while not taken.empty() or not self._has_room():
+        while self._num_ahead >= self._max_items or not taken.empty() or self._is_full():
             self._bytes_ahead -= taken.get()
             self._num_ahead -= 1
             if self._is_stopped:
                 return False
         return not self._is_stopped
 
-    def _has_room(self) -> bool:
-        if self._max_bytes is not None and self._num_ahead > 0:
-            if self._bytes_ahead + self._largest_bytes > self._max_bytes:
-                return False
-        return self._num_ahead < self._max_items
+    def _is_full(self) -> bool:
+        """Return True when another item is expected to be too much, and there is one."""
+        if self._max_bytes is None or self._num_ahead == 0:
+            return False
+        return self._bytes_ahead + self._largest_bytes > self._max_bytes
 
 
 def _stop(maker: _Maker[Any], thread: threading.Thread, *, timeout_seconds: float | None = _WAIT_SECONDS) -> None:

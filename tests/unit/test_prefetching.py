@@ -63,10 +63,7 @@ def threads() -> list[threading.Thread]:
 
 def is_idle(items: BackgroundGenerator[Any]) -> bool:
     """Return True when the thread has made all that it may: it waits."""
-    maker = items._maker
-    return wait_until(
-        lambda: maker.ready.qsize() == maker._num_ahead and not maker._has_room(), timeout_seconds=SECONDS
-    )
+    return wait_until(items._maker.is_waiting, timeout_seconds=SECONDS)
 
 
 # ---------------------------------------------------------------- what it yields

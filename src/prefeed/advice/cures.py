@@ -105,7 +105,7 @@ def _stage_cache(m: Measurement, staged: Timing) -> Cure:
 def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
     if costs.jpeg_saved:
         yield _computed(m, perfect, costs.jpeg_saved / max(1, m.loader.num_workers), FAST_DECODE,
-                        "JPEGs decoded by libjpeg-turbo at the size that is needed",
+                        "JPEGs decoded and resized by leaner code",
                         "Use prefeed.vision.ResizeCropNormalize as the transform.")  # fmt: skip
     if costs.opening:
         yield _computed(m, perfect, costs.opening / max(1, m.loader.num_workers), PACKING,

@@ -102,7 +102,7 @@ def costs_of(
         to_device=_to_device_seconds(collated[0], device),
         file_bytes=files.file_bytes // number,
         jpeg_share=files.num_jpegs / len(files.paths) if files.paths else 0.0,
-        jpeg_saved=_jpeg_saved(files, len(samples_in(batches[1:])) / number),
+        jpeg_saved=_jpeg_saved(files, max(0.0, making) / number, len(samples_in(batches[1:])) / number),
     )
     return costs, files
 
@@ -186,12 +186,20 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def _jpeg_saved(files: TimedFiles, samples: float) -> float | None:
-    """Return the seconds of a batch that a leaner decoder would save; None when there is none, or nothing to decode."""
+def _jpeg_saved(files: TimedFiles, decoding: float, samples: float) -> float | None:
+    """Return the seconds of a batch that leaner preprocessing would save; None when there is nothing to decode, or it is not installed.
+
+    Args:
+        files: What the samples opened.
+        decoding: Seconds that a batch's samples take but for their files.
+        samples: In a batch.
+    """
     if not files.jpegs:
         return None
     try:
         from prefeed.advice.jpegs import saved_seconds  # noqa: PLC0415 - its libraries are an extra
     except ImportError:
         return None
-    return saved_seconds(files.jpegs) * samples * files.num_jpegs / len(files.paths)
+    jpegs = samples * files.num_jpegs / len(files.paths)
+    with _one_thread():
+        return saved_seconds(files.jpegs, decoding / samples) * jpegs

@@ -30,7 +30,8 @@ def reported(ctx: click.Context) -> Iterator[None]:
             raise
         if ctx.meta.get("prefeed.json"):
             click.echo(json.dumps(error_object(err), default=str))
-        click.echo(f"prefeed: {err}", err=True)
+        # A path may hold bytes that are no UTF-8; they are shown as \\udcff rather than not at all.
+        click.echo(f"prefeed: {err}".encode("utf-8", "backslashreplace").decode("utf-8"), err=True)
         ctx.exit(ctx.meta.get("prefeed.exit_codes", {}).get(type(err), EXIT_FAILED))
 
 

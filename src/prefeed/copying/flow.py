@@ -90,7 +90,7 @@ class Flow:
             before = self._limit.limit
             self._limit.on_success(seconds, num_in_flight=self._num_out, now=self._clock())
             if self._limit.limit > before:
-                pass
+                self._grown.notify_all()
 
     def throttled(self) -> None:
         """The origin asked for fewer requests."""

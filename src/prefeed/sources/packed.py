@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ from prefeed.sources.protocol import RangeSource
 from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
 _DIRECTORY: Final = "packs"
+_COPYING: Final = ".copying-"
+_ABANDONED_SECONDS: Final = 24 * 3600
 _CHUNK_BYTES: Final = 16 * 1024**2
 
 
@@ -167,7 +170,7 @@ class PackedSource:
 
     def _copy_to_home(self, head: Head, copy: Path) -> PackIndex:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".copying-", dir=copy.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=_COPYING, dir=copy.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 for chunk in self._chunks(head):
@@ -179,13 +182,21 @@ class PackedSource:
             raise
         opened = PackIndex.open(copy)
         for other in copy.parent.iterdir():  # older packs of this URL: who has one mapped keeps it
-            if other.suffix == ".index" and other != copy:
+            if (other.suffix == ".index" and other != copy) or _is_abandoned(other):
                 other.unlink(missing_ok=True)
         return opened
 
     def _chunks(self, head: Head) -> Iterator[Buffer]:
         for start in range(0, head.total_bytes, _CHUNK_BYTES):
             yield self._source.fetch_range(INDEX_NAME, start, min(_CHUNK_BYTES, head.total_bytes - start)).data
+
+
+def _is_abandoned(file: Path) -> bool:
+    """Return whether this is what a process that was killed had copied until then, a day ago or more."""
+    try:
+        return file.name.startswith(_COPYING) and time.time() - file.stat().st_mtime > _ABANDONED_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def _validated(index: PackIndex) -> PackIndex:

@@ -82,6 +82,8 @@ class TorchStreams:
         index: Any = device.index  # None: the current one
         self._device = torch.device(device.type, self._module.current_device() if index is None else index)
         self._side: Any = self._module.Stream(device=self._device)
+        # Else CUDA waits for an event in a loop, which would take a core from the workers.
+        self._event_options = {"blocking": True} if device.type == "cuda" else {}
 
     def enter_thread(self) -> None:
         self._module.set_device(self._device)
@@ -91,7 +93,7 @@ class TorchStreams:
         return context
 
     def mark(self) -> Mark:
-        event = self._module.Event()
+        event = self._module.Event(**self._event_options)
         event.record(self._current())
         mark: Mark = event
         return mark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -28,6 +29,7 @@ from prefeed.errors import (
 )
 from prefeed.packing import place, writing
 from prefeed.packing.driver import PackRequest, pack
+from prefeed.packing.environment import EnvironmentWriter
 from prefeed.packing.journal import JOURNAL_NAME, Journal
 from prefeed.packing.verifying import verify
 from prefeed.sources.pack_index import INDEX_NAME
@@ -321,6 +323,33 @@ def test_room_is_asked_for_beforehand(tmp_path: Path, layout: str, monkeypatch: 
     with pytest.raises(PackFullError, match=f"{total - 1:,} bytes free"):
         packed(tmp_path / "src", tmp_path / "out", layout)
     assert not any("shard" in name or name == "data.mdb" for name in names(tmp_path / "out"))
+
+
+@layouts
+def test_a_full_disk_is_said_and_what_is_packed_stays(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_files(tmp_path / "src")
+    monkeypatch.setattr(writing, "_BATCH_OBJECTS", 20)
+    full = os.strerror(errno.ENOSPC)
+    calls = itertools.count()
+
+    def fail_later(real: Any, error: Exception) -> Any:
+        def call(*args: Any) -> Any:
+            if next(calls) == 1:
+                raise error
+            return real(*args)
+
+        return call
+
+    with monkeypatch.context() as patched, pytest.raises(PackFullError, match="run the same command again"):
+        put = fail_later(EnvironmentWriter.put, lmdb.Error(f"mdb_txn_commit: {full}"))
+        patched.setattr(EnvironmentWriter, "put", put)
+        finish = fail_later(writing._Shard.finish, OSError(errno.ENOSPC, full))
+        patched.setattr(writing._Shard, "finish", finish)
+        packed(tmp_path / "src", tmp_path / "out", layout, **shards(layout))
+    assert packed(tmp_path / "src", tmp_path / "out", layout, **shards(layout)).kept > 0
+    assert read_back(tmp_path / "out") == files
 
 
 @layouts

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import webdataset
 
+import servers
 from prefeed.config import current
 from prefeed.datasets import Packed
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError
@@ -146,6 +147,18 @@ def test_the_index_may_lie_elsewhere(tmp_path: Path) -> None:
 
     assert names(tmp_path / "data") == before
     assert Packed(tmp_path / "index", group=True)[4] == expected[4]
+
+
+def test_data_files_behind_a_web_server(tmp_path: Path) -> None:
+    expected = write_shards(tmp_path / "data")
+    servers.write_index(tmp_path / "data")
+    with servers.nginx_server(tmp_path / "data", tmp_path / "nginx") as url:
+        with pytest.raises(CannotPackError, match="name a directory for it"):
+            index_files(url, None, current())
+        index_files(url, str(tmp_path / "index"), current())
+        dataset = Packed(tmp_path / "index", group=True)
+        assert [dataset[i] for i in range(len(dataset))] == expected
+        assert Packed(tmp_path / "index").url == f"pack+file://{tmp_path}/index"
 
 
 def test_our_own_packs_have_their_index(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,18 @@ def test_the_copy_of_the_index_is_checked(packed: PackedSource, tmp_path: Path) 
     assert len(list((current().home / "packs").rglob("*.index"))) == 1
     for source in (second, third, fourth):
         source.close()
+
+
+def test_what_a_killed_process_copied_goes_in_the_end(packed: PackedSource, tmp_path: Path) -> None:
+    packed.fetch("a.bin")
+    (copy,) = (current().home / "packs").rglob("*.index")
+    for name, age in (("old", 90_000), ("young", 10)):
+        file = copy.parent / f".copying-{name}"
+        file.write_bytes(b"half")
+        os.utime(file, (time.time() - age, time.time() - age))
+    write_pack(tmp_path / "p", {"a.bin": b"other"})
+    assert bytes(packed.fetch("a.bin").data) == b"other"
+    assert [file.name for file in copy.parent.iterdir() if file.suffix != ".index"] == [".copying-young"]
 
 
 def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:

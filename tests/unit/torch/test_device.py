@@ -28,10 +28,9 @@ def prefetcher(loader: Any, device: LateDevice, **kwargs: Any) -> prefeed.Device
 
 def is_idle(epoch: Any) -> bool:
     """Return True when the thread has made all that it may, and the loop may come."""
-    maker = epoch._ahead._maker
-    thread = epoch._ahead._thread
+    ahead = epoch._ahead
     return wait_until(
-        lambda: not thread.is_alive() or (maker.ready.qsize() == maker._num_ahead and not maker._has_room()),
+        lambda: not ahead._thread.is_alive() or ahead._maker.is_waiting(),
         timeout_seconds=SECONDS,
     )
 

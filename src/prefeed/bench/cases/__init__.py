@@ -23,6 +23,8 @@ CASES: Final = {
     "multi": "Four processes that share a stage cache: how often a sample is made.",
     "decode": "From JPEGs to tensors of 224 x 224: torchvision over Pillow against prefeed.vision, one thread each.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
+    "background": "Cost of a background generator an item, against prefetch_generator, and what it hides.",
+    "device": "Batches to a CUDA device while it computes; not run without one.",
 }
 """Name to what it measures; each is a module of this package, ``eval`` is ``eval_pass``."""
 

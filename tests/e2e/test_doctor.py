@@ -1,0 +1,114 @@
+"""``prefeed doctor`` on programs that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+PROGRAM = '''
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    """Waits as long for a sample as a remote file would take."""
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(float(sys.argv[1]))
+        return torch.full((4,), float(index))
+
+if __name__ == "__main__":
+    print("begins")
+    with torch.no_grad():
+        for batch in DataLoader(Slow(), batch_size=4):
+            break  # a look at the data, before training
+    for epoch in range(int(sys.argv[3])):
+        for batch in DataLoader(Slow(), batch_size=4, shuffle=True):
+            time.sleep(float(sys.argv[2]))
+    print("ends")
+'''
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def run(
+    program: Path, *arguments: object, options: tuple[str, ...] = ("--steps", "3")
+) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "prefeed", "doctor", *options, str(program), *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, cwd=program.parent, env=os.environ)
+
+
+def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_program_that_waits(program: Path) -> None:
+    found = verdict(run(program, 0.02, 0, 1, options=("--steps", "3", "--json")))
+    assert found["waiting"] > 0.5  # it does nothing else
+    assert found["perfect_speedup"] > 2
+    assert found["measurement"]["loader"]["dataset"] == "Slow"
+    assert found["text"].startswith("This job waits for data")
+    assert found["since_last_time"] is None
+    assert {"workers", "stage cache"} >= {cure["name"] for cure in found["cures"]}
+    assert found["best"] in ("workers", "stage cache")
+
+
+def test_a_program_that_computes(program: Path) -> None:
+    found = verdict(run(program, 0, 0.1, 1, options=("--steps", "3", "--json")))
+    assert found["waiting"] < 0.5
+    assert found["best"] is None
+    assert "no cache can help" in found["text"]
+
+
+def test_shown_to_a_person(program: Path) -> None:
+    done = run(program, 0.01, 0, 1)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "begins"
+    assert lines[1].startswith("This job waits for data")
+    assert "ends" not in lines
+    for name in ("as it is", "computing alone", "data alone", "decoding", "cure             times as fast"):
+        assert any(line.strip().startswith(name) for line in lines), name
+    assert "cache            not tried: its samples open no files by path" in done.stdout
+    assert "prefeed doctor: as it is" in done.stderr
+
+    again = run(program, 0.01, 0, 1)
+    assert again.stdout.splitlines()[-1].startswith("Since the last examination: ")
+    assert "Since" not in run(program, 0.01, 0, 2).stdout  # another command line, another program
+
+
+def test_a_program_that_ends_too_soon(program: Path) -> None:
+    done = run(program, 0, 0, 0)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["begins", "ends"]
+    assert "prefeed: the program ended before there was a verdict" in done.stderr
+    assert "--steps with less than 3" in done.stderr
+
+
+def test_a_program_that_fails(program: Path) -> None:
+    done = run(program, "what", 0, 1)
+    assert done.returncode == 1
+    assert "ValueError: could not convert string to float" in done.stderr
+    assert "prefeed: the program ended with status 1 before there was a verdict" in done.stderr
+
+
+def test_two_ranks_are_examined_and_one_speaks(program: Path) -> None:
+    many = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = run(program, 0.01, 0, 1, options=("--steps", "2", "--json", *many))
+    assert verdict(done)["waiting"] > 0.5
+    assert done.stderr.count("prefeed doctor: as it is") == 1

@@ -1,0 +1,174 @@
+"""A loop is fed: what it gets, in which order, and what is left as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import prefeed
+from prefeed.advice.doctor import doctor
+from prefeed.advice.examination import Examination
+from prefeed.advice.measurement import Measurement
+from prefeed.errors import CannotExamineError
+
+
+class Files(Dataset[torch.Tensor]):
+    """Each sample is a file, opened by path."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = sorted(map(str, root.iterdir()))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with open(self.paths[index], "rb") as file:
+            number = int(file.read())
+        return torch.tensor([number, 0])
+
+
+class RandomFiles(Files):
+    """With augmentation, as it were."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + torch.randint(2, (2,))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "files"
+    directory.mkdir()
+    for index in range(40):
+        (directory / f"{index:03}").write_bytes(str(index).encode())
+    return directory
+
+
+def examined(loader: DataLoader[Any], *, steps: int = 3) -> tuple[list[torch.Tensor], Measurement]:
+    """Return all batches that a loop was fed with, and what was measured."""
+    examination = Examination(loader, steps=steps)
+    with closing(examination.feed()) as feed:
+        fed = list(feed)
+    assert examination.measurement is not None
+    return fed, examination.measurement
+
+
+def numbers(batch: torch.Tensor) -> list[int]:
+    return batch[:, 0].tolist()
+
+
+def test_first_as_it_is_then_the_same_batch(root: Path) -> None:
+    loader = DataLoader(Files(root), batch_size=4)
+    fed, measured = examined(loader, steps=3)
+    warm = 2
+    as_is = [numbers(batch) for batch in fed[: warm + 3]]
+    assert as_is == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(5)]
+    again = fed[warm + 3 : 2 * (warm + 3)]
+    assert all(batch is fed[warm + 2] for batch in again)
+    assert measured.as_is.steps == measured.compute.steps == measured.data.steps == 3
+    assert measured.loader.batch_size == 4
+    assert measured.loader.samples == 40
+
+
+def test_queues_of_workers_are_filled_first(root: Path) -> None:
+    loader = DataLoader(Files(root), batch_size=2, num_workers=2, prefetch_factor=3)
+    fed, measured = examined(loader, steps=2)
+    assert len(fed) >= 2 * (2 * 3 + 2 + 2)
+    assert measured.loader.num_workers == 2
+    assert measured.costs is not None
+    assert measured.costs.transferring > 0
+
+
+def test_files_are_timed_and_counted(root: Path) -> None:
+    _, measured = examined(DataLoader(Files(root), batch_size=4))
+    costs = measured.costs
+    assert costs is not None
+    assert costs.opening is not None
+    assert costs.opening > 0
+    assert costs.file_bytes in range(4, 9)  # four numbers of one or two digits
+    assert costs.transferring == 0
+
+
+def test_cures_are_tried_on_a_job_that_waits(root: Path) -> None:
+    """Nobody works on the batches here, so all that is left is waiting."""
+    fed, measured = examined(DataLoader(Files(root), batch_size=4))
+    assert measured.cached is not None
+    assert measured.first is not None
+    assert measured.staged is not None
+    assert measured.staged_bytes > 0
+    assert set(measured.workers) == {len(os.sched_getaffinity(0)), 4 * len(os.sched_getaffinity(0))}
+    assert {number for batch in fed for number in numbers(batch)} <= set(range(40))
+
+
+def test_random_samples_are_kept_in_no_stage_cache(root: Path) -> None:
+    _, measured = examined(DataLoader(RandomFiles(root), batch_size=4))
+    assert measured.staged is None
+    assert "random" in measured.reasons["stage cache"]
+
+
+def test_nothing_is_left_of_the_trials(root: Path, sandbox: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(Files(root), batch_size=4, shuffle=True, generator=generator, num_workers=1)
+    before = dict(vars(loader))
+    examined(loader)
+    assert vars(loader) == before
+    assert prefeed.statistics().reads == 0  # the user's own cache was not touched
+    assert not list(sandbox.memory_dir.glob("*"))
+
+
+def test_where_prefeed_is_in_use_a_later_epoch_counts(root: Path) -> None:
+    loader: DataLoader[Any] = DataLoader(prefeed.CachedDataset(Files(root)), batch_size=4)
+    fed, measured = examined(loader, steps=3)
+    assert measured.first is not None
+    assert [numbers(batch) for batch in fed[:5]] == [numbers(batch) for batch in fed[5:10]]
+    assert "in use already" in measured.reasons["cache"]
+    assert measured.staged is None
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+def test_a_stream_is_told_waiting_and_computing_only() -> None:
+    fed, measured = examined(DataLoader(Stream(), batch_size=2), steps=3)
+    assert (measured.costs, measured.loader.samples) == (None, None)
+    assert len(fed) == 2 * (2 + 3)
+    assert measured.loader.batch_size == 2
+
+
+def test_an_epoch_shorter_than_a_trial_begins_again(root: Path) -> None:
+    loader = DataLoader(torch.utils.data.Subset(Files(root), range(4)), batch_size=2)
+    fed, _ = examined(loader, steps=5)
+    assert [numbers(batch) for batch in fed[:4]] == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_a_loader_without_batches() -> None:
+    loader: DataLoader[Any] = DataLoader([], batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(CannotExamineError, match="no batches"):
+        doctor(loader, lambda batch: None)
+
+
+def test_a_loop_that_fails_fails_as_it_would(root: Path) -> None:
+    def step(batch: torch.Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        doctor(DataLoader(Files(root), batch_size=4), step)
+
+
+def test_too_few_steps(root: Path) -> None:
+    with pytest.raises(ValueError, match="at least 2 steps"):
+        doctor(DataLoader(Files(root)), lambda batch: None, steps=1)
+
+
+def test_public_name(root: Path) -> None:
+    verdict = prefeed.doctor(DataLoader(Files(root), batch_size=4), lambda batch: None, steps=2)
+    assert 0.0 <= verdict.waiting <= 1.0
+    assert "waits for data" in str(verdict)
