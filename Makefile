@@ -51,7 +51,7 @@ system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh
 
 clean:  ## remove the virtual environment and everything that was generated
-	rm -rf $(VENV) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output bench-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- installation, once per pyproject.toml
@@ -75,7 +75,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 $(VENV)-%/.installed: pyproject.toml
 	@echo "installing prefeed and $* into $(VENV)-$*: a minute and a few GB, once"
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable . $* pillow pytest pytest-timeout
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '$(if $(filter tensorflow,$*),.[pack],.)' $* pillow pytest pytest-timeout
 	@touch $@
 
 # A torch build of one kind (say +cpu, from a find-links folder) beside a torchvision of another installs and then

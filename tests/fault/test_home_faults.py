@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,13 @@ def test_read_only_home(
     monkeypatch.setenv("PREFEED_HOME", home)
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert_trains(root)
-    said = lines_of(caplog, capfd)
+    said = [line for line in lines_of(caplog, capfd) if "spent waiting for data" not in line]
     assert any("set PREFEED_HOME to a directory you can write to" in line for line in said), said
     assert all(home in line for line in said)
     assert len(said) <= 3  # one line a dataset and a loader
     objects = prefeed.datasets.Objects(root)
     assert objects[0] == Path(root / objects.path(0)).read_bytes()
-    assert prefeed.statistics() == prefeed.Statistics()
+    assert replace(prefeed.statistics(), epochs=()) == prefeed.Statistics()
 
 
 @pytest.mark.parametrize("directory", ["/proc/none", "/proc"])
@@ -252,5 +253,5 @@ def test_server_stops_when_idle(root: Path, sandbox: Sandbox, monkeypatch: pytes
     assert_trains(root, num_workers=0)
     assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=20)
     assert not resolve().socket_path.exists()
-    assert prefeed.statistics() == prefeed.Statistics()  # and whoever asks for it finds none
+    assert replace(prefeed.statistics(), epochs=()) == prefeed.Statistics()  # and whoever asks for it finds none
     assert list(resolve().memory_dir.iterdir()) == []

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from prefeed import api
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import current
-from prefeed.errors import FilesUnknownError, ObjectNotFoundError, TruncatedBodyError
+from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
 from unit.packing.packs import LAYOUTS, make_files, packed
 
 pytestmark = pytest.mark.timeout(120)
@@ -161,14 +162,23 @@ def test_plan_of_groups(tmp_path: Path, files: dict[str, bytes]) -> None:
     assert access.objects_of(3) == (6, 7)
 
 
-def test_groups_that_lie_apart_are_fetched_when_asked_for(tmp_path: Path) -> None:
+def test_groups_that_lie_apart_are_planned_too(tmp_path: Path) -> None:
     for name in ("a.a", "a.b/c.jpg", "a.c", "README"):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_bytes(name.encode())
     packed(tmp_path / "src", tmp_path / "out", "lmdb")
     dataset = prefeed.datasets.Packed(tmp_path / "out", group=True)
-    with NodeClient.connect(current()) as node, pytest.raises(FilesUnknownError, match="do not make groups"):
-        dataset.prefeed_access(node, current())
+    paths = prefeed.datasets.Packed(tmp_path / "out")
+    with NodeClient.connect(current()) as node:
+        access: AccessMap = dataset.prefeed_access(node, current())
+    assert [[paths.path(i) for i in access.objects_of(sample)] for sample in range(2)] == [
+        ["a.a", "a.c"],
+        ["a.b/c.jpg"],
+    ]
+    ids, counts = access.object_ids(np.array([1, 0]))
+    assert [paths.path(int(i)) for i in ids] == ["a.b/c.jpg", "a.a", "a.c"]
+    assert counts is not None
+    assert counts.tolist() == [1, 2]
     expected = [{"__key__": "a", "a": b"a.a", "c": b"a.c"}, {"__key__": "a.b/c", "jpg": b"a.b/c.jpg"}]
     assert [dataset[0], dataset[1]] == expected
     assert [sample for batch in prefeed.DataLoader(dataset, collate_fn=list) for sample in batch] == expected

@@ -70,7 +70,7 @@ class Examination:
     ) -> None:
         self.measurement: Measurement | None = None
         self._loader = loader
-        self._steps = steps
+        self._steps = _in_groups(steps, loader.num_workers)
         self._iterate = make_iterator
         self._device = device
         self._is_served = is_served
@@ -144,15 +144,15 @@ class Examination:
 
     # ------------------------------------------------------------ timing
 
-    def _timed(self, batches: Iterable[Any]) -> Generator[Any, None, tuple[Timing, Any]]:
+    def _timed(self, batches: Iterable[Any], *, steps: int | None = None) -> Generator[Any, None, tuple[Timing, Any]]:
         """Feed batches to the loop; return the timing of those that count, and the last batch."""
-        asked = iter(batches)
+        asked, steps = iter(batches), steps or self._steps
         for _ in range(self._warm_steps):
             yield next(asked)
         batch, each, waited = None, [], 0.0
         _synchronize(self._device)
         began = last = time.perf_counter()
-        for _ in range(self._steps):
+        for _ in range(steps):
             batch = next(asked)
             waited += time.perf_counter() - last
             yield batch
@@ -161,7 +161,7 @@ class Examination:
             last = now
         _synchronize(self._device)
         seconds = time.perf_counter() - began
-        return Timing(steps=self._steps, seconds=seconds, waited_seconds=waited, each=each), batch
+        return Timing(steps=steps, seconds=seconds, waited_seconds=waited, each=each), batch
 
     def _alone(self, batches: Iterator[Any]) -> Timing:
         """Take batches with nobody working on them, after those that were made ahead."""
@@ -180,7 +180,7 @@ class Examination:
 
     def _try_cures(self, found: dict[str, Any], costs: Costs, files: TimedFiles) -> Generator[Any, None, None]:
         num_batches = self._steps + self._warm_steps
-        yield from self._try_workers(found, num_batches)
+        yield from self._try_workers(found)
         with private_cache(_roots_of(files)) as config:
             if self._is_kept:
                 self._reasons["cache"] = "prefeed is in use already"
@@ -234,19 +234,19 @@ class Examination:
             return self._batches.take(number)
         return list(itertools.islice(itertools.cycle(self._kept), number))
 
-    def _try_workers(self, found: dict[str, Any], num_batches: int) -> Generator[Any, None, None]:
+    def _try_workers(self, found: dict[str, Any]) -> Generator[Any, None, None]:
         """Run the loop with more workers: as many as there are processors, and many more, for those that only wait."""
         facts = facts_of(self._loader, 1, is_served=False)
         numbers = {min(_MOST_WORKERS, number) for number in (facts.cores, 4 * max(facts.cores, facts.num_workers))}
         for number in sorted(number for number in numbers if number > facts.num_workers):
             self._say(f"with {number} workers")
-            ahead = number * (self._loader.prefetch_factor or 2)
+            ahead, steps = number * (self._loader.prefetch_factor or 2), _in_groups(self._steps, number)
             with _without_advice():
-                twin = twin_of(self._loader, self._batches_for(num_batches + ahead), num_workers=number)
+                twin = twin_of(self._loader, self._batches_for(self._warm_steps + steps + ahead), num_workers=number)
                 iterator = self._iterate(twin)
             for _ in range(ahead):  # what many workers have made ahead must not count
                 yield next(iterator)
-            timing, _ = yield from self._timed(iterator)
+            timing, _ = yield from self._timed(iterator, steps=steps)
             found.setdefault("workers", {})[number] = timing
             del iterator, twin
             gc.collect()
@@ -264,6 +264,12 @@ def _fetched_share(costs: Costs) -> float:
     """Return the share of a batch's cost that is opening and reading files."""
     fetching = (costs.opening or 0.0) + (costs.reading or 0.0)
     return fetching / (fetching + costs.decoding + costs.collating)
+
+
+def _in_groups(steps: int, num_workers: int) -> int:
+    """Return at least so many steps, in whole groups: workers deliver a batch each, all of them at once."""
+    groups = max(2, -(-steps // max(1, num_workers)))
+    return groups * num_workers if num_workers else steps
 
 
 def _again_and_again(batch: Any) -> Iterator[Any]:

@@ -35,6 +35,7 @@ class Options:
         num_photos: Pictures in the data set.
         quick: Small and fast: shows that the benchmark works, its figures mean nothing.
         data_dir: Where pictures are kept between benchmarks; None for the default.
+        charts_dir: Where charts are drawn.
         say: Shows progress.
     """
 
@@ -42,6 +43,7 @@ class Options:
     num_photos: int = 4000
     quick: bool = False
     data_dir: Path | None = None
+    charts_dir: Path = Path("bench-output")
     say: Say = field(default=_silent)
 
     def photos(self) -> PhotoFolder:

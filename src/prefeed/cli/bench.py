@@ -23,10 +23,13 @@ _WIDTH = max(len(name) for name in CASES)
 @click.option("--quick", is_flag=True, help="Small and once: shows that it works, its figures mean nothing.")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Where the pictures are kept for the next time.  [default: ~/.cache/prefeed-bench]")  # fmt: skip
+@click.option("--charts", type=click.Path(file_okay=False, path_type=Path), default=Path("bench-output"), metavar="DIR",
+              show_default=True, help="Where charts are drawn.")  # fmt: skip
 @json_option
 def command(
-    names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, as_json: bool
-) -> None:
+    *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Measure prefeed beside the same work without it: all benchmarks, or those named.
 
     Each starts its own server of pictures (nginx) and its own empty cache, runs its variants in turn, prints medians,
@@ -38,6 +41,7 @@ def command(
         num_photos=images or (_QUICK_PHOTOS if quick else default.num_photos),
         quick=quick,
         data_dir=data,
+        charts_dir=charts,
         say=_say,
     )
     for name in names or CASES:

@@ -32,12 +32,13 @@ class CachedSamples(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessMap:
-    """Sample index → object ids: ``indices`` first, if there are any, then one of ``ids``, ``starts``, ``learned``.
+    """Sample index → object ids: ``indices`` first, if there are any, then ``starts`` and ``ids``, or ``learned``.
 
     Attributes:
         dataset: Where the objects are.
-        ids: Object id of each sample, shape (num_samples,); None when sample i is object i.
-        starts: Sample i is made of the objects ``starts[i]`` to ``starts[i + 1] - 1``, shape (num_samples + 1,).
+        ids: Object id of each sample, shape (num_samples,), or of each place that ``starts`` counts; None when sample, or
+            place, i is object i.
+        starts: Sample i is made of the objects at the places ``starts[i]`` to ``starts[i + 1] - 1``, shape (num_samples + 1,).
         learned: Knows what samples opened before.
         indices: Sample i is sample ``indices[i]`` of the above, as in a ``Subset``; shape (num_indices,).
         cached: Knows which samples need nothing of the above at present.
@@ -86,7 +87,8 @@ class AccessMap:
         if self.learned is not None:
             return self.learned.objects_of(base)
         if self.starts is not None:
-            return tuple(range(int(self.starts[base]), int(self.starts[base + 1])))
+            found = range(int(self.starts[base]), int(self.starts[base + 1]))
+            return tuple(found) if self.ids is None else tuple(self.ids[list(found)].tolist())
         return (base if self.ids is None else int(self.ids[base]),)
 
     def base_sample(self, sample: Any) -> int | None:
@@ -121,7 +123,8 @@ class AccessMap:
         if self.learned is not None:
             return self.learned.object_ids(samples.astype(np.int64, copy=False))
         if self.starts is not None:
-            return _gathered(self.starts, samples)
+            found, counts = _gathered(self.starts, samples)
+            return (found if self.ids is None else self.ids[found]), counts
         return (samples if self.ids is None else self.ids[samples]), None
 
 

@@ -14,7 +14,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.datasets.origin import Origin
-from prefeed.errors import EmptyListingError, FilesUnknownError
+from prefeed.errors import EmptyListingError
 from prefeed.packing.names import sample_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import pack_url
@@ -73,22 +73,12 @@ class Packed:
         return path if self._groups is None else _sample(path)[0]
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
-        """Return which objects each sample needs.
-
-        Raises:
-            FilesUnknownError: Files of other samples, or of none, stand between those of one: ``a.b/c.jpg`` between
-                ``a.a`` and ``a.c``. Samples are then fetched when they are asked for.
-        """
+        """Return which objects each sample needs."""
         dataset = self._origin.on_node(node, config)
         if self._groups is None:
             return AccessMap(dataset=dataset)
         ids, starts = self._groups
-        if not np.array_equal(ids, np.arange(self._origin.manifest.num_objects)):
-            raise FilesUnknownError(
-                f"the files of {self.url} do not make groups in the order of their names, one after the other: some have "
-                "no extension, or stand between two of another group"
-            )
-        return AccessMap(dataset=dataset, starts=starts)
+        return AccessMap(dataset=dataset, ids=ids, starts=starts)
 
     def prefeed_stage(self) -> Any:
         """Return what samples are made with, for the caches of stages."""

@@ -185,7 +185,7 @@ def test_home_option_selects_the_server(run, tmp_path: Path) -> None:
 def test_stats_json_has_every_field_and_the_ratio(run) -> None:
     printed = json.loads(run(FakeBackend(), "stats", "--json").stdout)
 
-    assert printed == {**asdict(STATISTICS), "reads": 1000, "hit_ratio": 0.9}
+    assert printed == {**json.loads(json.dumps(asdict(STATISTICS))), "reads": 1000, "hit_ratio": 0.9}
 
 
 # ---------------------------------------------------------------- warm and clear

@@ -22,6 +22,8 @@ CASES: Final = {
     "eval": "A pass of evaluation during training, with and without a stage cache.",
     "multi": "Four processes that share a stage cache: how often a sample is made.",
     "decode": "From JPEGs to tensors of 224 x 224: torchvision over Pillow against prefeed.vision, one thread each.",
+    "loader": "What engineers do by hand for a loader, each and together; draws charts.",
+    "doctor": "What prefeed doctor predicts for three jobs, beside what its cure brings.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
     "background": "Cost of a background generator an item, against prefetch_generator, and what it hides.",
     "device": "Batches to a CUDA device while it computes; not run without one.",

@@ -1,0 +1,139 @@
+"""``prefeed doctor`` on three jobs, and what its cure then brings: prediction beside result.
+
+Origin-bound: random crops of pictures on a directory whose opens take 20 ms. Decode-bound: fixed preprocessing of pictures in
+the page cache, for a fast device. Compute-bound: the same for a slow one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prefeed.bench.harness import BenchResult, Options, Samples
+from prefeed.bench.home import temporary_home
+from prefeed.bench.photos import PhotoFolder
+from prefeed.bench.program import SCRIPTS, run_program
+from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
+from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
+
+_OPEN_SECONDS: Final = 0.02
+_BATCH_SIZE: Final = 32
+_PLAIN_BATCHES: Final = 40
+"""Batches of the job as it is: its rate is even, and a whole epoch would take most of the benchmark's time."""
+
+NOTES: Final = (
+    "predicted: by prefeed doctor, from 20 steps a trial",
+    "measured: batches a second of the second epoch with the cure, over those of the job as it is (its first 40 batches)",
+    "compute: no cure is worth while; predicted is what perfect loading would gain, measured what the cache gains",
+    "error: measured over predicted, less 1",
+    "batches of 32, 2 workers; the device is a wait of 25, 5 and 250 ms a batch",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One of the three.
+
+    Attributes:
+        arguments: Of ``scripts/job.py``.
+        is_slow: On the slow directory.
+    """
+
+    arguments: tuple[str, ...]
+    is_slow: bool = False
+
+
+_JOBS: Final = {
+    "origin": _Job(arguments=("--train", "--step-ms", "25"), is_slow=True),
+    "decode": _Job(arguments=("--step-ms", "5")),
+    "compute": _Job(arguments=("--step-ms", "250")),
+}
+
+
+def run(options: Options) -> BenchResult:
+    """Examine each job, apply the cure, and compare."""
+    photos = options.photos()
+    samples, detail = Samples(), []
+    for number in range(options.runs):
+        for name, job in _JOBS.items():
+            options.say(f"run {number + 1} of {options.runs}: {name}")
+            found = _compare(photos, job, steps=4 if options.quick else 20)
+            detail.append({"job": name, **found})
+            predicted, measured = found["predicted"], found["measured"]
+            figures = {"predicted": predicted, "measured": measured, "error": measured / predicted - 1}
+            samples.add(**{f"{name}_{key}": value for key, value in figures.items()})
+            samples.add(**{f"{name}_waiting": found["waiting"]})
+    return BenchResult(
+        name="doctor", fields=samples.medians(), spread=samples.spread(), runs={"jobs": detail}, notes=NOTES
+    )
+
+
+def _compare(photos: PhotoFolder, job: _Job, *, steps: int) -> dict[str, Any]:
+    common = (*job.arguments, "--batch-size", str(_BATCH_SIZE))
+    with _data(photos, job) as data:
+        verdict = _examine([data, *common], steps=steps)
+        plain = run_program("job.py", [data, *common, "--batches", str(_PLAIN_BATCHES)])[0]
+        cure = next((cure for cure in verdict["cures"] if cure["name"] == verdict["best"]), None)
+        cured = _cured([data, *common], cure)
+    rates = [epoch["images"] / epoch["seconds"] for epoch in (plain, cured)]
+    return {
+        "waiting": verdict["waiting"],
+        "cure": verdict["best"],
+        "predicted": verdict["perfect_speedup"] if cure is None else cure["speedup"],
+        "measured": rates[1] / rates[0],
+        "text": verdict["text"],
+    }
+
+
+@contextlib.contextmanager
+def _data(photos: PhotoFolder, job: _Job) -> Iterator[str]:
+    if not job.is_slow:
+        yield str(photos.root)
+        return
+    try:
+        with slow_directory(Path(photos.root), open_seconds=_OPEN_SECONDS) as slow:
+            yield str(slow.path)
+    except FuseUnavailableError as err:
+        raise MissingRequirementError(str(err)) from err
+
+
+def _examine(arguments: Sequence[str], *, steps: int) -> dict[str, Any]:
+    """Return what ``prefeed doctor --json`` says of the job."""
+    line = [
+        sys.executable,
+        "-m",
+        "prefeed",
+        "doctor",
+        "--json",
+        "--steps",
+        str(steps),
+        str(SCRIPTS / "job.py"),
+        *arguments,
+    ]
+    with temporary_home() as home:
+        done = subprocess.run(line, env={**os.environ, **home.env}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchFailedError(f"prefeed doctor ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _cured(arguments: Sequence[str], cure: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the second epoch of the job with the cure."""
+    name = "cache" if cure is None else cure["name"]
+    line = [*arguments, "--epochs", "2"]
+    if name == "workers" and cure is not None:
+        return run_program("job.py", [*line, "--workers", cure["what"].split()[0]])[1]
+    if name in ("fast decode", "packing", "device prefetch"):
+        return run_program("job.py", [*line, "--lean"])[1]
+    with temporary_home() as home:
+        root = {"PREFEED_ROOTS": arguments[0]}
+        more = ["--cached"] if name == "stage cache" else []
+        return run_program("job.py", [*line, *more], prefeed_env={**home.env, **root})[1]
