@@ -67,6 +67,36 @@ def twin_of(
         served_by: Make it a ``prefeed.DataLoader`` with these settings; None: of the user's kind.
         **changes: Arguments of the loader to be others: ``num_workers``, ``prefetch_factor``, ``pin_memory``.
     """
+    arguments = _arguments_of(loader, changes)
+    if loader.batch_size is None and loader.batch_sampler is None:
+        arguments.update(sampler=list(batches), batch_size=None)
+    else:
+        arguments["batch_sampler"] = _batch_sampler(batches)
+    dataset = loader.dataset if dataset is None else dataset
+    if served_by is not None:
+        return DataLoader(dataset, config=served_by, **arguments)
+    return _kind_of(loader)(dataset, **arguments)
+
+
+def stream_twin_of(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
+    """Return a loader over the same stream, from its beginning, that is otherwise like the user's.
+
+    Args:
+        loader: The user's, of an ``IterableDataset``.
+        **changes: As in ``twin_of``.
+    """
+    arguments = _arguments_of(loader, changes)
+    if loader.batch_size is not None:
+        arguments["drop_last"] = loader.drop_last
+    return _kind_of(loader)(loader.dataset, batch_size=loader.batch_size, **arguments)
+
+
+def _kind_of(loader: TorchDataLoader[Any]) -> type[TorchDataLoader[Any]]:
+    return DataLoader if type(loader) is DataLoader else torch.utils.data.DataLoader
+
+
+def _arguments_of(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a loader but for what it reads and in which batches, some of them changed."""
     arguments: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -75,21 +105,16 @@ def twin_of(
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
         "prefetch_factor": loader.prefetch_factor,
+        "in_order": getattr(loader, "in_order", True),
         **changes,
     }
     if not arguments["num_workers"]:
         arguments.update(prefetch_factor=None, multiprocessing_context=None, timeout=0)
     elif arguments["prefetch_factor"] is None:
         arguments["prefetch_factor"] = 2
-    if loader.batch_size is None and loader.batch_sampler is None:
-        arguments.update(sampler=list(batches), batch_size=None)
-    else:
-        arguments["batch_sampler"] = _batch_sampler(batches)
-    dataset = loader.dataset if dataset is None else dataset
-    if served_by is not None:
-        return DataLoader(dataset, config=served_by, **arguments)
-    kind: type[TorchDataLoader[Any]] = DataLoader if type(loader) is DataLoader else torch.utils.data.DataLoader
-    return kind(dataset, **arguments)
+    if not hasattr(loader, "in_order"):  # torch before 2.6
+        del arguments["in_order"]
+    return arguments
 
 
 def _batch_sampler(batches: Sequence[Batch]) -> Any:

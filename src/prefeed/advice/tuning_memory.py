@@ -1,0 +1,151 @@
+"""How much memory a trial would take, and how much there is. Reading the machine and deciding are kept apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from prefeed.advice.tuning_settings import Settings
+from prefeed.config import GIB, KIB
+from prefeed.store.capacity import CgroupMemory, cgroup_memory
+from prefeed.torch.nesting import tensors_in
+
+_MARGIN: Final = 1.2
+"""Workers grow, and batches are not all as large as the one that was looked at."""
+
+_SHM: Final = Path("/dev/shm")
+_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+_USAGES: Final = ("memory.current", "memory.usage_in_bytes")
+
+ReadText = Callable[[Path], str]
+
+
+class Free(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that may still be taken.
+
+    Attributes:
+        memory_bytes: The least of what the machine and every control group above this process have left.
+        shared_bytes: What ``/dev/shm`` has left, where workers put their batches.
+    """
+
+    memory_bytes: int
+    shared_bytes: int
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen so far.
+
+    Attributes:
+        worker_bytes: What one worker has for itself.
+        batch_bytes: What is in one batch.
+    """
+
+    worker_bytes: int
+    batch_bytes: int
+
+    def of(self, settings: Settings) -> tuple[int, int]:
+        """Return what these settings would take, all of it and the part in shared memory, in bytes."""
+        shared = int(_MARGIN * settings.batches_ahead * self.batch_bytes)
+        return int(_MARGIN * settings.num_workers * self.worker_bytes) + shared, shared
+
+
+def refusal(settings: Settings, needs: Needs, free: Free) -> str | None:
+    """Return why there is no room for these settings; None: there is. Pure."""
+    total, shared = needs.of(settings)
+    if total > free.memory_bytes:
+        return f"not tried: it would take {_gib(total)} of memory, and {_gib(free.memory_bytes)} are free"
+    if shared > free.shared_bytes:
+        return (
+            f"not tried: its batches would take {_gib(shared)} of {_SHM}, and {_gib(free.shared_bytes)} are free; "
+            "in a container, raise --shm-size"
+        )
+    return None
+
+
+def free_memory() -> Free:
+    """Read what this process may still take."""
+    texts = _read_text(Path("/proc/meminfo"))
+    groups = cgroup_memory(_read_text(Path("/proc/self/cgroup")), _CGROUP_ROOT, in_use_only(_read_text))
+    status = os.statvfs(_SHM) if _SHM.exists() else None
+    shared = status.f_bavail * status.f_frsize if status is not None else 0
+    return Free(memory_bytes=least_free(texts, groups), shared_bytes=shared)
+
+
+def private_bytes(pids: Iterable[int]) -> list[int]:
+    """Read what each process has for itself alone; those that are gone are left out."""
+    found = (parse_private(_read_text(Path(f"/proc/{pid}/smaps_rollup"))) for pid in pids)
+    return [size for size in found if size]
+
+
+def batch_bytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Read the processor time that processes have used, together."""
+    ticks = sum(parse_cpu_ticks(_read_text(Path(f"/proc/{pid}/stat"))) for pid in pids)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def read_bytes(pids: Iterable[int]) -> int:
+    """Read how many bytes processes have read from files, from the page cache or not; mapped files are not seen."""
+    return sum(_number_after(_read_text(Path(f"/proc/{pid}/io")), "rchar:") for pid in pids)
+
+
+# ---------------------------------------------------------------- what the kernel's texts mean
+
+
+def least_free(meminfo: str, groups: Iterable[CgroupMemory]) -> int:
+    """Return the least of what the machine and the control groups have left."""
+    left = [max(0, group.limit_bytes - group.usage_bytes) for group in groups]
+    return min([_number_after(meminfo, "MemAvailable:") * KIB, *left])
+
+
+def in_use_only(read_text: ReadText) -> ReadText:
+    """Return what reads a control group's use without the files in it that the kernel would give up for memory."""
+
+    def read(path: Path) -> str:
+        text = read_text(path)
+        if path.name not in _USAGES or not text.strip().isdigit():
+            return text
+        counts = read_text(path.with_name("memory.stat"))
+        files = _number_after(counts, "total_inactive_file") or _number_after(counts, "inactive_file")
+        return str(max(0, int(text) - files))
+
+    return read
+
+
+def parse_private(smaps_rollup: str) -> int:
+    """Return the private bytes in ``/proc/<pid>/smaps_rollup``."""
+    return KIB * sum(_number_after(smaps_rollup, name) for name in ("Private_Clean:", "Private_Dirty:"))
+
+
+def parse_cpu_ticks(stat: str) -> int:
+    """Return user and system time in ``/proc/<pid>/stat``; 0 of a process that is gone."""
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def _number_after(text: str, name: str) -> int:
+    """Return the number that follows a name at the beginning of a line; 0 when there is none."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB"
