@@ -37,3 +37,6 @@ def test_one_open_a_file_a_node(tmp_path: Path, kind: str, length: int) -> None:
     assert statistics.reads == EPOCHS * padded
     assert statistics.direct_reads == 0
     assert statistics.resident_objects == length
+    assert {(epoch.rank, epoch.epoch) for epoch in statistics.epochs} == {
+        (rank, epoch) for rank in range(RANKS) for epoch in range(1, EPOCHS + 1)
+    }

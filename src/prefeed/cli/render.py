@@ -133,7 +133,7 @@ def _epoch_rows(epochs: Sequence[EpochWait]) -> list[Row]:
     """Return the last epoch of each loader and rank: how much of it the loop waited."""
     last = {(epoch.loader, epoch.rank): epoch for epoch in epochs}
     return [
-        ("epoch", f"{e.epoch} of {e.loader}: {e.waited_share:.1%} of {e.seconds:.1f} s spent waiting for data")
+        ("epoch", f"{e.epoch} of {e.loader}: {100 * e.waited_share:.1f} % of {e.seconds:.1f} s spent waiting for data")
         for e in last.values()
     ]
 

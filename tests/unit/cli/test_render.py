@@ -6,7 +6,7 @@ import pytest
 
 from fake_backend import STATISTICS, STATUS, WARM
 from prefeed.cli import render
-from prefeed.types import ClearResult, SessionCounts, Statistics
+from prefeed.types import ClearResult, EpochWait, SessionCounts, Statistics
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,16 @@ def test_stage_caches_have_one_row_where_there_are_any() -> None:
     assert rows["stage caches"] == "2 sessions, 1 cache, 5.0 MiB in memory, 1.0 GiB on disk"
     assert "stage caches" not in dict(render.statistics_rows(STATISTICS)[1])
     assert "stage caches" in dict(render.statistics_rows(replace(STATISTICS, sessions=counts))[1])
+
+
+def test_last_epoch_of_each_rank_is_shown() -> None:
+    def epoch(number: int, rank: int, waited: float) -> EpochWait:
+        name = f"Photos (rank {rank})"
+        return EpochWait(loader=name, rank=rank, epoch=number, batches=10, seconds=8.0, waited_seconds=waited)
+
+    statistics = replace(STATISTICS, epochs=(epoch(1, 0, 4.0), epoch(1, 1, 2.0), epoch(2, 0, 1.0)))
+    rows = [value for name, value in render.statistics_rows(statistics)[1] if name == "epoch"]
+    assert rows == [
+        "2 of Photos (rank 0): 12.5 % of 8.0 s spent waiting for data",
+        "1 of Photos (rank 1): 25.0 % of 8.0 s spent waiting for data",
+    ]
