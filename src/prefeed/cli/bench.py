@@ -8,6 +8,7 @@ import click
 
 from prefeed.bench.cases import CASES, run_case
 from prefeed.bench.harness import BenchResult, Options
+from prefeed.bench.requirements import MissingRequirementError
 from prefeed.bench.signals import terminated_like_interrupted
 from prefeed.cli import render
 from prefeed.cli.options import json_option
@@ -46,8 +47,14 @@ def command(
     )
     for name in names or CASES:
         _say(f"{name}: {CASES[name]}")
-        with terminated_like_interrupted():
-            result = run_case(name, options)
+        try:
+            with terminated_like_interrupted():
+                result = run_case(name, options)
+        except MissingRequirementError as err:
+            if names:
+                raise
+            click.echo(f"prefeed: {name} was not run: {err}", err=True)  # the others can be
+            continue
         if as_json:
             render.print_json(result.to_json())
         else:

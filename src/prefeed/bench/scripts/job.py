@@ -49,16 +49,16 @@ def make_loader(options: argparse.Namespace) -> Iterable[Any]:
     """Return the loader, wrapped in what was asked for."""
     dataset: Any = make_dataset(options)
     if options.cached:
-        import prefeed
+        from prefeed.stage import CachedDataset
 
-        dataset = prefeed.CachedDataset(dataset)
+        dataset = CachedDataset(dataset)
     loader: Any = DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers)
     if options.background and not options.device:
         return Background(loader)
     if options.device:
-        import prefeed
+        from prefeed.torch.device import DevicePrefetcher
 
-        return prefeed.DevicePrefetcher(Background(loader) if options.background else loader)
+        return DevicePrefetcher(Background(loader) if options.background else loader)
     return loader  # type: ignore[no-any-return]
 
 
@@ -69,9 +69,9 @@ class Background:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        import prefeed
+        from prefeed.prefetching import BackgroundGenerator
 
-        return prefeed.BackgroundGenerator(self.loader)
+        return BackgroundGenerator(self.loader)
 
 
 def make_dataset(options: argparse.Namespace) -> ImageFolder:
