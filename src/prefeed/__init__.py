@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
     from prefeed.advice.doctor import doctor
+    from prefeed.advice.tuning import tune
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
     from prefeed.prefetching import BackgroundGenerator, background
@@ -45,6 +46,7 @@ __all__ = [
     "not_random",
     "read",
     "statistics",
+    "tune",
     "vision",
 ]
 
@@ -66,6 +68,7 @@ _HOMES = {
     "not_random": "prefeed.stage.randomness",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
+    "tune": "prefeed.advice.tuning",
     "vision": None,
 }
 

@@ -112,3 +112,97 @@ def test_two_ranks_are_examined_and_one_speaks(program: Path) -> None:
     done = run(program, 0.01, 0, 1, options=("--steps", "2", "--json", *many))
     assert verdict(done)["waiting"] > 0.5
     assert done.stderr.count("prefeed doctor: as it is") == 1
+
+
+UNUSUAL = '''
+import glob, json, os, queue, signal, sys, threading, time
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Labelled(Dataset):
+    def __init__(self, length):
+        self.length = length
+    def __len__(self):
+        return self.length
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        with open(__file__) as file:
+            file.read(10)
+        return {"image": torch.full((4,), float(index)), "label": torch.tensor(1)}
+
+def train(batch):
+    label = batch.pop("label").sub_(1)
+    assert not label.any(), label
+
+class Threaded(DataLoader):
+    """As the package prefetch_generator has it: what ends the thread is never heard of."""
+    def __iter__(self):
+        batches = queue.Queue(1)
+        threading.Thread(target=lambda: [batches.put(batch) for batch in super(Threaded, self).__iter__()], daemon=True).start()
+        return iter(batches.get, None)
+
+def short_epochs():
+    for epoch in range(60):
+        for number, batch in enumerate(DataLoader(Labelled(48), batch_size=4, shuffle=True)):
+            train(batch)
+            if number == 4:
+                break
+
+def looks_first():
+    loader = DataLoader(Labelled(600), batch_size=4, shuffle=True)
+    iter(loader)
+    with torch.no_grad():
+        validation = Labelled(800)
+        for batch in DataLoader(validation, sampler=DistributedSampler(validation, 1, 0, shuffle=False)):
+            pass
+    for batch in loader:
+        train(batch)
+
+def in_a_thread():
+    for batch in Threaded(Labelled(600), batch_size=4, shuffle=True):
+        train(batch)
+
+def is_killed():
+    home = os.path.dirname(json.loads(os.environ["PREFEED_DOCTOR"])["out"])
+    for batch in DataLoader(Labelled(600), batch_size=4, shuffle=True):
+        train(batch)
+        if glob.glob(home + "/*/home/*"):
+            print(home)
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+globals()[sys.argv[1]]()
+print("ends")
+'''
+
+
+@pytest.fixture
+def unusual(tmp_path: Path) -> Path:
+    path = tmp_path / "unusual.py"
+    path.write_text(UNUSUAL)
+    return path
+
+
+@pytest.mark.parametrize("name", ["short_epochs", "looks_first", "in_a_thread"])
+def test_loops_of_many_kinds(unusual: Path, name: str) -> None:
+    done = run(unusual, name, options=("--steps", "2", "--json"))
+    found = verdict(done)
+    assert found["waiting"] > 0.5
+    assert found["measurement"]["loader"]["samples"] == {"short_epochs": 48}.get(name, 600)
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_left_of_a_program_that_is_killed(unusual: Path, sandbox: Any) -> None:
+    done = run(unusual, "is_killed")
+    assert done.returncode == 1
+    assert "ended with status -9" in done.stderr
+    assert not os.path.exists(done.stdout.strip())
+    assert not list(sandbox.memory_dir.glob("*"))
+
+
+def test_a_verdict_that_cannot_be_kept_is_shown(program: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("no directory")
+    done = run(program, 0, 0.05, 1, options=("--steps", "2", "--home", str(home)))
+    assert done.returncode == 0, done.stderr
+    assert "no cache can help" in done.stdout

@@ -63,7 +63,7 @@ def _cache(m: Measurement, cached: Timing) -> Cure:
     first = m.first or cached
     # What does not fit is fetched ahead in every epoch, as all is in the first.
     seconds = share * cached.step_seconds + (1 - share) * first.step_seconds
-    room = f"{needed / 1e9:.1f} GB" if needed else "a little"
+    room = _size(needed)
     held = "" if share == 1.0 else f", of which {share:.0%} fit".replace("%", " %")
     return Cure(
         name=CACHE,
@@ -90,13 +90,20 @@ def _workers(m: Measurement) -> Cure:
     )
 
 
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 5 * 10**7:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 10**6 else "less than 1 MB"
+
+
 def _stage_cache(m: Measurement, staged: Timing) -> Cure:
-    needed = m.staged_bytes * (m.loader.samples or 0)
+    needed = m.staged_bytes * (m.loader.samples or 1)
+    room = _size(needed) if m.loader.samples else f"{_size(needed)} a sample"
     fits = needed <= m.loader.memory_bytes
     place = "" if fits else f"; with spilling, for only {m.loader.memory_bytes / 1e9:.1f} GB of memory are free"
     return Cure(
         name=STAGE_CACHE,
-        what=f"samples kept as they are made ({needed / 1e9:.1f} GB{place})",
+        what=f"samples kept as they are made ({room}{place})",
         how="Wrap the dataset: prefeed.CachedDataset(dataset); random steps go above it, with prefeed.map.",
         speedup=m.as_is.step_seconds / staged.step_seconds,
     )

@@ -23,8 +23,9 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.advice.measurement import Costs, Measurement, Timing
+from prefeed.advice.repeating import again_and_again
 from prefeed.advice.sample_costs import TimedFiles, costs_of
-from prefeed.advice.twins import Batch, Batches, facts_of, is_stream, samples_in, twin_of
+from prefeed.advice.twins import Batch, Batches, facts_of, is_stream, num_samples_in, samples_in, twin_of
 from prefeed.advice.verdict import WORTH_WHILE
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
@@ -53,6 +54,7 @@ class Examination:
         device: Where the loop copies batches to; None: it does not.
         is_served: The loader is prefeed's already, or all are.
         say: Shows what is tried.
+        directory: Where caches for trials have their homes; None: where temporary directories are made.
 
     Attributes:
         measurement: What was found; None until the end.
@@ -67,6 +69,7 @@ class Examination:
         device: torch.device | None = None,
         is_served: bool = False,
         say: Callable[[str], None] = lambda text: None,
+        directory: Path | None = None,
     ) -> None:
         self.measurement: Measurement | None = None
         self._loader = loader
@@ -75,6 +78,8 @@ class Examination:
         self._device = device
         self._is_served = is_served
         self._say = say
+        self._directory = directory
+        self._was_elsewhere = False
         self._reasons: dict[str, str] = {}
         self._batches = Batches(loader)
         self._kept: list[Batch] = []
@@ -84,22 +89,27 @@ class Examination:
         """Steps until the loader's queues are what they are all the time: batches made ahead are used up, or there."""
         return (self._loader.prefetch_factor or 0) * self._loader.num_workers + 2
 
+    def goes_on(self) -> None:
+        """The loop had broken off and was elsewhere, between two epochs: that time is not a step's."""
+        self._was_elsewhere = True
+
     def feed(self) -> Generator[Any, None, None]:
         """Yield batches to the loop until everything has been tried."""
         found: dict[str, Any] = {}
         last = yield from (self._as_kept(found) if self._is_kept else self._as_it_is(found))
         gc.collect()  # workers end, and leave the processor to what is measured next
         self._say("the computing alone")
-        found["compute"], _ = yield from self._timed(_again_and_again(last))
+        found["compute"] = yield from self._timed(again_and_again(last))
         batch_size = _size_of(last)
         if not is_stream(self._loader):
             self._say("one batch, part by part")
             batches = self._batches.take(1 + _COSTED_BATCHES)
-            batch_size = len(samples_in(batches)) / max(1, len(batches))
-            costs, files = costs_of(self._loader, batches, self._device)
-            found["costs"] = costs
+            batch_size = num_samples_in(batches) / max(1, len(batches))
+            files = TimedFiles()
+            with self._trial("parts"):
+                found["costs"] = costs_of(self._loader, batches, self._device, files)
             if found["as_is"].step_seconds >= WORTH_WHILE * found["compute"].step_seconds:
-                yield from self._try_cures(found, costs, files)
+                yield from self._try_cures(found, files)
         facts = facts_of(self._loader, batch_size, is_served=self._is_served)
         self.measurement = Measurement(loader=facts, reasons=self._reasons, **found)
 
@@ -112,25 +122,27 @@ class Examination:
         """Measure the loader as it is, and what it gives when nobody works; return a batch."""
         self._say("as it is")
         stream = self._own_batches()
-        found["as_is"], last = yield from self._timed(stream)
+        found["as_is"] = yield from self._timed(stream)
+        unused = next(stream)  # no step did anything to it yet
         self._say("the loader alone")
         found["data"] = self._alone(stream)
         stream.close()
-        return last
+        return unused
 
     def _as_kept(self, found: dict[str, Any]) -> Generator[Any, None, Any]:
         """Do the same where prefeed keeps something: what counts is the epoch that finds it."""
-        self._kept = self._batches.take(self._steps + self._warm_steps)
+        self._kept = self._batches.take(self._steps + self._warm_steps + 1)
         twin = twin_of(self._loader, self._kept)
-        last = None
+        unused = None
         for name, text in (("first", "as it is, a first epoch"), ("as_is", "as it is, a later epoch")):
             self._say(text)
             iterator = self._iterate(twin)
-            found[name], last = yield from self._timed(iterator)
+            found[name] = yield from self._timed(iterator)
+            unused = next(iterator)
             next(iterator, None)  # the epoch ends
         self._say("the loader alone")
         found["data"] = self._alone(self._iterate(twin))
-        return last
+        return unused
 
     def _own_batches(self) -> Generator[Any, None, None]:
         """Yield the batches of the loader as it is, epoch after epoch."""
@@ -142,26 +154,41 @@ class Examination:
             if is_empty:
                 raise CannotExamineError("the loader has no batches: there is nothing to examine")
 
+    @contextmanager
+    def _trial(self, name: str) -> Iterator[None]:
+        """Inside, something is done with the loader that the program never did: when it fails, that is all there is to say."""
+        try:
+            yield
+        except Exception as err:  # noqa: BLE001 - the dataset is the user's
+            self._reasons[name] = _reason_of(err)
+
     # ------------------------------------------------------------ timing
 
-    def _timed(self, batches: Iterable[Any], *, steps: int | None = None) -> Generator[Any, None, tuple[Timing, Any]]:
-        """Feed batches to the loop; return the timing of those that count, and the last batch."""
+    def _timed(self, batches: Iterable[Any], *, steps: int | None = None) -> Feed:
+        """Feed batches to the loop; return the timing of those that count."""
         asked, steps = iter(batches), steps or self._steps
         for _ in range(self._warm_steps):
             yield next(asked)
-        batch, each, waited = None, [], 0.0
+        waits, computed = [], []
+        self._was_elsewhere = False
         _synchronize(self._device)
         began = last = time.perf_counter()
+        elsewhere = 0.0
         for _ in range(steps):
             batch = next(asked)
-            waited += time.perf_counter() - last
+            got = time.perf_counter()
+            waits.append(got - last)
             yield batch
-            now = time.perf_counter()
-            each.append(now - last)
-            last = now
+            last = time.perf_counter()
+            if self._was_elsewhere:
+                self._was_elsewhere = False
+                elsewhere += last - got
+            else:
+                computed.append(last - got)
         _synchronize(self._device)
-        seconds = time.perf_counter() - began
-        return Timing(steps=steps, seconds=seconds, waited_seconds=waited, each=each), batch
+        if not computed:  # each step was an epoch's last: what lies between epochs belongs to it
+            computed, elsewhere = [elsewhere / steps] * steps, 0.0
+        return _timing(time.perf_counter() - began - elsewhere, waits, computed)
 
     def _alone(self, batches: Iterator[Any]) -> Timing:
         """Take batches with nobody working on them, after those that were made ahead."""
@@ -178,19 +205,29 @@ class Examination:
 
     # ------------------------------------------------------------ cures
 
-    def _try_cures(self, found: dict[str, Any], costs: Costs, files: TimedFiles) -> Generator[Any, None, None]:
+    def _try_cures(self, found: dict[str, Any], files: TimedFiles) -> Generator[Any, None, None]:
         num_batches = self._steps + self._warm_steps
-        yield from self._try_workers(found)
-        with private_cache(_roots_of(files)) as config:
-            if self._is_kept:
-                self._reasons["cache"] = "prefeed is in use already"
-            elif not files.paths:
-                self._reasons["cache"] = "its samples open no files by path"
-            elif _fetched_share(costs) < _WORTH_FETCHING:
-                self._reasons["cache"] = "its files come from memory or a fast disk already"
+        with self._trial("workers"):
+            yield from self._try_workers(found)
+        with private_cache(_roots_of(files), self._directory) as config:
+            reason = self._against_cache(found.get("costs"), files)
+            if reason:
+                self._reasons["cache"] = reason
             else:
-                yield from self._try_cache(found, config, self._batches.take(num_batches))
-            yield from self._try_stage_cache(found, config, self._batches.take(num_batches))
+                with self._trial("cache"):
+                    yield from self._try_cache(found, config, self._batches.take(num_batches))
+            with self._trial("stage cache"):
+                yield from self._try_stage_cache(found, config, self._batches.take(num_batches))
+
+    def _against_cache(self, costs: Costs | None, files: TimedFiles) -> str:
+        """Return why the cache of files is not tried; nothing when it is."""
+        if self._is_kept:
+            return "prefeed is in use already"
+        if costs is None or not files.paths:
+            return "its samples open no files by path"
+        if _fetched_share(costs) < _WORTH_FETCHING:
+            return "its files come from memory or a fast disk already"
+        return ""
 
     def _try_cache(self, found: dict[str, Any], config: Config, batches: Sequence[Batch]) -> Generator[Any, None, None]:
         """Run the loop through prefeed: samples that it has not seen, and then the same again."""
@@ -198,7 +235,7 @@ class Examination:
         for name, text in (("first", "through prefeed, a first epoch"), ("cached", "through prefeed, a later epoch")):
             self._say(text)
             iterator = self._iterate(twin)
-            found[name], _ = yield from self._timed(iterator)
+            found[name] = yield from self._timed(iterator)
             next(iterator, None)  # the epoch ends
             del iterator
         gc.collect()
@@ -223,7 +260,7 @@ class Examination:
             self._reasons["stage cache"] = "a stage cache took none of its samples"
             return
         twin = twin_of(self._loader, batches, dataset=cached, served_by=config)
-        found["staged"], _ = yield from self._timed(self._iterate(twin))
+        found["staged"] = yield from self._timed(self._iterate(twin))
         del twin
         cached.close()
         gc.collect()
@@ -246,10 +283,17 @@ class Examination:
                 iterator = self._iterate(twin)
             for _ in range(ahead):  # what many workers have made ahead must not count
                 yield next(iterator)
-            timing, _ = yield from self._timed(iterator, steps=steps)
+            timing = yield from self._timed(iterator, steps=steps)
             found.setdefault("workers", {})[number] = timing
             del iterator, twin
             gc.collect()
+
+
+def _reason_of(err: Exception) -> str:
+    lines = str(err).strip().splitlines() or [""]
+    if "worker process" in lines[0]:  # torch puts a worker's traceback into the message
+        return lines[-1]
+    return f"{type(err).__name__}: {lines[0]}"
 
 
 @contextmanager
@@ -272,9 +316,18 @@ def _in_groups(steps: int, num_workers: int) -> int:
     return groups * num_workers if num_workers else steps
 
 
-def _again_and_again(batch: Any) -> Iterator[Any]:
-    while True:
-        yield batch
+def _timing(seconds: float, waits: list[float], computed: list[float]) -> Timing:
+    """Return the timing of steps; those after which the loop was elsewhere are taken to compute as long as the others.
+
+    Args:
+        seconds: All of them, but for the time elsewhere, in which the last computing of these is.
+        waits: Of each step, for its batch.
+        computed: Of each step after which the loop was not elsewhere, all else.
+    """
+    usual = sum(computed) / len(computed) if computed else 0.0
+    num_left_out = len(waits) - len(computed)
+    each = [wait + own for wait, own in itertools.zip_longest(waits, computed, fillvalue=usual)]
+    return Timing(steps=len(waits), seconds=seconds + num_left_out * usual, waited_seconds=sum(waits), each=each)
 
 
 def _size_of(batch: Any) -> float:
@@ -302,13 +355,14 @@ def _roots_of(files: TimedFiles) -> tuple[str, ...]:
 
 
 @contextmanager
-def private_cache(roots: Sequence[str]) -> Iterator[Config]:
+def private_cache(roots: Sequence[str], directory: Path | None = None) -> Iterator[Config]:
     """Give the settings of an empty node cache, which is gone at the end of the block.
 
     Args:
         roots: Directories whose files it keeps.
+        directory: Where its home is made; None: where temporary directories are.
     """
-    with tempfile.TemporaryDirectory(prefix="prefeed-doctor-") as home:
+    with tempfile.TemporaryDirectory(prefix="prefeed-doctor-", dir=directory) as home:
         tops = _tops(roots)
         config = resolve({"home": str(Path(home) / "home"), "progress": False, "disk": 0, "roots": tops or None})
         try:

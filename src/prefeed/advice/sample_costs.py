@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch.utils.data
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.advice.measurement import Costs
-from prefeed.advice.twins import Batch, samples_in
+from prefeed.advice.twins import Batch, num_samples_in
 from prefeed.interception import reads_from
 from prefeed.types import Buffer
 
@@ -21,6 +22,8 @@ _TRANSFERS: Final = 24
 _WARM_TRANSFERS: Final = 8
 _JPEG: Final = b"\xff\xd8\xff"
 _JPEGS_LOOKED_AT: Final = 16
+_LARGEST_FILE_BYTES: Final = 256 << 20
+"""A larger one is read in parts by whoever opens it; all of it would not be what a sample costs, nor fit in memory."""
 
 
 class TimedFiles:
@@ -49,12 +52,15 @@ class TimedFiles:
         """Return the file's bytes; None when it cannot be read, and the sample meets the error by itself."""
         started = time.perf_counter()
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         opened = time.perf_counter()
         try:
             with open(descriptor, "rb", buffering=0) as file:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE_BYTES:
+                    return None
                 data = file.readall()
         except OSError:
             return None
@@ -73,16 +79,17 @@ class TimedFiles:
 
 
 def costs_of(
-    loader: TorchDataLoader[Any], batches: Sequence[Batch], device: torch.device | None
-) -> tuple[Costs, TimedFiles]:
-    """Return the costs of one batch, from making these in this thread; and the files that were opened.
+    loader: TorchDataLoader[Any], batches: Sequence[Batch], device: torch.device | None, files: TimedFiles
+) -> Costs:
+    """Return the costs of one batch, from making these in this thread.
 
     Args:
         loader: The user's; a map-style one.
         batches: Indices to make them of, none of them read before; the first one only warms up.
         device: Where the user's step copies batches to; None: nowhere.
+        files: Is told which are opened.
     """
-    files, number = TimedFiles(), len(batches) - 1
+    number = len(batches) - 1
     with _one_thread(), reads_from(TimedFiles()):
         loader.collate_fn(_fetch(loader.dataset, batches[0]))
     with _one_thread(), reads_from(files):
@@ -93,7 +100,7 @@ def costs_of(
         collated = [loader.collate_fn(of_batch) for of_batch in samples]
         collating = time.perf_counter() - started
     is_file_based = bool(files.paths)
-    costs = Costs(
+    return Costs(
         opening=files.opening_seconds / number if is_file_based else None,
         reading=files.reading_seconds / number if is_file_based else None,
         decoding=max(0.0, making) / number,
@@ -102,9 +109,8 @@ def costs_of(
         to_device=_to_device_seconds(collated[0], device),
         file_bytes=files.file_bytes // number,
         jpeg_share=files.num_jpegs / len(files.paths) if files.paths else 0.0,
-        jpeg_saved=_jpeg_saved(files, max(0.0, making) / number, len(samples_in(batches[1:])) / number),
+        jpeg_saved=_jpeg_saved(files, max(0.0, making) / number, num_samples_in(batches[1:]) / number),
     )
-    return costs, files
 
 
 @contextmanager

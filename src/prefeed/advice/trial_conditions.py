@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import gc
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Subset
 
+from prefeed.advice.tuning_settings import Settings
 from prefeed.client.node import NodeClient
-from prefeed.config import EVERYTHING, MIB, Config, current
+from prefeed.config import Config, current
+from prefeed.datasets.origin import Origin
 from prefeed.errors import PrefeedError
 from prefeed.torch.loader import DataLoader
-
-_PRIVATE_CACHE_BYTES: Final = 256 * MIB
 
 
 class LoaderFailed(Exception):
@@ -54,13 +58,13 @@ def without_advice() -> Iterator[None]:
 
 
 @contextmanager
-def served_by(loader: TorchDataLoader[Any], lookahead: int | None) -> Iterator[Config | None]:
+def served_by(loader: TorchDataLoader[Any], settings: Settings) -> Iterator[Config | None]:
     """Give the settings by which prefeed serves a loader of its own; None: the loader is torch's.
 
     Args:
         loader: The user's.
-        lookahead: A server keeps it from its start: one with an empty cache is started with it, and stopped at the end.
-            None: the user's own server.
+        settings: With a lookahead, which a server keeps from its start, one is started with an empty cache, and stopped
+            at the end; without, it is the user's own.
 
     Raises:
         LoaderFailed: prefeed had no plan for it, so that the lookahead was of no use.
@@ -69,21 +73,42 @@ def served_by(loader: TorchDataLoader[Any], lookahead: int | None) -> Iterator[C
         yield None
         return
     config = vars(loader).get("_prefeed_config") or current()
-    if lookahead is None:
+    if settings.lookahead is None:
         yield config
+        gc.collect()  # a plan ends with its loader
         return
     with tempfile.TemporaryDirectory(prefix="prefeed-tune-") as home:
-        memory = min(config.memory or EVERYTHING, max(_PRIVATE_CACHE_BYTES, 2 * lookahead))
         private = dataclasses.replace(
-            config, home=Path(home) / "home", disk=0, disk_dir=None, port=0, progress=False, lookahead=lookahead,
-            memory=memory,
+            config, home=Path(home) / "home", disk=0, disk_dir=None, port=0, progress=False,
+            lookahead=settings.lookahead, memory=settings.cache_bytes,
         )  # fmt: skip
+        private.home.mkdir()
+        with suppress(OSError):  # listings are the user's: a large origin takes minutes to list
+            (private.home / "manifests").symlink_to(config.home / "manifests")
         try:
             yield private
             _must_have_read(private)
         finally:
+            gc.collect()
             with suppress(PrefeedError, OSError), NodeClient.connect(private, autostart=False) as node:
                 node.stop()
+            shutil.rmtree(private.runtime_dir, ignore_errors=True)
+
+
+def read_through(dataset: Any, config: Config | None) -> Any:
+    """Return the dataset as one that reads through the cache of these settings; itself where that is no matter.
+
+    prefeed's own datasets read through the node on which they were made; all others, through their loader's.
+    """
+    if type(dataset) is Subset:
+        inner = read_through(dataset.dataset, config)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    origin = getattr(dataset, "_origin", None)
+    if config is None or not isinstance(origin, Origin) or origin.config.home == config.home:
+        return dataset
+    moved = copy.copy(dataset)
+    moved._origin = Origin(origin._given, config)
+    return moved
 
 
 def _must_have_read(config: Config) -> None:
@@ -93,4 +118,4 @@ def _must_have_read(config: Config) -> None:
                 return
     except PrefeedError:
         pass
-    raise LoaderFailed("prefeed has no plan for this loader: there is nothing to fetch ahead")
+    raise LoaderFailed("prefeed has no plan for this loader, so nothing is fetched ahead")

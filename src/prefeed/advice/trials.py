@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.advice.trial_conditions import LoaderFailed, served_by, synchronize, threads, without_advice
+from prefeed.advice.trial_conditions import LoaderFailed, read_through, served_by, synchronize, threads, without_advice
 from prefeed.advice.tuning_memory import (
     Free,
     Needs,
@@ -25,7 +25,7 @@ from prefeed.advice.tuning_memory import (
     read_bytes,
     refusal,
 )
-from prefeed.advice.tuning_plan import Ask, Run
+from prefeed.advice.tuning_plan import LONGEST, Ask, Run
 from prefeed.advice.tuning_settings import Settings, with_workers
 from prefeed.advice.twins import Batch, is_stream, stream_twin_of, twin_of
 from prefeed.config import GIB, Config
@@ -33,9 +33,6 @@ from prefeed.torch.nesting import tensors_in
 
 _UNSEEN_WORKER_BYTES: Final = GIB // 2
 """What a worker is thought to take until one was seen."""
-
-_LONGEST: Final = 4.0
-"""A run is ended after so many times the seconds that it was to take, whatever it has come to."""
 
 _LEAST_BATCHES: Final = 2
 _FEW_BATCHES: Final = 500
@@ -122,7 +119,8 @@ class Trials:
                 run = self._timed(fed, ask)
         except LoaderFailed as err:
             run = Run(settings=ask.settings, cost_seconds=0.0, reason=str(err))
-        gc.collect()  # what the frames of a traceback held
+        if run.reason is not None:
+            gc.collect()  # what the frames of a traceback held
         return msgspec.structs.replace(run, cost_seconds=time.perf_counter() - began)
 
     def step_alone(self, seconds: float) -> float:
@@ -151,7 +149,7 @@ class Trials:
         with ExitStack() as stack:
             stack.enter_context(threads(ask.settings.threads))
             stack.enter_context(without_advice())
-            config = stack.enter_context(served_by(self._loader, ask.settings.lookahead))
+            config = stack.enter_context(served_by(self._loader, ask.settings))
             supply = self.supply if ask.settings.lookahead is None else self._unread
             batches = [] if is_stream(self._loader) else supply.take(self._enough(ask))
             fed = _Fed(lambda: self._twin(ask.settings, batches, config))
@@ -169,7 +167,8 @@ class Trials:
         }
         if is_stream(self._loader):
             return stream_twin_of(self._loader, **changes)
-        return twin_of(self._loader, batches, served_by=config, **changes)
+        dataset = read_through(self._loader.dataset, config)
+        return twin_of(self._loader, batches, dataset=dataset, served_by=config, **changes)
 
     def _enough(self, ask: Ask) -> int:
         """Return how many batches a run cannot come to the end of, as far as is known."""
@@ -283,7 +282,7 @@ class _Fed:
 
 def _is_enough(number: int, wave: int, passed: float) -> bool:
     """Return whether a run is over: whole waves of batches in the time that it was given, or much more time than that."""
-    if number and passed > _LONGEST:
+    if number and passed > LONGEST:
         return True
     return number >= _LEAST_BATCHES and number % wave == 0 and passed >= 1
 

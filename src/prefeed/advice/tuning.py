@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from prefeed.advice.trial_conditions import served_by
 from prefeed.advice.trials import Step, Supply, Trials
 from prefeed.advice.tuning_memory import Free, free_memory
-from prefeed.advice.tuning_plan import Ask, Found, Run, Search
+from prefeed.advice.tuning_plan import Ask, Found, Search
 from prefeed.advice.tuning_report import Data, Tuning, tuning_of
 from prefeed.advice.tuning_settings import Settings, Space, with_workers
 from prefeed.advice.twins import Batch, Batches, facts_of, is_stream
@@ -138,20 +138,17 @@ class _Tuner:
         self._say("warming up")
         if self._data == "stream":
             self._trials.look_at_stream(present)
-        run = self._first_run(present)
-        if self._data != "stream" and run.settings == present and self._stays_in_memory():
+        self._read_some(present)
+        if self._data != "stream" and self._stays_in_memory():
             self._data = "warm"
             self._trials.supply = Supply(itertools.cycle(self._trials.last_read))
 
-    def _first_run(self, present: Settings) -> Run:
-        run = self._trials.run(Ask(settings=present, seconds=_WARM_UP * self._budget))
-        if run.reason is None or not present.num_workers:
-            first = run
-        else:
-            first = self._trials.run(Ask(settings=with_workers(present, 0), seconds=_WARM_UP * self._budget))
-        if first.reason is not None:
-            raise CannotExamineError(f"the loader gives nothing to be timed: {run.reason}")
-        return first
+    def _read_some(self, present: Settings) -> None:
+        run = first = self._trials.run(Ask(settings=present, seconds=_WARM_UP * self._budget))
+        if first.reason is not None and present.num_workers:
+            run = self._trials.run(Ask(settings=with_workers(present, 0), seconds=_WARM_UP * self._budget))
+        if run.reason is not None:
+            raise CannotExamineError(f"the loader gives nothing to be timed: {first.reason}")
 
     def _stays_in_memory(self) -> bool:
         """Return whether what was read is read from memory the next time, and so is the whole data set in training."""
@@ -159,15 +156,15 @@ class _Tuner:
         if _is_prefeed(loader) or len(read) >= _batches_an_epoch(loader):
             return True
         all_bytes = self._trials.batch_file_bytes * _batches_an_epoch(loader)
-        return 0 < all_bytes <= _PAGE_CACHE * self._free().memory_bytes
+        return all_bytes <= _PAGE_CACHE * self._free().memory_bytes
 
     def _space(self, compute_seconds: float | None) -> Space:
         has_plan = _is_prefeed(self._loader) and not is_stream(self._loader)
-        with served_by(self._loader, None) as config:
+        with served_by(self._loader, present_settings(self._loader)) as config:
             lookahead = config.lookahead if has_plan and config is not None and config.enabled else None
         return Space(
             cores=facts_of(self._loader, 1, is_served=False).cores,
-            can_pin=self._device is not None and self._device.type != "cpu",
+            has_device=self._device is not None and self._device.type != "cpu",
             threads=None if self._step is None else torch.get_num_threads(),
             lookahead=lookahead,
             compute_seconds=compute_seconds,

@@ -49,7 +49,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, settings: Settings) -> tuple[int, int]:
         """Return what these settings would take, all of it and the part in shared memory, in bytes."""
-        shared = int(_MARGIN * settings.batches_ahead * self.batch_bytes)
+        shared = int(_MARGIN * settings.batches_ahead * self.batch_bytes) + settings.cache_bytes
         return int(_MARGIN * settings.num_workers * self.worker_bytes) + shared, shared
 
 
@@ -60,7 +60,7 @@ def refusal(settings: Settings, needs: Needs, free: Free) -> str | None:
         return f"not tried: it would take {_gib(total)} of memory, and {_gib(free.memory_bytes)} are free"
     if shared > free.shared_bytes:
         return (
-            f"not tried: its batches would take {_gib(shared)} of {_SHM}, and {_gib(free.shared_bytes)} are free; "
+            f"not tried: it would take {_gib(shared)} of {_SHM}, and {_gib(free.shared_bytes)} are free; "
             "in a container, raise --shm-size"
         )
     return None
@@ -93,8 +93,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def read_bytes(pids: Iterable[int]) -> int:
-    """Read how many bytes processes have read from files, from the page cache or not; mapped files are not seen."""
-    return sum(_number_after(_read_text(Path(f"/proc/{pid}/io")), "rchar:") for pid in pids)
+    """Read how many bytes processes have got from files: by reading, or, of mapped ones, from the disk."""
+    return sum(parse_read(_read_text(Path(f"/proc/{pid}/io"))) for pid in pids)
 
 
 # ---------------------------------------------------------------- what the kernel's texts mean
@@ -123,6 +123,11 @@ def in_use_only(read_text: ReadText) -> ReadText:
 def parse_private(smaps_rollup: str) -> int:
     """Return the private bytes in ``/proc/<pid>/smaps_rollup``."""
     return KIB * sum(_number_after(smaps_rollup, name) for name in ("Private_Clean:", "Private_Dirty:"))
+
+
+def parse_read(io: str) -> int:
+    """Return the bytes that ``/proc/<pid>/io`` says were read, or came from a disk, if those are more."""
+    return max(_number_after(io, "rchar:"), _number_after(io, "read_bytes:"))
 
 
 def parse_cpu_ticks(stat: str) -> int:

@@ -3,9 +3,10 @@
 A search is a generator: it yields what to run, and is sent how that went. Time is what the runs say that they took, so a
 table of timings is all that a test needs.
 
-    screen      a short run each: as it is; 0, 1, 2, 4, ... workers, until more of them gain nothing
+    threads     as it is, and with other numbers of intra-op threads, in turns
+    screen      a short run each: 0, 1, 2, 4, ... workers, until more of them gain nothing
     compare     the best few for longer, in turns with what is there now
-    refine      intra-op threads, pinned memory, batches made ahead: one at a time, in turns
+    refine      threads again, pinned memory, batches made ahead: one at a time, in turns
     prove       the best against what is there now, in turns, until the difference is clear or the time is over
     look ahead  prefeed's lookahead, in the same way
 """
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from prefeed.advice.tuning_ratio import Ratio, ratio_of
+from prefeed.advice.tuning_ratio import ENOUGH_PAIRS, Ratio, ratio_of
 from prefeed.advice.tuning_settings import (
     Settings,
     Space,
@@ -40,14 +41,17 @@ _FOR_LOOKAHEAD: Final = 0.25
 _CLOSE: Final = 1.25
 """A setting that takes so many times as long as the best is not looked at again."""
 
+_HARDLY_WAITS: Final = 0.05
+"""Share of its time."""
+
 _FEW_BATCHES: Final = 3
 _MOST_FOR_FEW_WORKERS: Final = 0.1
 """Fewer workers are not tried where that many batches of one would take this share of the budget."""
 
 _MOST_COMPARED: Final = 4
 _LEAST_PAIRS: Final = 2
-_LONGEST: Final = 4.0
-"""What a run takes at most, in terms of what it was to take."""
+LONGEST: Final = 4.0
+"""A run is ended after so many times the seconds that it was to take, whatever it has come to."""
 
 _BUSY_TOLERANCE: Final = 0.25
 """Processors that workers seem to have kept busy beyond what they had: clocks tick."""
@@ -98,6 +102,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         is_bound: The training step takes all the time there is: no loader gains anything.
         lookahead: Of prefeed, when another is better.
         lookahead_ratio: How many times as fast an epoch is with it that finds nothing in the cache.
+        ran_out: Something was not tried for want of time.
     """
 
     best: Settings
@@ -105,6 +110,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     is_bound: bool = False
     lookahead: int | None = None
     lookahead_ratio: Ratio | None = None
+    ran_out: bool = False
 
 
 Steps = Generator[Ask, Run, Run]
@@ -129,32 +135,40 @@ class Search:
         self._space = space
         self._budget = budget_seconds
         self._spent = spent_seconds
+        self._ran_out = False
         self._kept = budget_seconds * (_FOR_PROOF + (_FOR_LOOKAHEAD if space.lookahead else 0.0))
 
     def steps(self) -> Generator[Ask, Run, Found]:
         """Yield what to run; return what was found."""
-        as_it_is = yield from self._run(self._present, _SHORT)
-        is_bound = self._is_bound(as_it_is)
         best = self._present
+        as_it_is = yield from self._run(best, _SHORT)
+        if as_it_is.reason is None:
+            best = yield from self._try_threads(best)
+        is_bound = self._is_bound(self._last_of(best))
         if not is_bound:
-            yield from self._screen(as_it_is)
+            yield from self._screen(self._last_of(best))
             best = yield from self._compare()
-        best = yield from self._refine(best, is_bound=is_bound)
+            best = yield from self._refine(best)
         ratio = yield from self._prove(best)
+        while ratio is None and best != self._present and not self._works(best):
+            best = self._best_of(self.runs)
+            ratio = yield from self._prove(best)
         found = Found(best=best, ratio=ratio, is_bound=is_bound)
         if self._space.lookahead and not is_bound:
-            return (yield from self._look_ahead(found, self._space.lookahead))
-        return found
+            found = yield from self._look_ahead(found, self._space.lookahead)
+        return msgspec.structs.replace(found, ran_out=self._ran_out)
 
     # ------------------------------------------------------------ parts
 
-    def _screen(self, as_it_is: Run) -> Generator[Ask, Run, None]:
+    def _screen(self, start: Run) -> Generator[Ask, Run, None]:
         """Run numbers of workers, few first, until more gain nothing or cannot be had."""
-        best_seconds, without_gain = as_it_is.batch_seconds, 0
+        best_seconds, without_gain = start.batch_seconds, 0
         for number in worker_numbers(self._space.cores):
-            settings = with_workers(self._present, number)
-            if settings == self._present or (number < self._present.num_workers and self._is_slow(as_it_is)):
+            settings = with_workers(start.settings, number)
+            if settings == start.settings or (number < start.settings.num_workers and self._is_slow(start)):
                 continue
+            if start.reason is not None and number > start.settings.num_workers:
+                return
             proof = [self._present, settings] * _LEAST_PAIRS
             if not self._affords([settings, *proof], _SHORT):
                 return  # what cannot be proven need not be tried
@@ -172,7 +186,7 @@ class Search:
         few = self._shortlist()
         compared: list[Run] = []
         for order in (few, few[::-1]):  # there and back: a machine that slows down slows none of them more
-            if not self._affords(few, _LONG, keep=self._kept):
+            if not self._affords(few, _LONG, keep=self._keep(self._best_of(self.runs))):
                 break
             for settings in order:
                 run = yield from self._run(settings, _LONG)
@@ -184,20 +198,24 @@ class Search:
         if not tried:
             return [self._present]
         best = min(tried, key=lambda settings: tried[settings])
-        numbers = {settings.num_workers for settings in tried}
+        numbers = {run.settings.num_workers for run in self.runs}
         close = [settings for settings in tried if tried[settings] <= _CLOSE * tried[best]]
         few = sorted(close, key=lambda settings: tried[settings])[:2]
         few += [with_workers(best, number) for number in numbers_between(numbers, best.num_workers)]
         chosen = [settings for settings in few if settings != self._present][: _MOST_COMPARED - 1]
         return [self._present, *chosen] if chosen else []
 
-    def _refine(self, best: Settings, *, is_bound: bool) -> Generator[Ask, Run, Settings]:
-        """Change one thing at a time, as long as it gains."""
+    def _try_threads(self, best: Settings) -> Generator[Ask, Run, Settings]:
         for threads in thread_numbers(self._space, best.num_workers):
-            best = yield from self._if_better(best, msgspec.structs.replace(best, threads=threads))
-        if is_bound:
-            return best
-        if self._space.can_pin:
+            other = msgspec.structs.replace(best, threads=threads)
+            if other not in self._means(self.runs):
+                best = yield from self._if_better(best, other)
+        return best
+
+    def _refine(self, best: Settings) -> Generator[Ask, Run, Settings]:
+        """Change one thing at a time, as long as it gains."""
+        best = yield from self._try_threads(best)
+        if self._space.has_device:
             best = yield from self._if_better(best, msgspec.structs.replace(best, pin_memory=not best.pin_memory))
         while (more := more_prefetch(best)) is not None:
             before, best = best, (yield from self._if_better(best, more))
@@ -209,7 +227,7 @@ class Search:
         """Return the other when it wins twice, once as the first and once as the last of the two."""
         pairs = []
         for order in ((now, other), (other, now)):
-            if not self._affords(order, _SHORT, keep=self._kept):
+            if not self._affords(order, _SHORT, keep=self._keep(other)):
                 return now
             pair = yield from self._pair(order, _SHORT)
             if pair is None or pair[now] < WORTH_WHILE * pair[other]:
@@ -238,7 +256,7 @@ class Search:
     def _alternate(self, before: Settings, after: Settings, *, keep: float = 0.0) -> Generator[Ask, Run, Ratio | None]:
         """Run two in turns until the difference is clear or the time is over; None: one of them fails."""
         pairs: list[tuple[float, float]] = []
-        while len(pairs) < _LEAST_PAIRS or self._affords((before, after), _LONG, keep=keep):
+        while len(pairs) < _LEAST_PAIRS or self._has_time_for((before, after), _LONG, keep=keep):
             order = (before, after) if len(pairs) % 2 == 0 else (after, before)
             pair = yield from self._pair(order, _LONG)
             if pair is None:
@@ -269,7 +287,17 @@ class Search:
         return seconds
 
     def _affords(self, settings: Sequence[Settings], share: float, *, keep: float = 0.0) -> bool:
-        """Return whether there is time for a run of each, and for what is kept beside."""
+        """Return whether there is time for a run of each, and for what is kept beside; note when there is none."""
+        has_time = self._has_time_for(settings, share, keep=keep)
+        self._ran_out |= not has_time
+        return has_time
+
+    def _keep(self, best: Settings) -> float:
+        """Return what must be left for the proof."""
+        pair = self._cost(self._present, _LONG) + self._cost(best, _LONG)
+        return max(self._kept, ENOUGH_PAIRS * pair)
+
+    def _has_time_for(self, settings: Sequence[Settings], share: float, *, keep: float) -> bool:
         return self._spent + sum(self._cost(each, share) for each in settings) + keep <= self._budget
 
     def _cost(self, settings: Settings, share: float) -> float:
@@ -278,7 +306,7 @@ class Search:
         timed = [run for run in self.runs if run.reason is None]
         own = [run for run in timed if run.settings == settings]
         if own:
-            least = min(own[-1].seconds, _LONGEST * seconds)  # slow batches take what they take
+            least = min(own[-1].seconds, LONGEST * seconds)  # slow batches take what they take
             return max(seconds, least) + own[-1].cost_seconds - own[-1].seconds
         workers = 1 + settings.num_workers
         each = [(run.cost_seconds - run.seconds) / (1 + run.settings.num_workers) for run in timed]
@@ -311,15 +339,24 @@ class Search:
             if run.settings not in failed and not takes_too_much:
                 yield run
 
-    def _is_slow(self, as_it_is: Run) -> bool:
+    def _is_slow(self, start: Run) -> bool:
         """Return whether a few batches of one worker alone would take a good part of the budget."""
-        one_batch = as_it_is.batch_seconds * max(1, self._present.num_workers)
-        return _FEW_BATCHES * one_batch > _MOST_FOR_FEW_WORKERS * self._budget and as_it_is.reason is None
+        one_batch = start.batch_seconds * max(1, start.settings.num_workers)
+        return _FEW_BATCHES * one_batch > _MOST_FOR_FEW_WORKERS * self._budget and start.reason is None
+
+    def _last_of(self, settings: Settings) -> Run:
+        return next(run for run in reversed(self.runs) if run.settings == settings)
 
     def _works(self, settings: Settings) -> bool:
         return all(run.reason is None for run in self.runs if run.settings == settings)
 
     def _is_bound(self, run: Run) -> bool:
-        """Return whether the training step takes all the time there is."""
+        """Return whether the training step takes all the time there is.
+
+        Where it computes on this processor it must not have waited either: the step alone may have had a bad moment, or
+        it now has fewer threads, which get in each other's way less.
+        """
         compute = self._space.compute_seconds
-        return compute is not None and run.batch_seconds < WORTH_WHILE * compute
+        if compute is None or run.batch_seconds >= WORTH_WHILE * compute:
+            return False
+        return self._space.has_device or run.waited_seconds <= _HARDLY_WAITS * run.seconds

@@ -15,8 +15,8 @@ from prefeed.advice.tuning_settings import Settings, lines_to_paste
 Data = Literal["warm", "fresh", "stream"]
 
 _DATA: Final = {
-    "warm": "Every trial read the same samples, all of them read once before: later epochs of a data set that memory holds.",
-    "fresh": "Every trial read samples that no other had read, as long as there were any: a data set larger than memory.",
+    "warm": "Every trial read the same samples, all of which had been read once: as in later epochs, from memory that holds them.",
+    "fresh": "Every trial read samples that no other had read, as long as there were any: the data are more than memory holds.",
     "stream": "Every trial read the stream from its beginning, which had been read once before.",
 }
 """What was measured, by which samples the trials read."""
@@ -177,6 +177,8 @@ def _notes(present: Settings, found: Found, trials: list[Trial], data: Data, *, 
         yield _DATA[data]
     if not has_step:
         yield "The loader alone was timed, for there was no training step: with one, what counts is the loop with it."
+    if found.ran_out:
+        yield "The time was over before all was tried: a larger budget tries more."
     ratio = found.ratio
     if ratio is not None and not ratio.is_gain and ratio.low > 1 / 1.1 and found.best.size < present.size:
         saved = _memory_of(present, trials) - _memory_of(found.best, trials)
@@ -207,10 +209,13 @@ def _verdict(t: Tuning) -> str:
     if t.is_bound and t.best == t.present:
         most = "" if t.perfect is None else f"at most {100 * (t.perfect - 1):.0f} %"
         return f"Leave it: the training step takes the time, and the loader keeps up. No setting can gain more: {most}."
+    if t.best == t.present and t.gain is None:
+        return f"The present setting ({t.present}) fails, and there was no time for another one that works."
     if t.best == t.present:
-        return "Leave it: nothing that was tried is faster than the present setting."
+        leave = "" if t.lookahead_gain else "Leave it: "
+        return f"{leave}nothing that was tried is faster than the present setting.".capitalize()
     if t.gain is None:
         return f"The present setting ({t.present}) fails; {t.best} is the fastest of those that do not."
-    if t.settings.num_workers != t.best.num_workers or msgspec.structs.replace(t.settings, lookahead=None) != t.best:
+    if msgspec.structs.replace(t.settings, lookahead=None) == t.present:
         return f"Leave it: the best that was tried ({t.best}) is {t.gain:.2f}x as fast, {spread}: within the noise."
     return f"{t.gain:.2f}x as fast ({spread}) with {t.best} instead of {t.present}."

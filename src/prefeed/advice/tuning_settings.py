@@ -12,6 +12,7 @@ from prefeed.config import GIB, KIB, MIB
 MOST_WORKERS: Final = 64
 _DEFAULT_PREFETCH: Final = 2
 _MOST_PREFETCH: Final = 16
+_LEAST_CACHE: Final = 256 * MIB
 _MOST_LOOKAHEAD: Final = 16 * GIB
 
 
@@ -42,6 +43,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Batches that lie in shared memory at a time, at most."""
         return self.num_workers * self.prefetch_factor
 
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of a cache with an epoch that was never read before: twice the lookahead, and not too little."""
+        return 0 if self.lookahead is None else max(_LEAST_CACHE, 2 * self.lookahead)
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self._arguments())
 
@@ -62,14 +68,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cores: Processors of this process.
-        can_pin: There is a device that batches are copied to.
+        has_device: Batches are copied to a device, which computes on its own.
         threads: Intra-op threads that the training has now; None: there is no training step, so they do not matter.
         lookahead: Bytes that prefeed fetches ahead now; None: prefeed has no plan here.
         compute_seconds: The training step alone, with a batch that is there already; None: there is no step.
     """
 
     cores: int
-    can_pin: bool = False
+    has_device: bool = False
     threads: int | None = None
     lookahead: int | None = None
     compute_seconds: float | None = None

@@ -132,11 +132,16 @@ def samples_in(batches: Sequence[Batch]) -> list[int]:
     return [index for batch in batches for index in indices_of(batch)]
 
 
+def num_samples_in(batches: Sequence[Batch]) -> int:
+    """Return how many samples are in some batches; an index may be anything that the dataset takes."""
+    return sum(1 if isinstance(batch, str) or not hasattr(batch, "__len__") else len(batch) for batch in batches)
+
+
 def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool) -> LoaderFacts:
     """Return what the loader and the machine are."""
     return LoaderFacts(
         dataset=type(loader.dataset).__name__,
-        samples=None if is_stream(loader) else len(loader.dataset),  # type: ignore[arg-type]
+        samples=_num_samples(loader),
         batch_size=batch_size,
         num_workers=loader.num_workers,
         prefetch_factor=(loader.prefetch_factor or 2) if loader.num_workers else 0,
@@ -145,3 +150,10 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
     )
+
+
+def _num_samples(loader: TorchDataLoader[Any]) -> int | None:
+    try:
+        return None if is_stream(loader) else len(loader.dataset)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - it is the user's: it may have no length, where its sampler knows the indices
+        return None

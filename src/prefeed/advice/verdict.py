@@ -16,11 +16,17 @@ _NEARLY_BEST: Final = 0.9
 """The cheapest cure is taken that brings this share of what the best one would."""
 
 
+_WORTH_SAYING: Final = 0.1
+_MUCH: Final = 100
+"""A loop that does nothing with its batches would be ten thousand times as fast."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a job waits for data, for what, and what to do.
 
     Attributes:
-        waiting: Share of the time in which the loop waited for batches, 0 to 1; the next four sum up to it.
+        waiting: Share of the time that the loop loses by waiting for batches, 0 to 1. A device that computes while the loop
+            waits for its next batch loses nothing. The next four sum up to it, or are 0 where the parts are not known.
         origin: For files to be opened and read.
         decode: For samples to be made of them.
         collate: For samples to be put together.
@@ -65,9 +71,10 @@ def judge(measurement: Measurement) -> Verdict:
     as_is = measurement.as_is
     perfect = max(1.0, as_is.step_seconds / measurement.compute.step_seconds)
     cures = cures_of(measurement, perfect)
-    origin, decode, collate, transfer = _shares(measurement)
+    waiting = min(as_is.waited_share, 1 - 1 / perfect)
+    origin, decode, collate, transfer = _shares(measurement, waiting)
     return Verdict(
-        waiting=as_is.waited_share,
+        waiting=waiting,
         origin=origin,
         decode=decode,
         collate=collate,
@@ -90,15 +97,15 @@ def _best(cures: list[Cure], perfect: float) -> str | None:
     return worth[0].name if worth else None
 
 
-def _shares(measurement: Measurement) -> tuple[float, float, float, float]:
+def _shares(measurement: Measurement, waiting: float) -> tuple[float, float, float, float]:
     """Return the shares of the time that the loop waits for the origin, decoding, collating and transfer.
 
     In proportion to what each takes of one thread's time. Where files cannot be timed, the origin's share is what went
     away when they were in memory.
     """
-    waiting, costs = measurement.as_is.waited_share, measurement.costs
+    costs = measurement.costs
     if costs is None:  # nothing is known of what a stream does
-        return 0.0, waiting, 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0.0
     workers = max(1, measurement.loader.num_workers)
     fetching = ((costs.opening or 0.0) + (costs.reading or 0.0)) / workers
     parts = [costs.decoding / workers, costs.collating / workers, costs.transferring + (costs.to_device or 0.0)]
@@ -121,26 +128,46 @@ def sentences(verdict: Verdict) -> list[str]:
             "no cache can help; what takes the time is the computing."
         )
         return lines
-    lines.append(f"With perfect data loading it would be {v.perfect_speedup:.1f} times as fast.")
+    lines.append(f"With perfect data loading it would be {_times(v.perfect_speedup)} as fast.{_not_by_waiting(v)}")
     cure = v.cure
+    if not v.cures:
+        lines.append("No cure could be tried with this loader; `prefeed tune` tries workers and more of its arguments.")
+        return lines
     if cure is None:
         lines.append("None of the cures that were tried gains more than 5 %: leave it.")
         return lines
     how = "measured on a few batches" if cure.is_measured else "estimated"
-    lines.append(f"Cheapest cure: {cure.what}. Predicted: {cure.speedup:.1f} times as fast ({how}). {cure.how}")
+    lines.append(f"Cheapest cure: {cure.what}. Predicted: {_times(cure.speedup)} as fast ({how}). {cure.how}")
     return lines
 
 
 def _waiting(v: Verdict) -> str:
     parts = [
         (v.origin, "the origin's latency"),
-        (v.decode, "decoding"),
+        (v.decode, "making samples" if _files_are_unseen(v) else "decoding"),
         (v.collate, "collating"),
         (v.transfer, "transfer"),
     ]
     named = ", ".join(f"{_percent(share)} for {name}" for share, name in parts if share >= 0.005)
     of_which = f": {named}" if named and v.waiting >= 0.01 else ""
     return f"This job waits for data {_percent(v.waiting)} of its time{of_which}."
+
+
+def _files_are_unseen(v: Verdict) -> bool:
+    """Return True where what is read of files was not told apart from what is made of them: HDF5, LMDB, SQLite."""
+    costs = v.measurement.costs
+    return costs is not None and costs.opening is None
+
+
+def _not_by_waiting(v: Verdict) -> str:
+    """Return what to say where more would be gained than is waited."""
+    if 1 - 1 / v.perfect_speedup - v.waiting < _WORTH_SAYING:
+        return ""
+    return " More than it waits: making batches takes processors, or memory, from the computing."
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.1f} times" if speedup < _MUCH else f"more than {_MUCH} times"
 
 
 def _percent(share: float) -> str:
@@ -150,7 +177,7 @@ def _percent(share: float) -> str:
 def beside_the_prediction(before: Verdict, now: Verdict) -> str | None:
     """Return how much faster a job became since it was examined before, beside what was predicted; None: by nothing."""
     cure = before.cure
-    if cure is None:
+    if cure is None or not before.samples_s:
         return None
     gained = now.samples_s / before.samples_s
     return (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import click
 import msgspec
@@ -19,9 +21,14 @@ from prefeed.cli import render
 from prefeed.cli.doctor_view import verdict_lines
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
-from prefeed.errors import CannotExamineError
+from prefeed.client.node import NodeClient
+from prefeed.config import resolve
+from prefeed.errors import CannotExamineError, PrefeedError
 
 _DEFAULT_STEPS: Final = 20
+_LOOK_SECONDS: Final = 1.0
+_LEAVE_SECONDS: Final = 10.0
+"""What a program has for its clean-up, once it is over."""
 
 
 @click.command(name="doctor", context_settings={"allow_interspersed_args": False})
@@ -47,8 +54,9 @@ def command(
     verdict = _examine(line, steps=steps, to_stderr=as_json)
     last = config.home / "doctor" / f"{_name_of(line)}.json"
     before = _read(last)
-    last.parent.mkdir(parents=True, exist_ok=True)
-    last.write_text(verdict.to_json())
+    with suppress(OSError):  # only the comparison of the next time is lost
+        last.parent.mkdir(parents=True, exist_ok=True)
+        last.write_text(verdict.to_json())
     compared = None if before is None else beside_the_prediction(before, verdict)
     if as_json:
         render.print_json({**msgspec.to_builtins(verdict), "text": str(verdict), "since_last_time": compared})
@@ -66,16 +74,63 @@ def _examine(line: list[str], *, steps: int, to_stderr: bool) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="prefeed-doctor-") as directory:
         out = Path(directory) / "verdict.json"
         environment = _environment(os.environ, out, steps)
-        ended = subprocess.run(line, env=environment, stdout=sys.stderr if to_stderr else None, check=False)
+        try:
+            status = _run(line, environment, out, stdout=sys.stderr if to_stderr else None)
+        finally:
+            _stop_servers(Path(directory))
         verdict = _read(out)
     if verdict is not None:
         return verdict
-    if ended.returncode:
-        raise CannotExamineError(f"the program ended with status {ended.returncode} before there was a verdict")
+    if status:
+        raise CannotExamineError(f"the program ended with status {status} before there was a verdict")
     raise CannotExamineError(
-        f"the program ended before there was a verdict: no loop over a torch DataLoader asked for enough batches; "
+        "the program ended before there was a verdict: no loop over a torch DataLoader asked for enough batches; "
         f"let it train for longer, or say --steps with less than {steps}"
     )
+
+
+def _run(line: list[str], environment: Mapping[str, str], out: Path, *, stdout: IO[str] | None) -> int:
+    """Return the program's exit status; with a verdict it is ended, if it does not end by itself."""
+    before = signal.signal(signal.SIGTERM, _leave)
+    process = subprocess.Popen(line, env=environment, stdout=stdout)
+    try:
+        while (status := _status(process, _LOOK_SECONDS)) is None:
+            if out.exists() and _status(process, _LEAVE_SECONDS) is None:
+                # A thread may have met the end of the loop, and another wait for its batch, or for other ranks.
+                _end(process)
+        return status
+    except KeyboardInterrupt:
+        _status(process, _LEAVE_SECONDS)  # the terminal told the program, too
+        raise
+    finally:
+        _end(process)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _status(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(seconds)
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        if _status(process, _LEAVE_SECONDS) is None:
+            process.kill()
+            process.wait()
+
+
+def _stop_servers(directory: Path) -> None:
+    """Stop what a program that was killed has left: servers of the trials' caches."""
+    for home in directory.glob("*/home"):
+        config = resolve({"home": str(home)})
+        with suppress(PrefeedError, OSError), NodeClient.connect(config, autostart=False) as node:
+            node.stop()
 
 
 def _environment(environ: Mapping[str, str], out: Path, steps: int) -> dict[str, str]:

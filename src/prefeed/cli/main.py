@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
     "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
+    "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
     "unstage": ("prefeed.cli.unstage", "Remove what `prefeed stage` copied."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }

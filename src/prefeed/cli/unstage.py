@@ -18,8 +18,8 @@ from prefeed.copying.unstaging import find_copies, list_copies, unstage
 def command(ctx: click.Context, what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
     """Remove what `prefeed stage` copied.
 
-    SRC is the origin, PATH what `prefeed stage` printed. The data at the origin is never touched, nor is anything else
-    that prefeed did not copy.
+    SRC is the origin, PATH what `prefeed stage` printed. All that lies below PATH goes, also what other programs have put
+    there. The data at the origin is never touched, nor is anything outside of the copy.
     """
     if (what is None) != everything:
         raise click.UsageError("give either SRC, a PATH or --all")

@@ -11,6 +11,7 @@ from prefeed.copying.choice import choose, ranks_of
 from prefeed.copying.names import directories_of, sort_out
 from prefeed.copying.room import room_of
 from prefeed.copying.versions import FoundFile, is_copy_of
+from prefeed.errors import CopyError
 from prefeed.types import ObjectInfo
 
 
@@ -75,11 +76,19 @@ def compare(
         step_ns: See ``is_copy_of``.
         folds_case: See ``sort_out``.
         room: Told what the copies there take, returns what all may take in bytes, and why not more.
+
+    Raises:
+        CopyError: The order names nothing that is at the origin.
     """
     items, refused = sort_out(listed, folds_case=folds_case)
     are_there = np.fromiter((_is_there(info, files, step_ns) for info in items), np.bool_, len(items))
     room_bytes, why = room(sum(room_of(found.size_bytes) for found in files.values() if found.is_file))
     ranks = None if order is None else ranks_of(order, root=root)
+    if ranks and not any(info.path in ranks for info in items):
+        raise CopyError(
+            f"none of the {len(ranks):,} paths of the order, such as {next(iter(ranks))!r}, is at {root}; write them one a "
+            "line, relative to it"
+        )
     choice = choose(items, budget_bytes=room_bytes, is_there=are_there, ranks=ranks)
     to_copy = [items[i] for i in choice.order.tolist() if not are_there[i]]
     left = [items[i] for i in np.flatnonzero(~choice.chosen).tolist()]

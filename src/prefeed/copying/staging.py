@@ -128,6 +128,10 @@ class _Staging:
 
     def _prepare(self) -> None:
         """An empty directory for files that are being written: what a killed run left of them goes."""
+        if self._data.is_symlink():  # what is removed below it would be somebody else's
+            raise CopyError(
+                f"{self._data} is a link, which is not followed: remove it, and stage again", path=str(self._data)
+            )
         self._data.mkdir(mode=0o700, exist_ok=True)
         if self._incoming.exists():
             shutil.rmtree(self._incoming)

@@ -54,8 +54,8 @@ def find_copies(text: str, config: Config) -> list[CopyRecord]:
     found = [by_path] if by_path else [record for record in known_copies(config) if record.source == url]
     if not found:
         raise NotACopyError(
-            f"{text} is neither a copy that prefeed made nor the origin of one; `prefeed stage --list` shows them",
-            path=text,
+            f"{url} is neither a copy that prefeed made nor the origin of one; `prefeed stage --list` shows them",
+            path=url,
         )
     return found
 

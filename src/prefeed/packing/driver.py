@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import lmdb
 
 from prefeed.config import GIB, Config
-from prefeed.errors import CannotPackError, PackFullError, PackOccupiedError, PrefeedError
+from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError
 from prefeed.packing.finishing import write_index
 from prefeed.packing.journal import JOURNAL_NAME, Job, Journal
 from prefeed.packing.names import LAYOUTS, check_names
@@ -28,6 +29,7 @@ from prefeed.sources.urls import canonical_url, open_source, pack_url
 from prefeed.types import ListingProgress
 
 DEFAULT_SHARD_BYTES: Final = GIB
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,27 +92,29 @@ def pack(
         CannotPackError: Names or options that the format does not take; nothing was written.
         PackOccupiedError: The place holds something else, also another pack.
         PackFullError: There is no room for it.
+        PackError: The place cannot be written.
         PackSourceChangedError: A file changed after it was listed.
         SourceError: The source cannot be listed or read.
     """
     started = time.monotonic()
     place = open_place(request.out, config)
     job = _job(request, place)
-    manifest = ManifestLibrary(config.home).open(request.source, config, refresh=True, progress=listing)
-    names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
-    check_names(job.layout, names)
-    result = _finished(place, job, manifest)
-    if result is not None:
-        _tidy(place)
-    else:
-        work = Work(
-            job=job,
-            place=place,
-            manifest=manifest,
-            order=packing_order(manifest, job.layout, job.seed),
-            progress=progress or (lambda objects, total, size: None),
-        )
-        result = _with_room(work, lambda: _run(work, request.source, config))
+    with _errors_of_the_place(place):
+        manifest = ManifestLibrary(config.home).open(request.source, config, refresh=True, progress=listing)
+        names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
+        check_names(job.layout, names)
+        result = _finished(place, job, manifest)
+        if result is not None:
+            _tidy(place)
+        else:
+            work = Work(
+                job=job,
+                place=place,
+                manifest=manifest,
+                order=packing_order(manifest, job.layout, job.seed),
+                progress=progress or (lambda objects, total, size: None),
+            )
+            result = _run(work, request.source, config)
     return replace(result, seconds=time.monotonic() - started)
 
 
@@ -120,10 +124,18 @@ def _job(request: PackRequest, place: Place) -> Job:
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
-    if f"{place.url}/".startswith(f"{source}/"):
+    if _is_below(place.url, source):
         raise CannotPackError(f"{place.url} lies in {source}, which is to be packed; pack into another directory")
     shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
     return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
+
+
+def _is_below(url: str, root: str) -> bool:
+    """Return whether a place is another one or lies in it; links lead to where they lead."""
+    if url.startswith("/") and root.startswith("/"):
+        inner, outer = os.path.realpath(url), os.path.realpath(root)
+        return os.path.commonpath((inner, outer)) == outer
+    return f"{url}/".startswith(f"{root}/")
 
 
 def _finished(place: Place, job: Job, manifest: Manifest) -> PackResult | None:
@@ -149,16 +161,20 @@ def _tidy(place: Place) -> None:
             journal.finish()
 
 
-def _with_room(work: Work, run: Callable[[], PackResult]) -> PackResult:
-    """Return what ``run`` returns; a full disk is said in our words."""
+@contextlib.contextmanager
+def _errors_of_the_place(place: Place) -> Iterator[None]:
+    """A full disk, and a place that cannot be written, are said in our words."""
     try:
-        return run()
+        yield
     except (OSError, lmdb.Error) as err:
-        if isinstance(err, PrefeedError) or os.strerror(errno.ENOSPC) not in str(err):
+        if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
             raise
-        raise PackFullError(
-            f"{work.place.work} is full; what is packed stays: free some space and run the same command again"
-        ) from err
+        if any(os.strerror(code) in str(err) for code in _NO_ROOM):
+            raise PackFullError(
+                f"{place.work} is full; what is packed stays: free some space and run the same command again"
+            ) from err
+        where = getattr(err, "filename", None) or place.work
+        raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; what is packed stays") from err
 
 
 def _run(work: Work, source_url: str, config: Config) -> PackResult:

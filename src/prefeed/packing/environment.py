@@ -56,6 +56,16 @@ class EnvironmentWriter:
                 self._map_bytes *= 2
                 self._environment.set_mapsize(self._map_bytes)
 
+    def keep_only(self, keys: Iterable[bytes], num_keys: int) -> None:
+        """Remove the values of all other keys: what a process had written, and was killed before it noted it."""
+        with self._environment.begin(write=True) as transaction:
+            if transaction.stat()["entries"] == num_keys:
+                return
+            wanted = set(keys)
+            others = [key for key in transaction.cursor().iternext(values=False) if key not in wanted]
+            for key in others:
+                transaction.delete(key)
+
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()

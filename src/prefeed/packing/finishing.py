@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from prefeed.errors import PackError
 from prefeed.packing.environment import DATA_FILE, value_offsets
@@ -18,6 +18,8 @@ from prefeed.sources.pack_index import PackHeader, encode_index
 
 _SAMPLED: Final = 1000
 """Values of an LMDB environment that are read back by their offset, always."""
+
+_PIECE_BYTES: Final = 64 * 1024**2
 
 
 def write_index(work: Work, journal: Journal) -> PackHeader:
@@ -73,8 +75,17 @@ def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArr
     descriptor = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
-            if xxh3_64_intdigest(os.pread(descriptor, int(sizes[i]), int(offsets[i]))) != int(checksums[i]):
+            if _sum_of(descriptor, int(offsets[i]), int(sizes[i])) != int(checksums[i]):
                 raise PackError(f"{data_file} does not hold what was written; remove its directory and pack anew")
     finally:
         os.close(descriptor)
     return offsets
+
+
+def _sum_of(descriptor: int, offset: int, size_bytes: int) -> int:
+    """Return the xxh3-64 of a part of a file, or of what there is of it; one read gives at most 2 GiB."""
+    digest, end = xxh3_64(), offset + size_bytes
+    while offset < end and (piece := os.pread(descriptor, min(_PIECE_BYTES, end - offset), offset)):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.intdigest()

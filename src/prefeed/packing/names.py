@@ -10,6 +10,7 @@ from prefeed.errors import CannotPackError
 
 LAYOUTS: Final = ("lmdb", "webdataset", "tfrecord")
 LMDB_KEY_BYTES: Final = 511
+_LMDB_BYTES: Final = 2**32 - 1
 _TFRECORD_BYTES: Final = 2**31 - 2**20
 """Protocol buffers end at 2 GiB, path and frame included."""
 
@@ -54,7 +55,7 @@ _ADVICE: Final = {
     "webdataset": "its samples are named up to the first dot of the file's name, and differ in what follows, whatever "
     "the case; so each name needs a dot, not at its beginning, and no two may differ in case alone. Rename these files, "
     "or choose lmdb or tfrecord, which take any name",
-    "lmdb": f"its keys have at most {LMDB_KEY_BYTES} bytes; choose tfrecord or webdataset",
+    "lmdb": f"its keys have at most {LMDB_KEY_BYTES} bytes and its values less than 4 GiB; choose webdataset",
     "tfrecord": "its records end at 2 GiB; choose webdataset or lmdb",
 }
 
@@ -63,14 +64,15 @@ def _no_samples(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
     for _, path, _ in files:
         sample = sample_of(path)
-        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__"):
+        is_cut = "\0" in path  # by tar: what follows a zero byte is lost
+        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_cut:
             yield path
         else:
             seen.add(sample)
 
 
 def _no_keys(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
-    return (path for name, path, _ in files if len(name) > LMDB_KEY_BYTES)
+    return (path for name, path, size in files if len(name) > LMDB_KEY_BYTES or size > _LMDB_BYTES)
 
 
 def _too_large(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:

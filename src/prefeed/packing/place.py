@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import obstore
 from xxhash import xxh3_64_hexdigest
@@ -23,6 +24,9 @@ from prefeed.sources.packed import PackedSource
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
 from prefeed.types import Buffer
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 PARTIAL: Final = ".partial"
 _OURS: Final = re.compile(
@@ -56,6 +60,10 @@ class Place(Protocol):
 
     def publish(self, written: Path, name: str) -> None:
         """Put a whole file of ``work`` in its place."""
+        ...
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Remove data files that an unfinished pack has put in their place; those that are not there are passed over."""
         ...
 
     def finish(self, parts: Iterable[Buffer]) -> None:
@@ -129,6 +137,11 @@ class LocalPlace:
         os.replace(written, self.work / name)
         sync_directory(self.work)
 
+    def withdraw(self, names: Iterable[str]) -> None:
+        """See ``Place.withdraw``."""
+        for name in names:
+            (self.work / name).unlink(missing_ok=True)
+
     def finish(self, parts: Iterable[Buffer]) -> None:
         """See ``Place.finish``."""
         write_durably(self.work / INDEX_NAME, parts)
@@ -172,6 +185,11 @@ class StorePlace:
         self.copy(written, name)
         written.unlink()
 
+    def withdraw(self, names: Iterable[str]) -> None:
+        """See ``Place.withdraw``."""
+        for name in names:
+            self._delete(name)
+
     def finish(self, parts: Iterable[Buffer]) -> None:
         """See ``Place.finish``."""
         index = self.work / INDEX_NAME
@@ -189,10 +207,17 @@ class StorePlace:
         Raises:
             SourceError: The store refuses it, or does not answer.
         """
+        self._change(name, lambda store: obstore.put(store, name, file))
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(ObjectNotFoundError):
+            self._change(name, lambda store: obstore.delete(store, name))
+
+    def _change(self, name: str, change: Callable[[ObjectStore], object]) -> None:
         source = open_plain_source(self.url, self._config)
         assert isinstance(source, ObjectStoreSource)
         try:
-            obstore.put(source.open_for_writing(), name, file)
+            change(source.open_for_writing())
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
             timeout = self._config.request_timeout
             raise translate(err, source.locate(name), timeout=timeout) from cause_of(err)

@@ -25,12 +25,20 @@ _UNKNOWN_BYTES: Final = 1024**2
 Result = TypeVar("Result")
 
 
-def patiently(request: Callable[[], Result], *, deadline_seconds: float) -> Result:
+def patiently(
+    request: Callable[[], Result], *, deadline_seconds: float, stopped: threading.Event | None = None
+) -> Result:
     """Return what the request returns, made again with growing pauses while its errors may pass.
+
+    Args:
+        request: What is asked.
+        deadline_seconds: Time after which it is given up.
+        stopped: Set when nobody wants the result any more.
 
     Raises:
         SourceError: A permanent one, or the last one when the time is over.
     """
+    stopped = stopped or threading.Event()
     policy = RetryPolicy(deadline_seconds=deadline_seconds)
     started, attempts = time.monotonic(), 0
     while True:
@@ -40,9 +48,8 @@ def patiently(request: Callable[[], Result], *, deadline_seconds: float) -> Resu
         except SourceError as err:
             elapsed = time.monotonic() - started
             delay = policy.next_delay(attempts=attempts, elapsed_seconds=elapsed, jitter=random.Random().random())
-            if not err.retryable or delay is None:
+            if not err.retryable or delay is None or stopped.wait(delay):
                 raise
-            threading.Event().wait(delay)
 
 
 def read_ahead(
@@ -56,10 +63,13 @@ def read_ahead(
     """
 
     def fetch(object_id: int) -> Buffer:
-        fetched = patiently(lambda: source.fetch(manifest.path(object_id)), deadline_seconds=deadline_seconds)
+        fetched = patiently(
+            lambda: source.fetch(manifest.path(object_id)), deadline_seconds=deadline_seconds, stopped=stopped
+        )
         check_unchanged(source, manifest, object_id, version=fetched.version, size_bytes=len(fetched.data))
         return fetched.data
 
+    stopped = threading.Event()
     waiting: deque[tuple[int, int, Future[Buffer]]] = deque()
     ahead_bytes = 0
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-pack")
@@ -77,6 +87,7 @@ def read_ahead(
             first, _, future = waiting.popleft()
             yield first, future.result()
     finally:
+        stopped.set()  # Ctrl-C, or a permanent error, does not wait for what the origin may still answer
         pool.shutdown(cancel_futures=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.errors import CannotPackError
+from prefeed.errors import CannotPackError, PrefeedError
 from prefeed.packing.records import Record, ShardWriter
 from prefeed.types import Buffer
 
@@ -62,19 +63,44 @@ def room_bytes(sizes: NDArray[np.uint64]) -> int:
 def scan(file: BinaryIO, name: str) -> Iterator[Record]:
     """Yield every regular file of a tar file; links, directories and devices are passed over.
 
+    Paths are relative, as all others are: ``tar -cf x.tar .`` writes ``./`` before each, which is left out.
+
     Raises:
-        CannotPackError: It is compressed, cut off or no tar file at all.
+        CannotPackError: It is compressed, cut off, damaged or no tar file at all.
     """
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
     try:
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-                if member.issparse():
-                    raise CannotPackError(f"{name}: {member.name} is stored as a sparse file, which is in pieces")
-                if member.isreg():
-                    yield Record(member.name, member.offset_data, _read(tar, member, name))
-    except tarfile.TarError as err:
+                _check_whole(member, end, name)
+                path = member.name.removeprefix("./").lstrip("/")
+                if member.isreg() and path:
+                    yield Record(path, member.offset_data, _read(tar, member, name))
+            _check_end(file, tar.offset, name)
+    except (tarfile.TarError, ValueError, OverflowError, MemoryError) as err:  # what damaged headers end in
+        if isinstance(err, PrefeedError):
+            raise
         raise CannotPackError(f"{name} is no tar file, a compressed one, or cut off: {err}; unpack it first") from err
+
+
+def _check_whole(member: tarfile.TarInfo, end: int, name: str) -> None:
+    """Check that all of a member lies in the file, before memory is taken for it."""
+    if member.issparse():
+        raise CannotPackError(f"{name}: {member.name} is stored as a sparse file, which is in pieces")
+    if member.isreg() and not 0 <= member.size <= end - member.offset_data:
+        there = max(0, end - member.offset_data)
+        raise CannotPackError(f"{name} is cut off: {there} of {member.size} bytes of {member.name} are there")
+
+
+def _check_end(file: BinaryIO, offset: int, name: str) -> None:
+    """Check that nothing follows: at a header that cannot be read tarfile ends as if it were the last one."""
+    file.seek(offset)
+    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        raise CannotPackError(
+            f"{name} is damaged, or cut off: what follows after {offset} bytes is no header of a file"
+        )
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:

@@ -6,6 +6,7 @@ masked CRC-32C of the payload (4): tensorflow/core/lib/io/record_writer.h.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,15 +89,18 @@ def scan(file: BinaryIO, name: str) -> Iterator[Record]:
         CannotPackError: A checksum does not fit, or the file is cut off.
     """
     _require_installed()
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
     start = number = 0
     while head := file.read(_HEAD_BYTES):
         where = f"record {number} of {name}"
         if len(head) < _HEAD_BYTES or _SUM.unpack_from(head, _LENGTH.size)[0] != masked_sum(head[: _LENGTH.size]):
             raise CannotPackError(f"{where}: no TFRecord file, a compressed one, or a damaged one; unpack it first")
         (size,) = _LENGTH.unpack_from(head)
+        there = end - start - FRAME_BYTES
+        if size > there:  # before memory is taken for it
+            raise CannotPackError(f"{where} is cut off: {max(0, there)} of {size} bytes are there")
         payload, check = file.read(size), file.read(_SUM.size)
-        if len(payload) < size or len(check) < _SUM.size:
-            raise CannotPackError(f"{where} is cut off: {len(payload)} of {size} bytes are there")
         if _SUM.unpack(check)[0] != masked_sum(payload):
             raise CannotPackError(f"{where} is damaged: its bytes are not those of its checksum")
         yield Record(f"{name}/{number:06d}", start + _HEAD_BYTES, payload)

@@ -50,9 +50,16 @@ def take_up(work: Work, journal: Journal) -> int:
             journal.begin(work.job)
         clean(work.place.work, keep={DATA_FILE, LOCK_FILE} if journal.parts else set())
     else:
+        if kept < len(journal.parts):
+            # One more than the journal names: a process may have been killed between publishing a file and noting it.
+            work.place.withdraw([_shard_name(work, i) for i in range(kept, len(journal.parts) + 1)])
         journal.keep(kept)
         clean(work.place.work, keep={part.file for part in journal.parts})
     return sum(part.count for part in journal.parts)
+
+
+def _shard_name(work: Work, number: int) -> str:
+    return f"shard-{number:06d}{_WRITERS[work.job.layout].suffix}"
 
 
 def _unchanged_parts(work: Work, journal: Journal) -> int:
@@ -112,7 +119,7 @@ class _Shard:
         self._work = work
         self._journal = journal
         self._start = start
-        self._name = f"shard-{len(journal.parts):06d}{writer.suffix}"
+        self._name = _shard_name(work, len(journal.parts))
         self._partial = work.place.work / (self._name + PARTIAL)
         self._sizes, self._checksums, self._offsets = array("Q"), array("Q"), array("Q")
         self.writer = writer(self._partial)
@@ -145,6 +152,7 @@ def write_environment(work: Work, journal: Journal, stream: Stream, kept: int) -
                 writer.put(batch)
                 _note_batch(work, journal, start, batch)
                 batch, batch_bytes, start = [], 0, at
+        writer.keep_only(map(work.manifest.path_bytes, work.order.ids.tolist()), len(work.order.ids))
 
 
 def _note_batch(work: Work, journal: Journal, start: int, batch: list[tuple[bytes, Buffer]]) -> None:

@@ -131,7 +131,10 @@ class PackedSource:
             return self._source
         with self._lock:
             if self._other is None:
-                if self._open_other is None:
+                is_foreign = _is_local(index.header.data_root) and not _is_local(self._source.url)
+                if (
+                    self._open_other is None or is_foreign
+                ):  # who made it elsewhere must not choose files of this machine
                     raise SourceError(f"{self.url} keeps its data at {index.header.data_root}, which is not read here")
                 self._other = self._open_other(index.header.data_root)
             return self._other
@@ -175,6 +178,8 @@ class PackedSource:
             with os.fdopen(descriptor, "wb") as file:
                 for chunk in self._chunks(head):
                     file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())  # its name must not outlive its content in a power failure
             _validated(PackIndex.open(temporary))
             os.replace(temporary, copy)
         except BaseException:
@@ -189,6 +194,11 @@ class PackedSource:
     def _chunks(self, head: Head) -> Iterator[Buffer]:
         for start in range(0, head.total_bytes, _CHUNK_BYTES):
             yield self._source.fetch_range(INDEX_NAME, start, min(_CHUNK_BYTES, head.total_bytes - start)).data
+
+
+def _is_local(url_or_path: str) -> bool:
+    scheme, separator, _ = url_or_path.partition("://")
+    return not separator or scheme.lower() == "file"
 
 
 def _is_abandoned(file: Path) -> bool:

@@ -104,15 +104,15 @@ class PosixSource:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     self._refuse(status, path)
-                data = _pread(descriptor, offset, size_bytes)
+                # Asked for first: sizes may come from an index that anybody wrote, and are allocated before they are read.
+                data = _pread(descriptor, offset, size_bytes) if offset + size_bytes <= status.st_size else b""
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as err:
             _raise_translated(err, where)
         if len(data) != size_bytes:
             raise TruncatedBodyError(
-                f"{where} ends {size_bytes - len(data)} bytes early: {size_bytes} wanted from {offset}, and it has "
-                f"{status.st_size} bytes",
+                f"{where} ends early: {size_bytes} bytes wanted from {offset}, and it has {status.st_size} bytes",
                 path=where,
             )
         return FetchedObject(data=data, version=version_of(status))

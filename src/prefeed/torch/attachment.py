@@ -50,6 +50,7 @@ class Attachment:
         self._rings: Rings | None = None
         self._given_up = False
         self.position = Position()
+        self.turn = 0  # of the iterator that was made last: an older one is not counted any more
 
     @property
     def config(self) -> Config:
@@ -111,7 +112,7 @@ class Attachment:
         return view
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
-        """An iterator is about to be made.
+        """An iterator is about to be made; ``turn`` is its number from now on.
 
         Args:
             loader: The user's.
@@ -123,6 +124,7 @@ class Attachment:
                 name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
                 rank=_rank(), interval_seconds=interval, clock=time.monotonic,
             )  # fmt: skip
+        self.turn += 1
         length = length_of(loader)
         self._report.epoch_begins(None if length is None else max(0, length - num_seen))
 
@@ -146,8 +148,15 @@ class Attachment:
             pinned=loader.pin_memory and can_pin(),
         )
 
-    def next_batch(self, torchs: Callable[[], Any]) -> Any:
-        """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch."""
+    def next_batch(self, torchs: Callable[[], Any], turn: int) -> Any:
+        """Return the next batch as torch gives it; the report hears of it, and of the end of the epoch.
+
+        Args:
+            torchs: Gives the batch.
+            turn: Of the iterator that is asked.
+        """
+        if turn != self.turn:
+            return torchs()
         report = self._report
         assert report is not None  # an epoch has begun
         report.asked()

@@ -198,15 +198,17 @@ class _SingleProcessIter(_SingleProcessDataLoaderIter):
     def __init__(self, view: Any, attachment: Attachment) -> None:
         super().__init__(view)
         self._attachment = attachment
+        self._turn = attachment.turn
 
     def _next_data(self) -> Any:
-        return self._attachment.next_batch(super()._next_data)
+        return self._attachment.next_batch(super()._next_data, self._turn)
 
 
 class _MultiProcessIter(_MultiProcessingDataLoaderIter):
     def __init__(self, view: Any, attachment: Attachment, lease: Lease | None) -> None:
         self._attachment = attachment
         self._lease = lease
+        self._turn = attachment.turn
         super().__init__(view)
 
     def _shutdown_workers(self) -> None:
@@ -218,9 +220,10 @@ class _MultiProcessIter(_MultiProcessingDataLoaderIter):
         if not first_iter:  # workers that are kept begin another epoch
             self._attachment.position.epoch_begins(loader, draws_seed=False)
             self._attachment.epoch_begins(loader)
+            self._turn = self._attachment.turn
         super()._reset(loader, first_iter)
         if not first_iter:
             self._attachment.has_begun()
 
     def _next_data(self) -> Any:
-        return self._attachment.next_batch(super()._next_data)
+        return self._attachment.next_batch(super()._next_data, self._turn)

@@ -7,15 +7,17 @@ left out of it: no sample is made twice, and nothing depends on how many were se
 A sampler of another class may draw each index when it is asked. What it drew for workers ahead of the loop is saved, and
 comes first; then the sampler goes on, with the generators as the checkpoint restored them.
 
+What else a sampler draws from, the state does not hold: whether it draws the same again is looked at, and said.
+
 Keys of the state that torchdata's ``StatefulDataLoader`` and Accelerate know have the same names and meanings here.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,13 +28,27 @@ from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.errors import ResumeError
-from prefeed.torch.order import is_readable_ahead, samplers_of, yields_integers
+from prefeed.torch.generators import (
+    GlobalStates,
+    State,
+    are_same,
+    global_states,
+    own_generators,
+    own_states,
+    restore,
+    restore_own,
+    set_global_states,
+    set_own_states,
+    states_of,
+)
+from prefeed.torch.nesting import map_tensors
+from prefeed.torch.order import drawn_order, is_readable_ahead, samplers_of, yields_integers
+
+_log = logging.getLogger("prefeed")
 
 _VERSION: Final = 1
 _YIELDED: Final = "_num_yielded"
 _FINISHED: Final = "_iterator_finished"
-
-State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +59,17 @@ class Rest:
         batches: What the (batch) sampler still yields; None: all, of which ``num_seen`` are to be thrown away.
         num_seen: Batches that the loop had before.
         drawn: The loader's own generators when the last of ``batches`` was drawn.
-        ended: The same when the sampler was asked for one more: some draw again then.
+        ended: The same when the sampler was asked for one more: some draw again then. None: it draws as it is asked.
     """
 
     batches: Any
     num_seen: int
     drawn: list[torch.Tensor]
-    ended: list[torch.Tensor]
+    ended: list[torch.Tensor] | None
 
 
 class Position:
-    """Where one loader is.
+    """Where one loader is: its iterator that was made last.
 
     **Threads**: the one that iterates the loader; ``state`` may be asked for in another between two batches.
     """
@@ -63,6 +79,7 @@ class Position:
         self._num_yielded = 0
         self._finished = False
         self._loaded: State | None = None
+        self._last: list[Any] = []
         self._ahead: deque[Any] = deque()
 
     def watched(self, loader: TorchDataLoader[Any], planned: Any, rest: Rest | None) -> Any:
@@ -76,13 +93,18 @@ class Position:
         sampler = planned if rest is None else _Resumed(planned, loader, rest)
         if is_readable_ahead(loader._index_sampler):
             return sampler
-        return _Watched(loader._index_sampler if sampler is None else sampler, self._ahead)
+        return _Watched(loader._index_sampler if sampler is None else sampler, self)
+
+    def draws(self) -> deque[Any]:
+        """Return where a sampler puts what it draws from now on: an iterator of before may go on with its own."""
+        self._last, self._ahead = [], deque()
+        return self._ahead
 
     def advanced(self) -> None:
         """The loop has another batch."""
         self._num_yielded += 1
         if self._ahead:
-            self._ahead.popleft()
+            self._last = [self._ahead.popleft()]
 
     def ended(self) -> None:
         """The loop was told that there is no further batch."""
@@ -95,8 +117,9 @@ class Position:
             loader: Whose.
             draws_seed: Torch draws the base seed of its workers before it asks the sampler.
         """
-        self._began = _states(loader) | {"draws_seed": draws_seed}
+        self._began = states_of(loader) | {"draws_seed": draws_seed}
         self._num_yielded, self._finished = 0, False
+        self.draws()
 
     @contextmanager
     def iterator_begins(self, loader: TorchDataLoader[Any], *, trust: bool) -> Iterator[Rest | None]:
@@ -110,37 +133,39 @@ class Position:
             trust: Its sampler may be read ahead, whatever its class.
         """
         loaded, self._loaded = self._loaded, None
-        if loaded is not None and loaded[_FINISHED]:
-            _restore_own(loader, loaded["now"])
+        if loaded is not None and _is_where_it_began(loaded):
+            restore_own(loader, loaded["began"])
             loaded = None
-        if loaded is None:
+        if loaded is None or loaded[_FINISHED]:
             self.epoch_begins(loader, draws_seed=True)
             yield None
             return
         began, num_seen = loaded["began"], loaded[_YIELDED]
-        here = _Here()
+        here = GlobalStates()
         try:
-            _restore(loader, began)
+            restore(loader, began)
             rest = _draw_rest(loader, loaded, here, trust=trust)
-            _set_global_states(began)  # the base seed of the workers is that of the epoch, too
-            _set_own_states(loader, began["own"])
+            set_global_states(began)  # the base seed of the workers is that of the epoch, too
+            set_own_states(loader, began["own"])
             yield rest
         finally:
             here.restore()
         self._began, self._num_yielded, self._finished = began, num_seen, False
+        self._last = self._last or loaded["last"]
 
     def state(self, loader: TorchDataLoader[Any]) -> State:
         """Return where the loader is, as plain values and tensors."""
         if self._loaded is not None:
             return self._loaded
-        now = _states(loader)
+        now = states_of(loader)
         return {
             "version": _VERSION,
             _YIELDED: self._num_yielded,
             _FINISHED: self._finished,
             "batch_size": loader.batch_size,
             "num_batches": length_of(loader),
-            "ahead": list(self._ahead),
+            "last": _plain(self._last),
+            "ahead": _plain(list(self._ahead)),
             "began": self._began or now | {"draws_seed": True},
             "now": now,
         }
@@ -158,29 +183,39 @@ class Position:
                 f"this is no state of prefeed's DataLoader (its keys: {', '.join(map(str, state))}); "
                 "load what its own state_dict() returned"
             )
-        for name, own in (("batch_size", loader.batch_size), ("num_batches", length_of(loader))):
-            if state[name] != own:
+        chain, began = samplers_of(loader._index_sampler), state["began"]
+        for name, saved, own in (
+            ("batch_size", state["batch_size"], loader.batch_size),
+            ("num_batches", state["num_batches"], length_of(loader)),
+            ("number of samplers, one inside the other,", len(began["epochs"]), len(chain)),
+            ("number of generators", len(began["own"]), len(own_generators(loader))),
+        ):
+            if saved != own:
                 raise ResumeError(
-                    f"the state was saved with {name} {state[name]}, and this loader's is {own}; "
-                    "make the loader with the dataset, sampler and batch size that it was saved with"
+                    f"the state was saved with {name} {saved}, and this loader's is {own}; "
+                    "make the loader with the dataset, sampler, generator and batch size that it was saved with"
                 )
-        self._loaded = dict(state)
+        self._loaded = map_tensors(dict(state), torch.Tensor.cpu, lambda value: value)  # it may come by map_location
+        if state[_FINISHED]:  # at once, and not when an iterator is made: who counts epochs, sets the next one before
+            restore_own(loader, self._loaded["now"])
 
 
 class _Watched:
-    """Yields what a (batch) sampler yields; who made it sees what was drawn."""
+    """Yields what a (batch) sampler yields; the loader's position knows what was drawn."""
 
-    def __init__(self, inner: Any, drawn: deque[Any]) -> None:
+    def __init__(self, inner: Any, position: Position) -> None:
         self._inner = inner
-        self._drawn = drawn
+        self._position = position
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __iter__(self) -> Iterator[Any]:
-        self._drawn.clear()
+        return self._noting(self._position.draws())
+
+    def _noting(self, drawn: deque[Any]) -> Iterator[Any]:
         for batch in self._inner:
-            self._drawn.append(batch)
+            drawn.append(batch)
             yield batch
 
 
@@ -193,7 +228,7 @@ class _Resumed:
     def __init__(self, planned: Any, loader: TorchDataLoader[Any], rest: Rest) -> None:
         # Not the loader: a cycle with the iterator that it keeps would have workers ended by the garbage collector.
         self._index_sampler = loader._index_sampler
-        self._generators = _own_generators(loader)
+        self._generators = own_generators(loader)
         self._planned = planned
         self._rest: Rest | None = rest
 
@@ -207,48 +242,43 @@ class _Resumed:
             return
         self._set(rest.drawn)
         yield from rest.batches if self._planned is None else self._planned
-        self._set(rest.ended)
+        if rest.ended is not None:
+            self._set(rest.ended)
 
     def _set(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
 
-class _Here:
-    """The global generators as they are; they are put back once."""
-
-    def __init__(self) -> None:
-        self._states: State | None = _global_states()
-
-    def restore(self) -> None:
-        states, self._states = self._states, None
-        if states is not None:
-            _set_global_states(states)
-
-
-def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: _Here, *, trust: bool) -> Rest:
+def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates, *, trust: bool) -> Rest:
     """Return what is left of the epoch; the generators are as they were when it began."""
-    num_seen, ahead = loaded[_YIELDED], loaded["ahead"]
+    num_seen, ahead = loaded[_YIELDED], _unplain(loaded["ahead"])
     if isinstance(loader.dataset, IterableDataset):
-        began = loaded["began"]["own"]
-        return Rest(batches=None, num_seen=num_seen, drawn=began, ended=began)
+        return Rest(batches=None, num_seen=num_seen, drawn=loaded["began"]["own"], ended=None)
     if loaded["began"]["draws_seed"]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     drawn = iter(loader._index_sampler)
+    _pass(drawn, num_seen + len(ahead), [*_unplain(loaded["last"]), *ahead], loader)
     if not trust and not is_readable_ahead(loader._index_sampler):
-        for _ in itertools.islice(drawn, num_seen + len(ahead)):
-            pass
-        now = _own_states(loader)
-        return Rest(batches=itertools.chain(ahead, _drawn_from(here, drawn)), num_seen=num_seen, drawn=now, ended=now)
-    for _ in itertools.islice(drawn, num_seen):
-        pass
+        batches = itertools.chain(ahead, _drawn_from(here, drawn))
+        return Rest(batches=batches, num_seen=num_seen, drawn=own_states(loader), ended=None)
     num_batches = loaded["num_batches"]
-    batches = list(itertools.islice(drawn, None if num_batches is None else num_batches - num_seen))
-    now = _own_states(loader)
-    batches += drawn
-    return Rest(
-        batches=_regular(loader._index_sampler, batches), num_seen=num_seen, drawn=now, ended=_own_states(loader)
-    )
+    num_left = None if num_batches is None else max(0, num_batches - num_seen - len(ahead))
+    rest = [*ahead, *itertools.islice(drawn, num_left)]
+    now = own_states(loader)
+    rest += drawn
+    return Rest(batches=_regular(loader._index_sampler, rest), num_seen=num_seen, drawn=now, ended=own_states(loader))
+
+
+def _pass(drawn: Iterator[Any], number: int, expected: list[Any], loader: TorchDataLoader[Any]) -> None:
+    """Let so many batches go by; warn when the last of them are not those that are expected."""
+    last = list(deque(itertools.islice(drawn, number), maxlen=len(expected)))
+    if not np.array_equal(drawn_order(last), drawn_order(expected)):
+        _log.warning(
+            "prefeed: a %s drew other batches for the epoch that goes on than before it was interrupted: some samples may "
+            "come twice, others not at all; give it state_dict and load_state_dict, or let it draw from torch's generators",
+            type(samplers_of(loader._index_sampler)[-1]).__name__,
+        )
 
 
 def _regular(index_sampler: Any, batches: list[Any]) -> Any:
@@ -259,7 +289,7 @@ def _regular(index_sampler: Any, batches: list[Any]) -> Any:
     return BatchSampler(indices, index_sampler.batch_size, drop_last=False)
 
 
-def _drawn_from(here: _Here, drawn: Iterator[Any]) -> Iterator[Any]:
+def _drawn_from(here: GlobalStates, drawn: Iterator[Any]) -> Iterator[Any]:
     """Yield what a sampler draws from now on: with the generators of now."""
     here.restore()
     yield from drawn
@@ -275,69 +305,22 @@ def length_of(loader: TorchDataLoader[Any]) -> int | None:
         return None
 
 
-def _states(loader: TorchDataLoader[Any]) -> State:
-    """Return the state of all that the order of an epoch is drawn from."""
-    samplers = samplers_of(loader._index_sampler)
-    return _global_states() | {
-        "own": _own_states(loader),
-        "epochs": [_epoch_of(sampler) for sampler in samplers],
-        "samplers": [sampler.state_dict() if _is_stateful(sampler) else None for sampler in samplers],
-    }
+def _is_where_it_began(state: State) -> bool:
+    """Return True when the epoch had no batch, and the global generators are as they were before: it just begins."""
+    if state[_YIELDED] or state[_FINISHED]:
+        return False
+    now, began = global_states(), state["began"]
+    return all(are_same(now[name], began[name]) for name in now)
 
 
-def _restore(loader: TorchDataLoader[Any], state: Mapping[str, Any]) -> None:
-    _set_global_states(state)
-    _restore_own(loader, state)
+def _plain(drawn: Any) -> Any:
+    """Return what a sampler drew, numpy's numbers and arrays in it as tensors: torch loads nothing else unasked."""
+    if isinstance(drawn, np.ndarray | np.generic) and drawn.dtype.kind in "iu":
+        return {"numpy": torch.from_numpy(np.array(drawn))}
+    return type(drawn)(map(_plain, drawn)) if type(drawn) in (list, tuple) else drawn
 
 
-def _restore_own(loader: TorchDataLoader[Any], state: Mapping[str, Any]) -> None:
-    _set_own_states(loader, state["own"])
-    samplers = samplers_of(loader._index_sampler)
-    for sampler, epoch, own in zip(samplers, state["epochs"], state["samplers"], strict=True):
-        if epoch is not None:
-            sampler.epoch = epoch
-        if own is not None:
-            sampler.load_state_dict(own)
-
-
-def _global_states() -> State:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    version, words, next_gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "random": [version, torch.tensor(words), next_gauss],
-    }
-
-
-def _set_global_states(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, words, next_gauss = state["random"]
-    random.setstate((version, tuple(words.tolist()), next_gauss))
-
-
-def _own_states(loader: TorchDataLoader[Any]) -> list[torch.Tensor]:
-    return [generator.get_state() for generator in _own_generators(loader)]
-
-
-def _set_own_states(loader: TorchDataLoader[Any], states: Iterable[torch.Tensor]) -> None:
-    for generator, state in zip(_own_generators(loader), states, strict=True):
-        generator.set_state(state)
-
-
-def _own_generators(loader: TorchDataLoader[Any]) -> list[torch.Generator]:
-    """Return the generators of the loader and its samplers, each once."""
-    samplers = samplers_of(loader._index_sampler)
-    found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
-    return list({id(generator): generator for generator in found if isinstance(generator, torch.Generator)}.values())
-
-
-def _epoch_of(sampler: Any) -> int | None:
-    epoch = getattr(sampler, "epoch", None)
-    return epoch if isinstance(epoch, int) else None
-
-
-def _is_stateful(sampler: Any) -> bool:
-    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
+def _unplain(saved: Any) -> Any:
+    if isinstance(saved, dict) and saved.keys() == {"numpy"}:
+        return saved["numpy"].numpy()[()]
+    return type(saved)(map(_unplain, saved)) if type(saved) in (list, tuple) else saved

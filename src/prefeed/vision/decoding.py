@@ -29,6 +29,9 @@ It also has 3/8, 5/8, 3/4 and 7/8, without vector instructions: 3/8 takes 7.3 ms
 6.6, 5/8 to 7/8 take 10 to 14, full size 7.9. (libjpeg-turbo 3 in simplejpeg 1.9, November 2026)
 """
 
+_REFUSALS: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for bytes that it does not decode."""
+
 _PILLOWS: Final = ("CMYK", "YCCK")
 """Colours that simplejpeg converts to RGB in another way than Pillow, by one level."""
 
@@ -49,7 +52,8 @@ def decode_jpeg(data: Buffer, min_size: int | tuple[int, int] | None = None) -> 
         Shape (height, width, 3), RGB, writable and nobody else's. A scaled side is rounded up.
 
     Raises:
-        ImageDecodeError: It is no picture, or one that is truncated or damaged; an ``OSError``, as Pillow's own.
+        ImageDecodeError: It is no picture, or one that is truncated or damaged, or has more than twice
+            ``PIL.Image.MAX_IMAGE_PIXELS``; an ``OSError``, as Pillow's own.
         ValueError: ``min_size`` is not positive.
 
     **Threads and processes**: any number; the GIL is released while a JPEG is decoded.
@@ -103,6 +107,13 @@ class Encoded:
             height, width, colours = 0, 0, ""
         if not colours or colours in _PILLOWS:
             width, height = self._open_in_pillow().size
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and height * width > 2 * most:  # Pillow's own rule, which libjpeg-turbo does not know
+            raise self._undecodable(
+                Image.DecompressionBombError(
+                    f"its {width} x {height} pixels are more than 2 x PIL.Image.MAX_IMAGE_PIXELS"
+                )
+            )
         return height, width
 
     def _divisor(self, min_height: float | None, min_width: float | None) -> int:
@@ -122,7 +133,7 @@ class Encoded:
     def _open_in_pillow(self) -> Image.Image:
         try:
             self._pillow = Image.open(io.BytesIO(self._data))
-        except (OSError, SyntaxError, ValueError) as err:
+        except _REFUSALS as err:
             raise self._undecodable(err) from err
         return self._pillow
 
@@ -130,7 +141,7 @@ class Encoded:
         assert self._pillow is not None
         try:
             return np.array(self._pillow.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as err:
+        except _REFUSALS as err:
             raise self._undecodable(err) from err
 
     def _undecodable(self, err: Exception) -> ImageDecodeError:

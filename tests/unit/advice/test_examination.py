@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ import prefeed
 from prefeed.advice.doctor import doctor
 from prefeed.advice.examination import Examination
 from prefeed.advice.measurement import Measurement
+from prefeed.advice.sample_costs import TimedFiles
 from prefeed.errors import CannotExamineError
 
 
@@ -70,7 +72,8 @@ def test_first_as_it_is_then_the_same_batch(root: Path) -> None:
     as_is = [numbers(batch) for batch in fed[: warm + 3]]
     assert as_is == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(5)]
     again = fed[warm + 3 : 2 * (warm + 3)]
-    assert all(batch is fed[warm + 2] for batch in again)
+    assert all(numbers(batch) == [20, 21, 22, 23] for batch in again)
+    assert len(set(map(id, again))) == 5  # the first ones show whether steps change them
     assert measured.as_is.steps == measured.compute.steps == measured.data.steps == 3
     assert measured.loader.batch_size == 4
     assert measured.loader.samples == 40
@@ -172,3 +175,84 @@ def test_public_name(root: Path) -> None:
     verdict = prefeed.doctor(DataLoader(Files(root), batch_size=4), lambda batch: None, steps=2)
     assert 0.0 <= verdict.waiting <= 1.0
     assert "waits for data" in str(verdict)
+
+
+class Words(Dataset[int]):
+    """Takes what its sampler gives, and does not say how much there is."""
+
+    def __getitem__(self, word: tuple[str, int]) -> int:
+        return len(word[0])
+
+
+def test_samples_by_name(root: Path) -> None:
+    names = [(letter * 3, 1) for letter in "abcdefgh"]
+    _, measured = examined(DataLoader(Words(), batch_size=4, sampler=names))
+    assert measured.loader.samples is None
+    assert measured.loader.batch_size == 4
+
+
+class OfOneProcess(Files):
+    """As one over a database that must not be used after a fork."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.process = os.getpid()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if os.getpid() != self.process:
+            raise RuntimeError("opened in another process")
+        return super().__getitem__(index)
+
+
+class OfWorkers(Files):
+    """Opened by ``worker_init_fn``."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if torch.utils.data.get_worker_info() is None:
+            raise RuntimeError("not in a worker")
+        return super().__getitem__(index)
+
+
+def test_a_trial_that_fails_is_no_failure_of_the_program(root: Path) -> None:
+    _, measured = examined(DataLoader(OfOneProcess(root), batch_size=4))
+    assert measured.reasons["workers"] == "RuntimeError: opened in another process"
+    assert measured.costs is not None
+    _, measured = examined(DataLoader(OfWorkers(root), batch_size=4, num_workers=1))
+    assert measured.reasons["parts"] == "RuntimeError: not in a worker"
+    assert measured.costs is None
+    assert measured.workers
+
+
+def test_what_a_step_does_to_a_batch_is_undone(root: Path) -> None:
+    class Labelled(Files):
+        def __getitem__(self, index: int) -> Any:
+            return {"image": super().__getitem__(index), "label": torch.tensor(1)}
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        assert batch.pop("label").sub_(1).eq(0).all()
+
+    doctor(DataLoader(Labelled(root), batch_size=4), step, steps=2)
+
+
+def test_time_between_two_epochs_is_no_steps(root: Path) -> None:
+    examination = Examination(DataLoader(Files(root), batch_size=4), steps=4)
+    pause = 0.2
+    for number, _ in enumerate(examination.feed()):
+        if number % 3 == 2:
+            time.sleep(pause)  # the loop is elsewhere
+            examination.goes_on()
+    measured = examination.measurement
+    assert measured is not None
+    assert measured.as_is.seconds < pause
+    assert measured.as_is.steps == len(measured.as_is.each) == 4
+
+
+def test_files_that_nobody_reads_whole(tmp_path: Path) -> None:
+    files = TimedFiles()
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (large, tmp_path / "pipe", Path("/dev/zero"), tmp_path / "none"):
+        assert files.read_file(str(path)) is None
+    assert files.paths == []

@@ -28,7 +28,8 @@ def test_files_that_cannot_be_timed_are_told_by_what_went_away() -> None:
 
 def test_of_a_stream_nothing_but_the_wait_is_known() -> None:
     verdict = judge(measurement(costs=None))
-    assert (verdict.waiting, verdict.decode, verdict.cures) == (0.9, 0.9, [])
+    assert (verdict.waiting, verdict.decode, verdict.cures) == (pytest.approx(0.9), 0.0, [])
+    assert sentences(verdict)[0] == "This job waits for data 90 % of its time."
 
 
 def test_perfect_loading_takes_no_time() -> None:
@@ -90,3 +91,30 @@ def test_the_prediction_beside_what_came() -> None:
 
 def test_noise_is_of_bursts() -> None:
     assert judge(measurement(loader=loader(num_workers=0))).noise == 0.0
+
+
+def test_a_device_that_computes_meanwhile_loses_nothing() -> None:
+    """The loop waits for a batch, and the device has work for as long."""
+    verdict = judge(measurement(as_is=timing(1.0, waited=0.9), compute=timing(0.99)))
+    assert verdict.waiting == pytest.approx(0.01)
+    assert sentences(verdict)[0].startswith("This job waits for data 1 % of its time")
+
+
+def test_more_gained_than_waited_is_explained() -> None:
+    verdict = judge(measurement(as_is=timing(1.0, waited=0.1), compute=timing(0.5)))
+    assert "2.0 times as fast. More than it waits: making batches takes processors" in str(verdict)
+    assert "More than it waits" not in str(judge(measurement()))
+
+
+def test_what_was_not_told_apart_is_not_named() -> None:
+    unseen = str(judge(measurement(costs=costs(opening=None, reading=None))))
+    assert "for making samples" in unseen
+    assert "decoding" not in unseen
+
+
+def test_of_a_stream_no_cure_was_tried() -> None:
+    assert "No cure could be tried" in str(judge(measurement(costs=None)))
+
+
+def test_a_loop_that_does_nothing() -> None:
+    assert "more than 100 times as fast" in str(judge(measurement(compute=timing(0.0001))))

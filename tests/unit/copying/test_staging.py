@@ -394,3 +394,23 @@ def test_two_origins_of_one_name_have_two_copies(sandbox: Sandbox) -> None:
     ]
 
     assert [tree(copy.record.data) for copy in copies] == [{"a": b"x"}, {"a": b"y"}]
+
+
+def test_a_link_in_the_place_of_the_copy_is_not_followed(copier: Copier, sandbox: Sandbox) -> None:
+    """Else what the origin does not have would be removed where the link leads."""
+    data = copier().record.data
+    other = write_files(sandbox.root / "other", {"precious": b"p"})
+    shutil.rmtree(data)
+    data.symlink_to(other)
+
+    with pytest.raises(CopyError, match="is a link"):
+        copier()
+    assert tree(other) == {"precious": b"p"}
+    data.unlink()
+    assert tree(copier().record.data) == FILES
+
+
+def test_an_order_that_names_nothing_is_said(copier: Copier, sandbox: Sandbox) -> None:
+    with pytest.raises(CopyError, match=r"none of the 2 paths of the order, such as 'x/1\.jpg\\r'"):
+        copier(order=["x/1.jpg\r", "x/2.jpg\r", ""])
+    assert not list(sandbox.memory_dir.iterdir())

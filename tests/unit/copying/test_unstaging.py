@@ -150,6 +150,12 @@ def test_what_stage_did_not_make_is_refused(sandbox: Sandbox, marker: str | None
     assert list_copies(resolve()) == []
 
 
+def test_passwords_are_not_repeated() -> None:
+    with pytest.raises(NotACopyError, match=r"^https://host/x is neither") as caught:
+        find_copies("https://user:secret@host/x?sig=secret", resolve())
+    assert "secret" not in str(caught.value.details)
+
+
 def test_a_marker_elsewhere_makes_no_copy(copy: CopyRecord, sandbox: Sandbox) -> None:
     elsewhere = shutil.copytree(copy.directory, sandbox.root / "mine")
 

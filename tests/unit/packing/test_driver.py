@@ -23,11 +23,12 @@ from prefeed.errors import (
     CannotPackError,
     EmptyListingError,
     ObjectNotFoundError,
+    PackError,
     PackFullError,
     PackOccupiedError,
     PackSourceChangedError,
 )
-from prefeed.packing import place, writing
+from prefeed.packing import driver, finishing, place, writing
 from prefeed.packing.driver import PackRequest, pack
 from prefeed.packing.environment import EnvironmentWriter
 from prefeed.packing.journal import JOURNAL_NAME, Journal
@@ -231,6 +232,38 @@ def test_files_that_changed_meanwhile_are_packed_anew(
     assert len([name for name in names(out) if name != INDEX_NAME]) == result.data_files
 
 
+def test_what_was_written_and_not_noted_goes_when_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between a batch and its note; then one of its files was removed."""
+    files = make_files(tmp_path / "src")
+    monkeypatch.setattr(writing, "_BATCH_OBJECTS", 20)
+
+    real = writing._note_batch
+
+    def killed(work: Any, journal: Journal, start: int, batch: Any) -> None:
+        if start:
+            raise KeyboardInterrupt
+        real(work, journal, start, batch)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(writing, "_note_batch", killed)
+        packed(tmp_path / "src", tmp_path / "out", "lmdb")
+    of_the_second = sorted(files, key=str.encode)[25]
+    (tmp_path / "src" / of_the_second).unlink()
+    del files[of_the_second]
+    assert packed(tmp_path / "src", tmp_path / "out", "lmdb").kept == 20
+    assert values_of(tmp_path / "out") == files
+
+
+def test_a_value_is_compared_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read gives at most 2 GiB; here, at most 1,000 bytes."""
+    files = make_files(tmp_path / "src")
+    real = os.pread
+    with monkeypatch.context() as patched:
+        patched.setattr(finishing.os, "pread", lambda file, size, offset: real(file, min(size, 1000), offset))
+        packed(tmp_path / "src", tmp_path / "out", "lmdb")
+    assert read_back(tmp_path / "out") == files
+
+
 def test_a_sample_that_has_grown_is_not_split(tmp_path: Path, interrupted: Callable[..., Path]) -> None:
     """A file more for the last sample of the last whole data file: that data file is packed anew."""
     import tarfile
@@ -304,6 +337,30 @@ def test_options_that_do_not_fit(
     with pytest.raises(CannotPackError, match=words):
         pack(PackRequest(**{"source": "src", "out": "out", **options}), current())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "out"), [("src", "link/out"), ("link", "src/out"), ("link", "src"), ("src", "link")]
+)
+def test_the_origin_is_not_written_through_a_link(tmp_path: Path, source: str, out: str) -> None:
+    files = make_files(tmp_path / "src")
+    (tmp_path / "link").symlink_to(tmp_path / "src")
+    with pytest.raises(CannotPackError, match="which is to be packed"):
+        packed(tmp_path / source, tmp_path / out, "lmdb")
+    assert sum(len(found) for _, _, found in os.walk(tmp_path / "src")) == len(files)
+
+
+def test_all_of_the_machine_is_not_packed_into_itself(tmp_path: Path) -> None:
+    with pytest.raises(CannotPackError, match="which is to be packed"):
+        packed("/", tmp_path / "out", "lmdb")
+
+
+@pytest.mark.parametrize("out", ["/proc/none", "file/out", "n" * 300])
+def test_a_place_that_cannot_be_written(tmp_path: Path, out: str) -> None:
+    make_files(tmp_path / "src", samples=1)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(PackError, match=out):
+        packed(tmp_path / "src", tmp_path / out, "lmdb")
 
 
 def test_an_empty_or_missing_source(tmp_path: Path) -> None:
@@ -420,6 +477,30 @@ def test_a_pack_in_a_bucket_goes_on(tmp_path: Path, bucket: Any, monkeypatch: py
     assert read_back(f"{bucket.url}/out") == files
 
 
+def test_data_files_of_a_listing_before_do_not_stay_in_a_bucket(
+    tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others read all of ``shard-*``: those of files that are gone would be read with them."""
+    files = make_files(tmp_path / "src")
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(driver, "write_index", stopped)
+        packed(tmp_path / "src", f"{bucket.url}/out", "tfrecord", **shards("tfrecord"))
+    bucket.client.put_object(Bucket=bucket.name, Key="out/shard-000099.tfrecord", Body=b"somebody's")
+    kept = {path: files[path] for path in sorted(files)[:3]}
+    for path in files.keys() - kept.keys():
+        (tmp_path / "src" / path).unlink()
+    result = packed(tmp_path / "src", f"{bucket.url}/out", "tfrecord", **shards("tfrecord"))
+
+    found = {entry["Key"] for entry in bucket.client.list_objects_v2(Bucket=bucket.name)["Contents"]}
+    assert result.data_files == 1
+    assert found == {"out/shard-000000.tfrecord", "out/shard-000099.tfrecord", f"out/{INDEX_NAME}"}
+    assert read_back(f"{bucket.url}/out") == kept
+
+
 def test_a_pack_can_be_packed(tmp_path: Path) -> None:
     files = make_files(tmp_path / "src")
     url = packed(tmp_path / "src", tmp_path / "one", "lmdb").url
@@ -446,8 +527,12 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 def test_values_of_an_environment_are_lmdbs(tmp_path: Path) -> None:
     files = make_files(tmp_path / "src")
     packed(tmp_path / "src", tmp_path / "out", "lmdb")
-    with lmdb.open(str(tmp_path / "out"), readonly=True, lock=False) as environment, environment.begin() as transaction:
-        assert {key.decode(): value for key, value in transaction.cursor()} == files
+    assert values_of(tmp_path / "out") == files
+
+
+def values_of(directory: Path) -> dict[str, bytes]:
+    with lmdb.open(str(directory), readonly=True, lock=False) as environment, environment.begin() as transaction:
+        return {key.decode(): value for key, value in transaction.cursor()}
 
 
 @layouts

@@ -71,6 +71,17 @@ def test_keys_of_lmdb_end() -> None:
         check("lmdb", "é" * 256)
 
 
+def test_values_of_lmdb_end() -> None:
+    check("lmdb", "a", size=2**32 - 1)
+    with pytest.raises(CannotPackError, match="4 GiB"):
+        check("lmdb", "a", size=2**32)
+
+
+def test_tar_would_cut_a_name() -> None:
+    with pytest.raises(CannotPackError):
+        check("webdataset", "a\0b.jpg")
+
+
 def test_records_end() -> None:
     check("tfrecord", "a", size=2**31 - 2**20)
     with pytest.raises(CannotPackError, match="2 GiB"):

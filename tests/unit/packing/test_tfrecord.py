@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_cut_records_are_refused(tmp_path: Path, keep: int) -> None:
         file.truncate(keep)
     with pytest.raises(CannotPackError, match="record 0"):
         index_files(str(tmp_path / "data"), None, current())
+
+
+@pytest.mark.parametrize("size", [9, 2**40, 2**63, 2**64 - 1])
+def test_no_memory_is_taken_for_a_length_that_the_file_does_not_have(tmp_path: Path, size: int) -> None:
+    length = struct.pack("<Q", size)
+    content = length + struct.pack("<I", masked(length)) + b"12345678" + bytes(4)
+    with pytest.raises(CannotPackError, match=rf"cut off: 8 of {size} bytes"):
+        list(tfrecord.scan(io.BytesIO(content), "x"))
 
 
 def test_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,3 +207,57 @@ def test_only_regular_files_are_objects(tmp_path: Path) -> None:
             tar.addfile(member, io.BytesIO())
     buffer.seek(0)
     assert [record.path for record in scan(buffer, "x.tar")] == ["f"]
+
+
+def tar_of(*paths: str, data: bytes = b"12345678") -> bytearray:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in paths:
+            member = tarfile.TarInfo(path)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return bytearray(buffer.getvalue())
+
+
+def with_sum(header: bytes) -> bytes:
+    """Return a tar header with the sum that belongs to it."""
+    total = sum(header[:148]) + 8 * 32 + sum(header[156:512])
+    return header[:148] + b"%06o\0 " % total + header[156:]
+
+
+def test_paths_are_relative() -> None:
+    """As ``tar -C photos -cf x.tar .`` writes them: else all of an ImageFolder is of the class ``.``."""
+    content = tar_of("./cat/1.jpg", "/cat/2.jpg", "cat/3.jpg", "./", "/")
+    assert [record.path for record in scan(io.BytesIO(content), "x.tar")] == ["cat/1.jpg", "cat/2.jpg", "cat/3.jpg"]
+
+
+@pytest.mark.parametrize("at", [1024, 1024 + 150, 2048 + 3])
+def test_a_damaged_header_is_no_end(at: int) -> None:
+    """tarfile ends there without a word, and what follows would be missing."""
+    content = tar_of("1.jpg", "2.jpg", "3.jpg")
+    content[at] ^= 1
+    with pytest.raises(CannotPackError, match=r"x\.tar is damaged"):
+        list(scan(io.BytesIO(content), "x.tar"))
+
+
+@pytest.mark.parametrize("keep", [1100, 2048 + 100])
+def test_a_header_that_is_cut_off_is_no_end(keep: int) -> None:
+    with pytest.raises(CannotPackError, match=r"x\.tar is .*cut off"):
+        list(scan(io.BytesIO(tar_of("1.jpg", "2.jpg", "3.jpg")[:keep]), "x.tar"))
+
+
+def test_an_archive_without_its_end_is_whole() -> None:
+    content = tar_of("1.jpg", "2.jpg")[: 4 * 512]
+    assert [record.path for record in scan(io.BytesIO(content), "x.tar")] == ["1.jpg", "2.jpg"]
+
+
+@pytest.mark.parametrize("size", [b"\x80" + (2**60).to_bytes(11, "big"), b"\xff" * 12, b"77777777777\0"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_no_memory_is_taken_for_a_size_that_the_file_does_not_have(size: bytes, kind: bytes) -> None:
+    content = tar_of("1.jpg", "2.jpg")
+    header = bytes(content[1024:1536])
+    content[1024:1536] = with_sum(header[:124] + size + header[136:156] + kind + header[157:])
+    file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]  # takes memory for all that is asked for
+    words = r"x\.tar is cut off: \d+ of .* bytes of 2\.jpg" if kind == tarfile.REGTYPE else r"x\.tar is"
+    with pytest.raises(CannotPackError, match=words):
+        list(scan(file, "x.tar"))

@@ -5,30 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from xxhash import xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.sources.pack_index import HEAD_BYTES, Extent, PackHeader, PackIndex, encode_index, write_durably
+from prefeed.sources.pack_index import HEAD_BYTES, Extent, Head, PackHeader, PackIndex, encode_index, write_durably
 
 PATHS = [b"a.jpg", b"b/1.jpg", "é\udcff".encode("utf-8", "surrogateescape")]
 
 
-def parts(paths: list[bytes] = PATHS, **changed: Any) -> list[Any]:
+def parts(paths: list[bytes] = PATHS, columns: dict[str, Any] | None = None, **changed: Any) -> list[Any]:
     count = len(paths)
     header = {
         "layout": "lmdb", "num_objects": count, "total_bytes": 30, "path_bytes": sum(map(len, paths)),
         "data_files": ["x.tar", "sub/y.tar"],
     }  # fmt: skip
-    return encode_index(
-        PackHeader(**{**header, **changed}),
-        sizes=np.arange(count, dtype=np.uint64),
-        offsets=np.arange(count, dtype=np.uint64) * np.uint64(512),
-        checksums=np.full(count, 2**64 - 1, np.uint64),
-        files=np.arange(count, dtype=np.uint32) % 2,
-        starts=np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.uint64),
-        paths=b"".join(paths),
-    )
+    own = {
+        "sizes": np.arange(count, dtype=np.uint64),
+        "offsets": np.arange(count, dtype=np.uint64) * np.uint64(512),
+        "checksums": np.full(count, 2**64 - 1, np.uint64),
+        "files": np.arange(count, dtype=np.uint32) % 2,
+        "starts": np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.uint64),
+    }
+    return encode_index(PackHeader(**{**header, **changed}), **{**own, **(columns or {})}, paths=b"".join(paths))
 
 
 def written(path: Path, content: list[Any]) -> PackIndex:
@@ -101,3 +102,38 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         write_durably(index, failing())
     assert index.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [index]
+
+
+# ------------------------------------------------------------ indices that somebody else made, digest and all
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("starts", [0, 5, 3, 15]),
+        ("starts", [0, 5, 5, 15]),
+        ("starts", [1, 5, 12, 15]),
+        ("starts", [0, 5, 12, 14]),
+        ("starts", [0, 5, 2**64 - 1, 15]),
+        ("sizes", [1, 2**62, 1]),
+        ("offsets", [0, 0, 2**64 - 1]),
+        ("files", [0, 1, 2]),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(name: str, values: list[int]) -> None:
+    column = np.array(values, np.uint32 if name == "files" else np.uint64)
+    index = PackIndex(memoryview(b"".join(parts(columns={name: column}))), "here")
+
+    with pytest.raises(StoreFormatError, match="columns cannot be"):
+        index.validate()
+
+
+@pytest.mark.parametrize(("count", "path_bytes", "body"), [(-1, 44, b"\0" * 16), (3, -34, b"\0" * 82)])
+def test_counts_that_cannot_be_are_refused(count: int, path_bytes: int, body: bytes) -> None:
+    text = msgspec.json.encode(
+        PackHeader(layout="lmdb", num_objects=count, total_bytes=0, path_bytes=path_bytes, data_files=["x"])
+    )
+    head = Head(len(text), len(body), xxh3_128(text + body).digest())
+
+    with pytest.raises(StoreFormatError, match="cannot be"):
+        PackIndex(memoryview(head.encode() + text + body), "here")

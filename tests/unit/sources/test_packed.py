@@ -25,7 +25,7 @@ from prefeed.errors import (
     TruncatedBodyError,
     UnknownSchemeError,
 )
-from prefeed.sources import objectstore
+from prefeed.sources import forked_ranges, objectstore
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index, write_durably
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
@@ -173,10 +173,17 @@ def test_a_range_has_the_version_of_the_whole(root: Any) -> None:
     assert root.fetch_range("dir/a.bin", 3, 4).version == root.fetch("dir/a.bin").version
 
 
-@pytest.mark.parametrize(("offset", "size"), [(200, 57), (256, 1), (1000, 10)])
+@pytest.mark.parametrize(("offset", "size"), [(200, 57), (256, 1), (1000, 10), (0, 2**61), (2**61, 3)])
 def test_a_range_beyond_the_end_is_an_error(root: Any, offset: int, size: int) -> None:
     with pytest.raises(SourceError, match=r"dir/a\.bin"):
         root.fetch_range("dir/a.bin", offset, size)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 2**63 - 1), (0, 2**64 - 1), (2**64 - 1, 3)])
+def test_no_memory_is_taken_for_what_a_file_does_not_have(tmp_path: Path, offset: int, size: int) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    with pytest.raises(TruncatedBodyError, match=r"a\.bin ends early"):
+        open_plain_source(str(tmp_path), current()).fetch_range("a.bin", offset, size)
 
 
 def test_a_range_of_nothing_is_named(root: Any) -> None:
@@ -352,6 +359,19 @@ def test_data_files_may_lie_elsewhere(tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.parametrize("spelled", ["{}", "file://{}", "FILE://localhost{}"])
+def test_a_pack_from_elsewhere_does_not_name_files_of_this_machine(tmp_path: Path, spelled: str) -> None:
+    (tmp_path / "private").mkdir()
+    root = tmp_path / "www"
+    data_root = spelled.format(tmp_path / "private")
+    write_pack(root / "p", {"a.bin": b"a" * 50}, data_root=data_root, data=tmp_path / "private")
+    with servers.nginx_server(root, tmp_path / "nginx") as url:
+        source = open_source(f"pack+{url}/p", current())
+        with pytest.raises(SourceError, match="which is not read here"):
+            source.fetch("a.bin")
+        source.close()
+
+
 IN_A_FORKED_CHILD = """
 import os, signal, sys
 from prefeed.config import current
@@ -393,4 +413,22 @@ def test_a_helper_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(TransientSourceError, match="a new one is started"):
             source.fetch_range("a.bin", 5, 3)
         assert bytes(source.fetch_range("a.bin", 5, 3).data) == bytes([5, 6, 7])
+        source.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    monkeypatch.setattr(objectstore, "_runtime_pid", 1)
+
+    def interrupted(pipe: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    with servers.nginx_server(tmp_path, tmp_path / "nginx") as url:
+        source = open_plain_source(url, current())
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(forked_ranges, "read_frame", interrupted)
+            source.fetch_range("a.bin", 5, 3)
+        assert bytes(source.fetch_range("a.bin", 50, 3).data) == bytes([50, 51, 52])
         source.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -176,6 +177,34 @@ def test_what_cannot_be_decoded_is_an_error_with_its_size(what: str, min_size: i
 
     assert isinstance(caught.value, OSError)  # as Pillow's own
     assert caught.value.details == {"name": None, "size_bytes": len(data)}
+
+
+def claiming(data: bytes, form: str, width: int, height: int) -> bytes:
+    """Return a picture whose header tells another size."""
+    at, sizes = {
+        "JPEG": (data.find(b"\xff\xc0") + 5, struct.pack(">HH", height, width)),
+        "PNG": (16, struct.pack(">II", width, height)),
+        "BMP": (18, struct.pack("<ii", width, height)),
+    }[form]
+    return data[:at] + sizes + data[at + len(sizes) :]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP"])
+@pytest.mark.parametrize("min_size", [None, 10])
+def test_no_memory_is_taken_for_a_size_that_pillow_refuses(form: str, min_size: int | None, photo: Image.Image) -> None:
+    data = claiming(encoded(photo, form), form, 65500, 65500)
+
+    with pytest.raises(ImageDecodeError, match="cannot be decoded"):
+        decode_jpeg(data, min_size)
+
+
+def test_how_large_a_picture_may_be_is_pillows_to_say(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(photo)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", photo.width * photo.height // 2 - 1)
+    with pytest.raises(ImageDecodeError, match="MAX_IMAGE_PIXELS"):
+        decode_jpeg(data)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_jpeg(data).shape == (photo.height, photo.width, 3)
 
 
 def test_the_error_names_the_file(photo: Image.Image) -> None:

@@ -1,0 +1,118 @@
+"""``prefeed tune``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from prefeed.advice.tuning import DEFAULT_BUDGET_SECONDS, tune
+from prefeed.cli import render
+from prefeed.cli.options import json_option
+from prefeed.cli.tune_view import tuning_lines
+
+
+@click.command(name="tune", context_settings={"allow_interspersed_args": False})
+@click.option("--budget", type=click.FloatRange(min=1), default=DEFAULT_BUDGET_SECONDS, show_default=True,
+              metavar="SECONDS", help="Time for all trials together.")  # fmt: skip
+@click.option(
+    "--device", metavar="NAME", help="Where batches are copied to. Default: this machine's accelerator, if any."
+)
+@json_option
+@click.argument("target")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(*, budget: float, device: str | None, as_json: bool, target: str, arguments: tuple[str, ...]) -> None:
+    """Find the fastest settings of a DataLoader, by trials.
+
+    TARGET is module:make_loader, with a module that can be imported from the working directory, or train.py:make_loader.
+    The function returns a DataLoader, or a loader and a step: a function that is given a batch, and trains. What follows
+    TARGET are its arguments, as text; they are in sys.argv, too.
+
+    Tries numbers of workers, of batches made ahead, pinned memory, threads and lookahead for as long as the budget lasts, and
+    prints the line to paste, or says to leave it when the gain is within the noise.
+    """
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        loader, step = _loader_and_step(target, arguments)
+        with _progress(budget, is_shown=not as_json and sys.stderr.isatty()) as say:
+            tuning = tune(loader, step, budget=budget, device=device, say=say)
+    if as_json:
+        render.print_json({**msgspec.to_builtins(tuning), "leave_it": tuning.leave_it, "text": str(tuning)})
+    else:
+        render.print_lines(tuning_lines(tuning))
+
+
+def _loader_and_step(target: str, arguments: tuple[str, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return what the user's function makes."""
+    place, _, name = target.rpartition(":")
+    if not place or not name.isidentifier():
+        raise click.UsageError(f"{target!r} names no function: write module:make_loader, or train.py:make_loader")
+    sys.argv = [place, *arguments]
+    made = _call(_function(_module(place), name, target), arguments, target)
+    loader, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not hasattr(loader, "num_workers") or not (step is None or callable(step)):
+        raise click.UsageError(f"{target} returned {_kinds(made)}, and not a DataLoader, or a loader and a step")
+    return loader, step
+
+
+def _module(place: str) -> Any:
+    """Import a module, under a name by which started workers can import it, too."""
+    path = Path(place)
+    is_file = place.endswith(".py")
+    if is_file and not path.is_file():
+        raise click.UsageError(f"there is no file {place}")
+    sys.path.insert(0, str(path.parent.absolute()) if is_file else os.getcwd())
+    module = path.stem if is_file else place
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if err.name is None or not f"{module}.".startswith(f"{err.name}."):
+            raise  # something that the module needs
+        raise click.UsageError(f"there is no module {module!r} to import from {os.getcwd()}") from err
+
+
+def _function(module: Any, name: str, target: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise click.UsageError(f"{target}: {module.__name__} has no function {name}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _call(function: Callable[..., Any], arguments: tuple[str, ...], target: str) -> Any:
+    """Call it with the arguments; with none when it takes none: it reads ``sys.argv``."""
+    signature = inspect.signature(function)
+    given = arguments if signature.parameters else ()
+    try:
+        signature.bind(*given)
+    except TypeError as err:
+        raise click.UsageError(f"{target}{signature} was given {len(given)} arguments: {err}") from err
+    return function(*given)
+
+
+def _kinds(made: Any) -> str:
+    parts = made if isinstance(made, tuple) else (made,)
+    return ", ".join(type(part).__name__ for part in parts)
+
+
+@contextlib.contextmanager
+def _progress(budget_seconds: float, *, is_shown: bool) -> Iterator[Callable[[str], None]]:
+    """Give what shows on stderr what is tried, and how much of the time has passed."""
+    if not is_shown:
+        yield lambda text: None
+        return
+    columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"), TextColumn("{task.description}"))
+    began = time.monotonic()
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("", total=budget_seconds)
+        yield lambda text: progress.update(task, description=text, completed=time.monotonic() - began)

@@ -1,0 +1,78 @@
+"""``prefeed tune`` on real loaders whose answer is obvious."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+TRAIN = """
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Waits(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+    def __len__(self):
+        return 2000
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((8,), float(index))
+
+def waits(start=None):
+    return DataLoader(Waits(0.01), batch_size=4, shuffle=True, multiprocessing_context=start if start else None,
+                      num_workers=1 if start else 0)
+
+def keeps_up():
+    return DataLoader(Waits(0), batch_size=4), lambda batch: time.sleep(0.05)
+"""
+
+Tune = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def tune(tmp_path: Path) -> Tune:
+    """Run ``prefeed tune --json`` beside ``train.py`` and return what it prints."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def tune(*arguments: str) -> dict[str, Any]:
+        line = [sys.executable, "-m", "prefeed", "tune", "--json", *arguments]
+        done = subprocess.run(line, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    return tune
+
+
+def test_more_workers_for_samples_that_wait(tune: Tune) -> None:
+    tuning = tune("--budget", "10", "train.py:waits")
+    assert not tuning["leave_it"], tuning["text"]
+    assert tuning["settings"]["num_workers"] >= 2
+    assert tuning["low"] >= 1.05
+    assert tuning["line"].startswith(f"DataLoader(..., num_workers={tuning['settings']['num_workers']}")
+    assert tuning["line"] in tuning["text"]
+    tried = {trial["settings"]["num_workers"] for trial in tuning["trials"]}
+    assert {0, 1, 2} <= tried
+
+
+def test_loader_that_keeps_up_is_left(tune: Tune) -> None:
+    tuning = tune("--budget", "10", "train:keeps_up")
+    assert tuning["leave_it"], tuning["text"]
+    assert tuning["settings"] == tuning["present"]
+    assert tuning["text"].startswith("Leave it")
+
+
+def test_spawned_workers_find_the_file(tune: Tune) -> None:
+    tuning = tune("--budget", "6", "train.py:waits", "spawn")
+    reasons = {trial["settings"]["num_workers"]: trial["reason"] for trial in tuning["trials"]}
+    assert reasons[1] is None

@@ -1,0 +1,159 @@
+"""``prefeed tune``: whose function is called with what, and what is shown; real tunings are in e2e/test_tune.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from prefeed.advice.tuning_report import Trial, Tuning
+from prefeed.advice.tuning_settings import Settings, with_workers
+from prefeed.cli import tune
+from prefeed.cli.tune_view import setting_text, tuning_lines
+
+NONE = Settings(num_workers=0)
+FOUR = with_workers(NONE, 4)
+TUNING = Tuning(
+    settings=FOUR, present=NONE, best=FOUR, gain=1.8, low=1.6, high=2.0, lookahead_gain=None, perfect=None,
+    is_bound=False, line="DataLoader(..., num_workers=4, prefetch_factor=2)", data="warm", seconds=12.0, notes=["A note."],
+    trials=[
+        Trial(settings=NONE, runs=3, batches_s=21.26, samples_s=680.3, spread=0.05, waited_share=0.9),
+        Trial(settings=FOUR, runs=4, batches_s=1234.5, samples_s=39504.0, memory_bytes=80 << 20, cpus=1.25),
+        Trial(settings=with_workers(NONE, 8), runs=0, reason="not tried: no room"),
+    ],
+)  # fmt: skip
+
+MODULE = """
+import sys
+from torch.utils.data import DataLoader
+
+seen = []
+
+def make_loader(*arguments):
+    seen.append((arguments, sys.argv[1:]))
+    print("from the user's function")
+    return DataLoader(range(8))
+
+def both():
+    seen.append(sys.argv[1:])
+    return DataLoader(range(8)), print
+
+def two(first, second="b"):
+    return DataLoader(range(8))
+
+def nothing():
+    return None
+
+number = 3
+"""
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tuple[Any, Any, dict[str, Any]]]]:
+    """Stand in the directory of ``tuned_module``; list what would be tuned."""
+    calls: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def record(loader: Any, step: Any, **arguments: Any) -> Tuning:
+        calls.append((loader, step, arguments))
+        return TUNING
+
+    (tmp_path / "tuned_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["prefeed"])
+    monkeypatch.setattr(tune, "tune", record)
+    yield calls
+    sys.modules.pop("tuned_module", None)
+
+
+Tune = Callable[..., Result]
+
+
+@pytest.fixture
+def call(run: Callable[..., Result], tuned: list[Any]) -> Tune:
+    return lambda *arguments: run(None, "tune", *arguments)
+
+
+@pytest.mark.parametrize("place", ["tuned_module", "tuned_module.py", "./tuned_module.py"])
+def test_function_of_a_module_or_a_file(call: Tune, tuned: list[Any], place: str) -> None:
+    result = call("--budget", "7", "--device", "cpu", f"{place}:make_loader", "a", "--b")
+    assert result.exit_code == 0, result.output
+    ((loader, step, arguments),) = tuned
+    assert (loader.batch_size, step) == (1, None)
+    assert (arguments["budget"], arguments["device"]) == (7.0, "cpu")
+    assert sys.modules["tuned_module"].seen == [(("a", "--b"), ["a", "--b"])]
+
+
+def test_loader_and_step(call: Tune, tuned: list[Any]) -> None:
+    assert call("tuned_module:both", "--from", "argv").exit_code == 0
+    assert tuned[0][1] is print
+    assert sys.modules["tuned_module"].seen == [["--from", "argv"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tuned_module"], "names no function"),
+        (["tuned_module:"], "names no function"),
+        (["absent.py:make_loader"], "no file absent.py"),
+        (["absent_module:make_loader"], "no module 'absent_module'"),
+        (["tuned_module:absent"], "has no function absent"),
+        (["tuned_module:number"], "has no function number"),
+        (["tuned_module:nothing"], "returned NoneType, and not a DataLoader"),
+        (["tuned_module:two"], "was given 0 arguments"),
+        (["tuned_module:two", "1", "2", "3"], "was given 3 arguments"),
+        (["--budget", "0", "tuned_module:two"], "--budget"),
+    ],
+)
+def test_wrong_use(call: Tune, tuned: list[Any], arguments: list[str], message: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert tuned == []
+
+
+def test_what_the_module_needs_and_is_not_there(call: Tune, tmp_path: Path) -> None:
+    (tmp_path / "tuned_module.py").write_text("import absent_thing\n")
+    with pytest.raises(ModuleNotFoundError, match="absent_thing"):
+        call("tuned_module:make_loader")
+
+
+def test_table_and_line_to_paste(call: Tune) -> None:
+    lines = call("tuned_module:both").stdout.splitlines()
+    assert lines == list(tuning_lines(TUNING))
+    assert lines[0].split() == ["setting", "batches/s", "samples/s", "spread", "waited", "memory", "busy"]
+    assert lines[1].split() == ["0", "workers", "(present)", "21.3", "680", "±", "5", "%", "90", "%", "-", "0.0"]
+    assert lines[2].split()[4:] == ["(best)", "1,234", "39,504", "-", "0", "%", "80.0", "MiB", "1.2"]
+    assert lines[3] == "  8 workers x 2         not tried: no room"
+    assert len({len(line) for line in lines[:3]}) == 1
+    assert lines[4] == ""
+    assert lines[5].startswith("1.80x as fast (1.60-2.00)")
+    assert lines[-1] == TUNING.line
+
+
+def test_json_is_all_there_is_on_stdout(call: Tune) -> None:
+    result = call("--json", "tuned_module:make_loader")
+    printed = json.loads(result.stdout)
+    assert "from the user's function" in result.stderr
+    assert printed["line"] == TUNING.line
+    assert printed["leave_it"] is False
+    assert printed["text"] == str(TUNING)
+    assert (printed["gain"], printed["low"], printed["high"]) == (1.8, 1.6, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (NONE, "0 workers"),
+        (with_workers(NONE, 1), "1 worker x 2"),
+        (Settings(num_workers=4, prefetch_factor=8, pin_memory=True, threads=1), "4 workers x 8, pinned, 1 thread"),
+        (Settings(num_workers=0, threads=3, lookahead=1 << 30), "0 workers, 3 threads, lookahead 1GiB, first epoch"),
+    ],
+)
+def test_settings_in_the_table(settings: Settings, text: str) -> None:
+    assert setting_text(settings) == text
