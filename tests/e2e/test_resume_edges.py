@@ -120,6 +120,22 @@ def test_an_epoch_of_which_nothing_was_seen_just_begins() -> None:
     assert [epoch(other), epoch(other)] == expected
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_seen", [3, LENGTH // BATCH_SIZE])
+def test_an_iterator_that_nobody_asks_changes_nothing(num_workers: int, num_seen: int) -> None:
+    """Lightning makes one of the epoch that its checkpoint ended, and then another one for the next epoch."""
+    loader = loader_of(generator=torch.Generator().manual_seed(3), num_workers=num_workers)
+    iterator = iter(loader)
+    for _ in range(num_seen):
+        next(iterator)
+    state = loader.state_dict()
+    expected = epoch(loader)
+    other = loader_of(generator=torch.Generator(), num_workers=num_workers)
+    other.load_state_dict(state)
+    iter(other)
+    assert epoch(other) == expected
+
+
 def test_another_generator_is_refused() -> None:
     state = loader_of().state_dict()
     with pytest.raises(ResumeError, match="number of generators 0, and this loader's is 1"):

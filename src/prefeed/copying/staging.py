@@ -66,7 +66,7 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
     _refuse_overlap(url, directory)
     with (
         made_and_held(directory, on_wait=events.waiting),
-        contextlib.closing(_open(request.url, url, config)) as source,
+        contextlib.closing(_open(request.url, url, directory, config)) as source,
     ):
         try:
             return _Staging(source, directory, request, config, events).run()
@@ -77,8 +77,8 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
             raise CopyError(f"{where}: {err.strerror}; what was copied stays", path=str(directory)) from err
 
 
-def _open(typed: str, url: str, config: Config) -> Source:
-    return PosixTree(url) if url.startswith("/") else open_source(typed, config)
+def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
+    return PosixTree(url, directory) if url.startswith("/") else open_source(typed, config)
 
 
 def _refuse_overlap(url: str, directory: Path) -> None:

@@ -17,16 +17,24 @@ _Chain = frozenset[tuple[int, int]]
 
 
 class PosixTree(PosixSource):
-    """A directory whose listing also notes the directories: empty ones are classes of an ImageFolder too."""
+    """A directory whose listing also notes the directories: empty ones are classes of an ImageFolder too.
 
-    def __init__(self, root: str) -> None:
+    Args:
+        root: Directory.
+        target: Where the copy goes; a link of the data set that leads there is not followed, or each copy would have
+            the one before it in it.
+    """
+
+    def __init__(self, root: str, target: Path) -> None:
         super().__init__(root)
         self.directories: list[str] = []
+        status = target.stat()
+        self._target = (status.st_dev, status.st_ino)
 
     def _scan(self, relative: str, chain: _Chain) -> tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]:
         if relative:
             self.directories.append(relative.rstrip("/"))  # from several threads: append needs no lock
-        return super()._scan(relative, chain)
+        return super()._scan(relative, chain | {self._target})
 
 
 def list_all(source: Source, progress: ListingProgress) -> list[ObjectInfo]:

@@ -107,6 +107,9 @@ class ForkedReader:
                 data = read_exactly(pipe, reply.size_bytes)
             except (OSError, EOFError, msgspec.DecodeError) as err:
                 raise self._gone() from err
+            except BaseException:  # Ctrl-C, say: the answer would be taken for that to the next request
+                self._end()
+                raise
         if reply.code:
             raise _error(reply)
         return FetchedObject(data=data, version=reply.version)

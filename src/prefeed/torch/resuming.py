@@ -148,6 +148,8 @@ class Position:
             set_global_states(began)  # the base seed of the workers is that of the epoch, too
             set_own_states(loader, began["own"])
             yield rest
+            if not loader.num_workers:  # nothing was drawn yet; Lightning makes an iterator for an epoch that is over
+                set_own_states(loader, loaded["now"]["own"])
         finally:
             here.restore()
         self._began, self._num_yielded, self._finished = began, num_seen, False

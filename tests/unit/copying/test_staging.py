@@ -414,3 +414,12 @@ def test_an_order_that_names_nothing_is_said(copier: Copier, sandbox: Sandbox) -
     with pytest.raises(CopyError, match=r"none of the 2 paths of the order, such as 'x/1\.jpg\\r'"):
         copier(order=["x/1.jpg\r", "x/2.jpg\r", ""])
     assert not list(sandbox.memory_dir.iterdir())
+
+
+def test_a_link_to_the_place_of_the_copy_does_not_copy_the_copy(copier: Copier, origin: Path, sandbox: Sandbox) -> None:
+    (origin / "fast").symlink_to(sandbox.memory_dir)
+    write_files(sandbox.memory_dir, {"mine": b"m"})
+
+    for _ in range(3):
+        data = copier().record.data
+        assert tree(data) == FILES | {"fast/mine": b"m"}

@@ -8,12 +8,14 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import servers
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
+from prefeed.sources import forked
 from prefeed.sources.forked import ForkedReader
 
 PREAMBLE = """
@@ -161,6 +163,19 @@ def test_a_listing_that_is_left_early_does_not_mix_with_the_next_answer(
     listing = reader.list_objects()
     assert next(listing)[0].path == "0.bin"
     listing.close()
+    assert reader.fetch("a.bin").data == b"first"
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+    reader: ForkedReader, server: servers.FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(pipe: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    (server.directory / "b.bin").write_bytes(b"second")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(forked, "read_frame", interrupted)
+        reader.fetch("b.bin")
     assert reader.fetch("a.bin").data == b"first"
 
 
