@@ -42,7 +42,7 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 
 gpu: $(VENV)/.installed-dev  ## the tests and the benchmark that need a CUDA device, figures in build/; fails without one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make gpu: torch sees no CUDA device")'
-	$(PYTEST) tests/gpu
+	$(PYTEST) tests/gpu tests/unit/vision/test_normalizing.py
 	@mkdir -p build
 	$(BIN)/prefeed bench device --json > build/device.json
 	@cat build/device.json
