@@ -30,7 +30,8 @@ _PLAIN_BATCHES: Final = 40
 
 NOTES: Final = (
     "predicted: by prefeed doctor, from 20 steps a trial",
-    "measured: batches a second of the second epoch with the cure, over those of the job as it is (its first 40 batches)",
+    "measured: images a second of the second epoch with the cure, over those of the job as it is (its first 40 batches)",
+    "rates are from the first batch on: the doctor predicts steps, and the start of the workers is none",
     "compute: no cure is worth while; predicted is what perfect loading would gain, measured what the cache gains",
     "error: measured over predicted, less 1",
     "batches of 32, 2 workers; the device is a wait of 25, 5 and 250 ms a batch",
@@ -82,7 +83,7 @@ def _compare(photos: PhotoFolder, job: _Job, *, steps: int) -> dict[str, Any]:
         plain = run_program("job.py", [data, *common, "--batches", str(_PLAIN_BATCHES)])[0]
         cure = next((cure for cure in verdict["cures"] if cure["name"] == verdict["best"]), None)
         cured = _cured([data, *common], cure)
-    rates = [epoch["images"] / epoch["seconds"] for epoch in (plain, cured)]
+    rates = [_rate(epoch) for epoch in (plain, cured)]
     return {
         "waiting": verdict["waiting"],
         "cure": verdict["best"],
@@ -90,6 +91,13 @@ def _compare(photos: PhotoFolder, job: _Job, *, steps: int) -> dict[str, Any]:
         "measured": rates[1] / rates[0],
         "text": verdict["text"],
     }
+
+
+def _rate(epoch: dict[str, Any]) -> float:
+    """Return images a second once the first batch is there: the start of the workers is no step."""
+    images, seconds = epoch["images"] - epoch["first_images"], epoch["seconds"] - epoch["first_seconds"]
+    rate: float = images / seconds
+    return rate
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A training job as people write it: pictures, a loader, and a device that is busy for a while with each batch.
 
 The device is a wait, so that the processor is the loader's, as it is beside a real one. Each option is one thing that
-engineers change by hand. Prints a line of JSON an epoch: images, seconds, seconds spent waiting for batches.
+engineers change by hand. Prints a line of JSON an epoch: images, seconds, seconds spent waiting for batches, and the same of the first batch.
 """
 
 from __future__ import annotations
@@ -96,17 +96,25 @@ def usual_transform(*, is_training: bool) -> Callable[[Any], Any]:
 
 def run_epoch(loader: Iterable[Any], options: argparse.Namespace) -> dict[str, Any]:
     """Return what an epoch took, from its start on."""
-    num_images = 0
-    waited = 0.0
+    num_images = first_images = 0
+    waited = first_seconds = 0.0
     started = asked = time.perf_counter()
     for num_batches, (images, _) in enumerate(loader, 1):
         waited += time.perf_counter() - asked
         num_images += len(images)
+        if num_batches == 1:
+            first_images, first_seconds = num_images, time.perf_counter() - started
         time.sleep(options.step_ms / 1000)
         if num_batches == options.batches:
             break
         asked = time.perf_counter()
-    return {"images": num_images, "seconds": time.perf_counter() - started, "waited_seconds": waited}
+    return {
+        "images": num_images,
+        "seconds": time.perf_counter() - started,
+        "waited_seconds": waited,
+        "first_images": first_images,
+        "first_seconds": first_seconds,
+    }
 
 
 if __name__ == "__main__":
