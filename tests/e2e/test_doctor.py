@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.timeout(180)
 
 PROGRAM = '''
-import sys, time
+import os, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,12 +28,17 @@ class Slow(Dataset):
 
 if __name__ == "__main__":
     print("begins")
+    is_one_of_many = "RANK" in os.environ
+    if is_one_of_many:
+        torch.distributed.init_process_group("gloo")
     with torch.no_grad():
         for batch in DataLoader(Slow(), batch_size=4):
             break  # a look at the data, before training
     for epoch in range(int(sys.argv[3])):
         for batch in DataLoader(Slow(), batch_size=4, shuffle=True):
             time.sleep(float(sys.argv[2]))
+            if is_one_of_many:
+                torch.distributed.all_reduce(batch)  # a rank that takes more steps than another waits for ever
     print("ends")
 '''
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -37,6 +37,8 @@ MakeIterator = Callable[[TorchDataLoader[Any]], Iterator[Any]]
 """How a loader is iterated as it is, past whatever is in the way for the sake of the examination."""
 
 Feed = Generator[Any, None, Timing]
+
+T = TypeVar("T")
 
 _COSTED_BATCHES: Final = 2
 _MOST_WORKERS: Final = 32
@@ -108,7 +110,7 @@ class Examination:
             files = TimedFiles()
             with self._trial("parts"):
                 found["costs"] = costs_of(self._loader, batches, self._device, files)
-            if found["as_is"].step_seconds >= WORTH_WHILE * found["compute"].step_seconds:
+            if of_rank_0(found["as_is"].step_seconds >= WORTH_WHILE * found["compute"].step_seconds):
                 yield from self._try_cures(found, files)
         facts = facts_of(self._loader, batch_size, is_served=self._is_served)
         self.measurement = Measurement(loader=facts, reasons=self._reasons, **found)
@@ -210,7 +212,7 @@ class Examination:
         with self._trial("workers"):
             yield from self._try_workers(found)
         with private_cache(_roots_of(files), self._directory) as config:
-            reason = self._against_cache(found.get("costs"), files)
+            reason = of_rank_0(self._against_cache(found.get("costs"), files))
             if reason:
                 self._reasons["cache"] = reason
             else:
@@ -302,6 +304,15 @@ def _without_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         yield
+
+
+def of_rank_0(decision: T) -> T:
+    """Return what the first rank decides: all of them have to do the same steps, or they wait for each other for ever."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return decision
+    decisions = [decision]
+    torch.distributed.broadcast_object_list(decisions, src=0)
+    return decisions[0]
 
 
 def _fetched_share(costs: Costs) -> float:

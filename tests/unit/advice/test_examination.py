@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import prefeed
 from prefeed.advice.doctor import doctor
-from prefeed.advice.examination import Examination
+from prefeed.advice.examination import Examination, of_rank_0
 from prefeed.advice.measurement import Measurement
 from prefeed.advice.sample_costs import TimedFiles
 from prefeed.errors import CannotExamineError
@@ -256,3 +256,28 @@ def test_files_that_nobody_reads_whole(tmp_path: Path) -> None:
     for path in (large, tmp_path / "pipe", Path("/dev/zero"), tmp_path / "none"):
         assert files.read_file(str(path)) is None
     assert files.paths == []
+
+
+def _decide(rank: int, store: str, told: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    told.put((rank, of_rank_0(f"what rank {rank} thinks")))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_do_what_the_first_one_decides(tmp_path: Path) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    told = context.Queue()
+    ranks = [context.Process(target=_decide, args=(rank, str(tmp_path / "store"), told)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    seen = dict(told.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+        rank.close()
+    told.close()
+    told.join_thread()
+    assert seen == {0: "what rank 0 thinks", 1: "what rank 0 thinks"}
+
+
+def test_a_process_alone_decides_by_itself() -> None:
+    assert of_rank_0(7) == 7
