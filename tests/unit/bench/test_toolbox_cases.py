@@ -13,7 +13,7 @@ from prefeed.bench.harness import BenchResult, Options
 
 pytestmark = pytest.mark.timeout(300)
 
-VARIANTS = ("background", "device", "both", "slow_lean", "prefeed", "all_together", "disk", "tmpfs")
+VARIANTS = ("background", "device", "both", "prefeed", "all_together", "disk", "tmpfs")
 
 
 def small(tmp_path: Path) -> Options:

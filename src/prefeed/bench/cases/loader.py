@@ -30,7 +30,7 @@ NOTES: Final = (
     "slow disk: 20 ms an open; 4 workers, batches of 64, a device that is busy for 50 ms a batch",
     "background: prefeed.BackgroundGenerator; device: prefeed.DevicePrefetcher, which without a GPU hands batches through",
     "prefeed: prefeed run, from an empty cache, started before; all together: with lean preprocessing and a background thread",
-    "the third experiment is on the local disk, where preprocessing is what takes the time; slow_lean: on the slow one",
+    "the third experiment is on the local disk, where preprocessing is what takes the time",
 )
 
 _LABELS: Final = {
@@ -67,7 +67,6 @@ def _variants(photos: PhotoFolder, in_memory: Path) -> Mapping[str, Callable[[],
         "background": lambda: _slow(photos, "--background"),
         "device": lambda: _slow(photos, "--device"),
         "both": lambda: _slow(photos, "--background", "--device"),
-        "slow_lean": lambda: _slow(photos, "--lean"),
         "prefeed": lambda: _slow(photos, is_served=True),
         "all_together": lambda: _slow(photos, "--background", "--lean", is_served=True),
         "disk": lambda: _job(local),
