@@ -49,4 +49,6 @@ def test_only_what_may_succeed_later_is_retryable() -> None:
         errors.ThrottledError,
         errors.TruncatedBodyError,
         errors.ServerUnavailableError,
+        errors.CopyInUseError,
+        errors.PackSourceChangedError,
     }
