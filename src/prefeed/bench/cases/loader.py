@@ -30,6 +30,7 @@ NOTES: Final = (
     "slow disk: 20 ms an open; 4 workers, batches of 64, a device that is busy for 50 ms a batch",
     "background: prefeed.BackgroundGenerator; device: prefeed.DevicePrefetcher, which without a GPU hands batches through",
     "prefeed: prefeed run, from an empty cache, started before; all together: with lean preprocessing and a background thread",
+    "lean: prefeed.vision, and bytes instead of floats in the batches, for the device to normalise",
     "the third experiment is on the local disk, where preprocessing is what takes the time",
 )
 

@@ -79,7 +79,8 @@ def make_dataset(options: argparse.Namespace) -> ImageFolder:
     if options.lean:
         from prefeed.vision import ResizeCropNormalize
 
-        return ImageFolder(options.data, loader=ResizeCropNormalize(train=options.train))
+        # Bytes, a quarter of what floats take on their way; a real device normalises them, in a fraction of its step.
+        return ImageFolder(options.data, loader=ResizeCropNormalize(train=options.train, normalize=False))
     return ImageFolder(options.data, transform=usual_transform(is_training=options.train))
 
 
