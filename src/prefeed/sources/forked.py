@@ -34,9 +34,17 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Fetch the object at ``path``, as bytes of its file system name; None: list all objects."""
+    """Fetch the object at ``path``, as bytes of its file system name; None: list all objects.
+
+    Attributes:
+        path: See above.
+        offset: Where a part of the object begins.
+        size_bytes: Of the part; None: the whole object.
+    """
 
     path: bytes | None
+    offset: int = 0
+    size_bytes: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -100,9 +108,16 @@ class ForkedReader:
 
     def fetch(self, path: str) -> FetchedObject:
         """Return the whole object; errors are those of the source itself."""
+        return self._fetched(Request(os.fsencode(path)))
+
+    def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
+        """Return a part of the object; errors are those of the source itself."""
+        return self._fetched(Request(os.fsencode(path), offset, size_bytes))
+
+    def _fetched(self, request: Request) -> FetchedObject:
         with self._lock:
             try:
-                pipe = self._ask(Request(os.fsencode(path)))
+                pipe = self._ask(request)
                 reply = msgspec.msgpack.decode(read_frame(pipe), type=Reply)
                 data = read_exactly(pipe, reply.size_bytes)
             except (OSError, EOFError, msgspec.DecodeError) as err:

@@ -14,7 +14,7 @@ from prefeed.config import Config
 from prefeed.errors import SourceError
 from prefeed.sources.forked import Batch, Hello, Reply, Request, read_frame, write_frame
 from prefeed.sources.objectstore import ObjectStoreSource
-from prefeed.sources.protocol import Source
+from prefeed.sources.protocol import RangeSource, Source
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
@@ -28,15 +28,18 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             if request.path is None:
                 _list(source, replies)
             else:
-                _fetch(source, os.fsdecode(request.path), replies)
+                _fetch(source, os.fsdecode(request.path), request, replies)
             replies.flush()
     except (EOFError, BrokenPipeError):
         return
 
 
-def _fetch(source: Source, path: str, replies: IO[bytes]) -> None:
+def _fetch(source: RangeSource, path: str, request: Request, replies: IO[bytes]) -> None:
     try:
-        fetched = source.fetch(path)
+        if request.size_bytes is None:
+            fetched = source.fetch(path)
+        else:
+            fetched = source.fetch_range(path, request.offset, request.size_bytes)
     except SourceError as err:
         write_frame(replies, _failure(err))
         return

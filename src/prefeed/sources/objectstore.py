@@ -14,7 +14,6 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from prefeed.config import Config, parse_bool
 from prefeed.errors import TruncatedBodyError
 from prefeed.sources.forked import ForkedReader
-from prefeed.sources.forked_ranges import ForkedRangeReader
 from prefeed.sources.listing import list_http, list_store, version_of
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
@@ -85,7 +84,6 @@ class ObjectStoreSource:
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
-        self._range_reader: ForkedRangeReader | None = None
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""
@@ -112,7 +110,7 @@ class ObjectStoreSource:
         if not size_bytes:
             return FetchedObject(data=b"", version="")  # HTTP has no empty ranges
         if runtime_is_foreign():
-            return self._forked_ranges().fetch_range(path, offset, size_bytes)
+            return self._forked().fetch_range(path, offset, size_bytes)
         try:
             store = self._store or self._open_store()
             result = obstore.get(store, path, options={"range": (offset, offset + size_bytes)})
@@ -150,14 +148,12 @@ class ObjectStoreSource:
         return _open(self.url, self._config, self._authorization, listing=True)
 
     def close(self) -> None:
-        """Release connections and the helper processes that were started."""
+        """Release connections and the helper process, if one was started."""
         with self._lock:
             self._store = None
-            readers = self._reader, self._range_reader
-            self._reader = self._range_reader = None
-        for reader in readers:
-            if reader is not None:
-                reader.close()
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _translated(self, err: BaseException, where: str) -> BaseException:
         return translate(err, where, timeout=self._config.request_timeout)
@@ -173,12 +169,6 @@ class ObjectStoreSource:
             if self._reader is None or self._reader.owner_pid != os.getpid():
                 self._reader = ForkedReader(self.url, self._config, self._authorization)
             return self._reader
-
-    def _forked_ranges(self) -> ForkedRangeReader:
-        with self._lock:
-            if self._range_reader is None or self._range_reader.owner_pid != os.getpid():
-                self._range_reader = ForkedRangeReader(self.url, self._config, self._authorization)
-            return self._range_reader
 
 
 def _open(url: str, config: Config, authorization: str | None, *, listing: bool) -> ObjectStore:

@@ -25,7 +25,7 @@ from prefeed.errors import (
     TruncatedBodyError,
     UnknownSchemeError,
 )
-from prefeed.sources import forked_ranges, objectstore
+from prefeed.sources import forked, objectstore
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index, write_durably
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
@@ -406,8 +406,8 @@ def test_a_helper_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
         source = open_plain_source(url, current())
         assert isinstance(source, objectstore.ObjectStoreSource)
         assert bytes(source.fetch_range("a.bin", 5, 3).data) == bytes([5, 6, 7])
-        assert source._range_reader is not None
-        process = source._range_reader._process
+        assert source._reader is not None
+        process = source._reader._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(TransientSourceError, match="a new one is started"):
@@ -428,7 +428,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
     with servers.nginx_server(tmp_path, tmp_path / "nginx") as url:
         source = open_plain_source(url, current())
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(forked_ranges, "read_frame", interrupted)
+            patched.setattr(forked, "read_frame", interrupted)
             source.fetch_range("a.bin", 5, 3)
         assert bytes(source.fetch_range("a.bin", 50, 3).data) == bytes([50, 51, 52])
         source.close()
