@@ -14,6 +14,9 @@ EntryKey = NewType("EntryKey", bytes)
 
 ENTRY_KEY_BYTES = 16
 
+EPOCHS_KEPT = 256
+"""Reports of loaders' epochs that statistics show; the oldest go."""
+
 Buffer = bytes | bytearray | memoryview
 
 ListingProgress = Callable[[int, int], None]

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,10 +23,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from prefeed.advice.measurement import Costs, Measurement, Timing
 from prefeed.advice.repeating import again_and_again
 from prefeed.advice.sample_costs import TimedFiles, costs_of
+from prefeed.advice.trial_conditions import private_home, reason_of, synchronize, without_advice
 from prefeed.advice.twins import Batch, Batches, facts_of, is_stream, num_samples_in, samples_in, twin_of
 from prefeed.advice.verdict import WORTH_WHILE
-from prefeed.client.node import NodeClient
-from prefeed.config import Config, resolve
+from prefeed.config import Config, current
 from prefeed.errors import CannotExamineError, PrefeedError
 from prefeed.stage import CachedDataset
 from prefeed.torch.stages import has_cached_stage
@@ -162,7 +160,7 @@ class Examination:
         try:
             yield
         except Exception as err:  # noqa: BLE001 - the dataset is the user's
-            self._reasons[name] = _reason_of(err)
+            self._reasons[name] = reason_of(err)
 
     # ------------------------------------------------------------ timing
 
@@ -173,7 +171,7 @@ class Examination:
             yield next(asked)
         waits, computed = [], []
         self._was_elsewhere = False
-        _synchronize(self._device)
+        synchronize(self._device)
         began = last = time.perf_counter()
         elsewhere = 0.0
         for _ in range(steps):
@@ -187,7 +185,7 @@ class Examination:
                 elsewhere += last - got
             else:
                 computed.append(last - got)
-        _synchronize(self._device)
+        synchronize(self._device)
         if not computed:  # each step was an epoch's last: what lies between epochs belongs to it
             computed, elsewhere = [elsewhere / steps] * steps, 0.0
         return _timing(time.perf_counter() - began - elsewhere, waits, computed)
@@ -211,7 +209,7 @@ class Examination:
         num_batches = self._steps + self._warm_steps
         with self._trial("workers"):
             yield from self._try_workers(found)
-        with private_cache(_roots_of(files), self._directory) as config:
+        with private_home(current(), directory=self._directory, roots=_tops(_roots_of(files)) or None) as config:
             reason = of_rank_0(self._against_cache(found.get("costs"), files))
             if reason:
                 self._reasons["cache"] = reason
@@ -280,7 +278,7 @@ class Examination:
         for number in sorted(number for number in numbers if number > facts.num_workers):
             self._say(f"with {number} workers")
             ahead, steps = number * (self._loader.prefetch_factor or 2), _in_groups(self._steps, number)
-            with _without_advice():
+            with without_advice():
                 twin = twin_of(self._loader, self._batches_for(self._warm_steps + steps + ahead), num_workers=number)
                 iterator = self._iterate(twin)
             for _ in range(ahead):  # what many workers have made ahead must not count
@@ -289,21 +287,6 @@ class Examination:
             found.setdefault("workers", {})[number] = timing
             del iterator, twin
             gc.collect()
-
-
-def _reason_of(err: Exception) -> str:
-    lines = str(err).strip().splitlines() or [""]
-    if "worker process" in lines[0]:  # torch puts a worker's traceback into the message
-        return lines[-1]
-    return f"{type(err).__name__}: {lines[0]}"
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence torch's advice against many workers: they are what is being tried."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-        yield
 
 
 def of_rank_0(decision: T) -> T:
@@ -355,32 +338,9 @@ def _size_of(batch: Any) -> float:
         return 1.0
 
 
-def _synchronize(device: torch.device | None) -> None:
-    if device is not None and device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def _roots_of(files: TimedFiles) -> tuple[str, ...]:
     """Return the directories that the files of samples lie in, each once."""
     return tuple(sorted({path.rpartition("/")[0] or "/" for path in files.paths}))
-
-
-@contextmanager
-def private_cache(roots: Sequence[str], directory: Path | None = None) -> Iterator[Config]:
-    """Give the settings of an empty node cache, which is gone at the end of the block.
-
-    Args:
-        roots: Directories whose files it keeps.
-        directory: Where its home is made; None: where temporary directories are.
-    """
-    with tempfile.TemporaryDirectory(prefix="prefeed-doctor-", dir=directory) as home:
-        tops = _tops(roots)
-        config = resolve({"home": str(Path(home) / "home"), "progress": False, "disk": 0, "roots": tops or None})
-        try:
-            yield config
-        finally:
-            with suppress(PrefeedError, OSError), NodeClient.connect(config, autostart=False) as node:
-                node.stop()
 
 
 def _tops(roots: Sequence[str]) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,8 +13,10 @@ import torch.utils.data
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.advice.measurement import Costs
+from prefeed.advice.trial_conditions import synchronize, threads
 from prefeed.advice.twins import Batch, num_samples_in
 from prefeed.interception import reads_from
+from prefeed.torch.nesting import tensors_in
 from prefeed.types import Buffer
 
 _TRANSFERS: Final = 24
@@ -90,9 +91,9 @@ def costs_of(
         files: Is told which are opened.
     """
     number = len(batches) - 1
-    with _one_thread(), reads_from(TimedFiles()):
+    with threads(1), reads_from(TimedFiles()):
         loader.collate_fn(_fetch(loader.dataset, batches[0]))
-    with _one_thread(), reads_from(files):
+    with threads(1), reads_from(files):
         started = time.perf_counter()
         samples = [_fetch(loader.dataset, batch) for batch in batches[1:]]
         making = time.perf_counter() - started - files.opening_seconds - files.reading_seconds
@@ -111,17 +112,6 @@ def costs_of(
         jpeg_share=files.num_jpegs / len(files.paths) if files.paths else 0.0,
         jpeg_saved=_jpeg_saved(files, max(0.0, making) / number, num_samples_in(batches[1:]) / number),
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread, as torch does in a worker."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _fetch(dataset: Any, batch: Batch) -> Any:
@@ -173,23 +163,12 @@ def _to_device_seconds(batch: Any, device: torch.device | None) -> float | None:
     tensors = list(tensors_in(batch))
     for tensor in tensors:  # once to warm up
         tensor.to(device)
-    torch.accelerator.synchronize()
+    synchronize(device)
     started = time.perf_counter()
     for tensor in tensors:
         tensor.to(device)
-    torch.accelerator.synchronize()
+    synchronize(device)
     return time.perf_counter() - started
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a batch of any nesting."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in tensors_in(part)]
-    return []
 
 
 def _jpeg_saved(files: TimedFiles, decoding: float, samples: float) -> float | None:
@@ -207,5 +186,5 @@ def _jpeg_saved(files: TimedFiles, decoding: float, samples: float) -> float | N
     except ImportError:
         return None
     jpegs = samples * files.num_jpegs / len(files.paths)
-    with _one_thread():
+    with threads(1):
         return saved_seconds(files.jpegs, decoding / samples) * jpegs

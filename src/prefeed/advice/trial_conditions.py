@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -27,6 +27,16 @@ from prefeed.torch.loader import DataLoader
 
 class LoaderFailed(Exception):
     """The loader, and not the training step, raised; the text says what."""
+
+
+_LONGEST_REASON: Final = 200
+
+
+def reason_of(err: Exception) -> str:
+    """Return an error in one line: of one that crossed from a worker, the last of its traceback."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    text = lines[-1] if lines and "Traceback" in str(err) else f"{type(err).__name__}: {' '.join(lines)}"
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def synchronize(device: torch.device | None) -> None:
@@ -77,19 +87,30 @@ def served_by(loader: TorchDataLoader[Any], settings: Settings) -> Iterator[Conf
         yield config
         gc.collect()  # a plan ends with its loader
         return
-    with tempfile.TemporaryDirectory(prefix="prefeed-tune-") as home:
-        private = dataclasses.replace(
-            config, home=Path(home) / "home", disk=0, disk_dir=None, port=0, progress=False,
-            lookahead=settings.lookahead, memory=settings.cache_bytes,
-        )  # fmt: skip
-        private.home.mkdir()
+    with private_home(config, lookahead=settings.lookahead, memory=settings.cache_bytes) as private:
         with suppress(OSError):  # listings are the user's: a large origin takes minutes to list
             (private.home / "manifests").symlink_to(config.home / "manifests")
+        yield private
+        _must_have_read(private)
+
+
+@contextmanager
+def private_home(config: Config, *, directory: Path | None = None, **changes: Any) -> Iterator[Config]:
+    """Give the settings of an empty node cache, which is gone at the end of the block with its server.
+
+    Args:
+        config: The user's.
+        directory: Where its home is made; None: where temporary directories are.
+        **changes: Settings that are to be others.
+    """
+    with tempfile.TemporaryDirectory(prefix="prefeed-trial-", dir=directory) as parent:
+        home = Path(parent) / "home"
+        home.mkdir()
+        private = dataclasses.replace(config, home=home, disk=0, disk_dir=None, port=0, progress=False, **changes)
         try:
             yield private
-            _must_have_read(private)
         finally:
-            gc.collect()
+            gc.collect()  # a plan ends with its loader
             with suppress(PrefeedError, OSError), NodeClient.connect(private, autostart=False) as node:
                 node.stop()
             shutil.rmtree(private.runtime_dir, ignore_errors=True)

@@ -14,7 +14,15 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.advice.trial_conditions import LoaderFailed, read_through, served_by, synchronize, threads, without_advice
+from prefeed.advice.trial_conditions import (
+    LoaderFailed,
+    read_through,
+    reason_of,
+    served_by,
+    synchronize,
+    threads,
+    without_advice,
+)
 from prefeed.advice.tuning_memory import (
     Free,
     Needs,
@@ -38,7 +46,6 @@ _LEAST_BATCHES: Final = 2
 _FEW_BATCHES: Final = 500
 _MORE_THAN_ENOUGH: Final = 4
 _MOST_BATCHES: Final = 20_000
-_LONGEST_REASON: Final = 200
 
 Step = Callable[[Any], Any]
 
@@ -256,7 +263,7 @@ class _Fed:
         try:
             self._iterator: Any = iter(make())
         except Exception as err:
-            raise LoaderFailed(_reason(err)) from err
+            raise LoaderFailed(reason_of(err)) from err
         self.workers: list[int] = [worker.pid for worker in getattr(self._iterator, "_workers", ())]
 
     def __iter__(self) -> Self:
@@ -268,7 +275,7 @@ class _Fed:
         except StopIteration:
             raise
         except Exception as err:
-            raise LoaderFailed(_reason(err)) from err
+            raise LoaderFailed(reason_of(err)) from err
         self.number += 1
         return batch
 
@@ -285,13 +292,6 @@ def _is_enough(number: int, wave: int, passed: float) -> bool:
     if number and passed > LONGEST:
         return True
     return number >= _LEAST_BATCHES and number % wave == 0 and passed >= 1
-
-
-def _reason(err: Exception) -> str:
-    """Return the error in one line: of one that crossed from a worker, the last of its traceback."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    text = lines[-1] if lines and "Traceback" in str(err) else f"{type(err).__name__}: {' '.join(lines)}"
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def _are_alike(batch: Any, other: Any) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -21,6 +19,7 @@ from prefeed.advice.tuning_report import Data, Tuning, tuning_of
 from prefeed.advice.tuning_settings import Settings, Space, with_workers
 from prefeed.advice.twins import Batch, Batches, facts_of, is_stream
 from prefeed.errors import CannotExamineError
+from prefeed.torch.generators import GlobalStates, own_states, set_own_states
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors
 
@@ -225,15 +224,9 @@ def _copy_to(device: torch.device | None) -> Step:
 @contextmanager
 def _generators_as_before(loader: TorchDataLoader[Any]) -> Iterator[None]:
     """Leave every random generator as it was: what comes after a tuning in the same program is what it would have been."""
-    holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    generators = [generator for holder in holders if (generator := getattr(holder, "generator", None)) is not None]
-    states = [generator.get_state() for generator in generators]
-    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    everybodys, own = GlobalStates(), own_states(loader)
     try:
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torchs)
+        set_own_states(loader, own)
+        everybodys.restore()

@@ -170,8 +170,8 @@ class Search:
             if start.reason is not None and number > start.settings.num_workers:
                 return
             proof = [self._present, settings] * _LEAST_PAIRS
-            if not self._affords([settings, *proof], _SHORT):
-                return  # what cannot be proven need not be tried
+            if self._means(self.runs) and not self._affords([settings, *proof], _SHORT):
+                return  # what cannot be proven need not be tried; but something that works must be found
             run = yield from self._run(settings, _SHORT)
             if number and (run.reason is not None or self._is_bound(run)):
                 return  # what few workers cannot do, more cannot either

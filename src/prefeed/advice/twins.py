@@ -75,7 +75,7 @@ def twin_of(
     dataset = loader.dataset if dataset is None else dataset
     if served_by is not None:
         return DataLoader(dataset, config=served_by, **arguments)
-    return _kind_of(loader)(dataset, **arguments)
+    return _of_its_kind(loader, dataset, arguments)
 
 
 def stream_twin_of(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
@@ -88,11 +88,13 @@ def stream_twin_of(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoa
     arguments = _arguments_of(loader, changes)
     if loader.batch_size is not None:
         arguments["drop_last"] = loader.drop_last
-    return _kind_of(loader)(loader.dataset, batch_size=loader.batch_size, **arguments)
+    return _of_its_kind(loader, loader.dataset, {"batch_size": loader.batch_size, **arguments})
 
 
-def _kind_of(loader: TorchDataLoader[Any]) -> type[TorchDataLoader[Any]]:
-    return DataLoader if type(loader) is DataLoader else torch.utils.data.DataLoader
+def _of_its_kind(loader: TorchDataLoader[Any], dataset: Any, arguments: dict[str, Any]) -> TorchDataLoader[Any]:
+    if type(loader) is not DataLoader:
+        return torch.utils.data.DataLoader(dataset, **arguments)
+    return DataLoader(dataset, config=vars(loader).get("_prefeed_config"), **arguments)
 
 
 def _arguments_of(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[str, Any]:

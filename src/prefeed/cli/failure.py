@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from prefeed.cli.text import printable
 from prefeed.errors import PrefeedError
 
 EXIT_FAILED: Final = 1
@@ -30,8 +31,7 @@ def reported(ctx: click.Context) -> Iterator[None]:
             raise
         if ctx.meta.get("prefeed.json"):
             click.echo(json.dumps(error_object(err), default=str))
-        # A path may hold bytes that are no UTF-8; they are shown as \\udcff rather than not at all.
-        click.echo(f"prefeed: {err}".encode("utf-8", "backslashreplace").decode("utf-8"), err=True)
+        click.echo(printable(f"prefeed: {err}"), err=True)
         ctx.exit(ctx.meta.get("prefeed.exit_codes", {}).get(type(err), EXIT_FAILED))
 
 

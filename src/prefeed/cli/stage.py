@@ -12,6 +12,7 @@ import click
 from prefeed.cli import render, stage_view
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.text import printable
 from prefeed.config import Config, parse_bytes
 from prefeed.copying.records import MEMORY, place_of
 from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
@@ -119,4 +120,4 @@ def _say_waiting(pid: int) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(f"prefeed: {line}".encode(errors="backslashreplace"), err=True)
+    click.echo(printable(f"prefeed: {line}"), err=True)

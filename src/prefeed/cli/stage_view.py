@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
+from prefeed.cli.text import printable
 from prefeed.copying.engine import CopyProgress
 from prefeed.copying.records import COMPLETE, COPYING, GONE, INTERRUPTED, PARTIAL, REMOVING, CopyRecord
 from prefeed.copying.runs import StagePlan, StageResult
@@ -94,12 +95,7 @@ def copies_lines(copies: Sequence[CopyRecord]) -> list[str]:
 def _row(copy: CopyRecord) -> tuple[str, ...]:
     when = datetime.fromtimestamp(copy.finished or copy.started).astimezone().strftime("%Y-%m-%d %H:%M")
     size = format_bytes(copy.bytes)
-    return (_shown(copy.source), _shown(copy.data), _state(copy), f"{copy.num_files:,}", size, when)
-
-
-def _shown(path: object) -> str:
-    """Return a path as it can be printed: names may be any bytes."""
-    return str(path).encode(errors="backslashreplace").decode()
+    return (printable(copy.source), printable(copy.data), _state(copy), f"{copy.num_files:,}", size, when)
 
 
 def _state(copy: CopyRecord) -> str:
@@ -114,7 +110,7 @@ def removed_lines(copies: Sequence[CopyRecord]) -> list[str]:
     if not copies:
         return ["nothing is staged"]
     return [
-        f"{_shown(copy.data)}: {format_count(copy.num_files, 'file')}, {format_bytes(copy.bytes)} freed"
+        f"{printable(copy.data)}: {format_count(copy.num_files, 'file')}, {format_bytes(copy.bytes)} freed"
         for copy in copies
     ]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
-from prefeed.types import EpochWait
+from prefeed.types import EPOCHS_KEPT, EpochWait
 
-_KEPT: Final = 256
-
-_epochs: deque[EpochWait] = deque(maxlen=_KEPT)
+_epochs: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
 
 
 def record(epoch: EpochWait) -> None:

@@ -25,12 +25,9 @@ from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
-from prefeed.types import Buffer, ClearResult, EpochWait, ServerStatus, WarmResult
+from prefeed.types import EPOCHS_KEPT, Buffer, ClearResult, EpochWait, ServerStatus, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
-
-_EPOCHS_KEPT: Final = 256
-"""Reports of loaders' epochs that the statistics show; the oldest go."""
 
 _SETTLE_SECONDS: Final = 1.0
 
@@ -61,7 +58,7 @@ class Handlers:
         self._instance = secrets.token_hex(8)
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
-        self._epochs: deque[EpochWait] = deque(maxlen=_EPOCHS_KEPT)
+        self._epochs: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
             m.RegisterPlan: self._register_plan,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +13,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import prefeed
+from prefeed.advice import examination
 from prefeed.advice.doctor import doctor
 from prefeed.advice.examination import Examination, of_rank_0
 from prefeed.advice.measurement import Measurement
 from prefeed.advice.sample_costs import TimedFiles
+from prefeed.advice.twins import twin_of
+from prefeed.config import resolve
 from prefeed.errors import CannotExamineError
 
 
@@ -234,17 +236,36 @@ def test_what_a_step_does_to_a_batch_is_undone(root: Path) -> None:
     doctor(DataLoader(Labelled(root), batch_size=4), step, steps=2)
 
 
-def test_time_between_two_epochs_is_no_steps(root: Path) -> None:
-    examination = Examination(DataLoader(Files(root), batch_size=4), steps=4)
-    pause = 0.2
-    for number, _ in enumerate(examination.feed()):
+class Clock:
+    """Stands in for ``time``: each look takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_time_between_two_epochs_is_no_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(examination, "time", clock)
+    examined = Examination(DataLoader(Files(root), batch_size=4), steps=4)
+    for number, _ in enumerate(examined.feed()):
         if number % 3 == 2:
-            time.sleep(pause)  # the loop is elsewhere
-            examination.goes_on()
-    measured = examination.measurement
+            clock.now += 1000.0  # the loop is elsewhere
+            examined.goes_on()
+    measured = examined.measurement
     assert measured is not None
-    assert measured.as_is.seconds < pause
+    assert measured.as_is.seconds < 1.0
     assert measured.as_is.steps == len(measured.as_is.each) == 4
+
+
+def test_a_twin_has_the_settings_of_its_loader(root: Path) -> None:
+    config = resolve({"enabled": False})
+    loader: Any = prefeed.DataLoader(Files(root), batch_size=4, config=config)
+    assert vars(twin_of(loader, [[0, 1]]))["_prefeed_config"] == config
+    assert "_prefeed_config" not in vars(twin_of(DataLoader(Files(root), batch_size=4), [[0, 1]]))
 
 
 def test_files_that_nobody_reads_whole(tmp_path: Path) -> None:

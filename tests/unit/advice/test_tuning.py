@@ -92,7 +92,7 @@ def test_data_set_that_memory_does_not_hold_is_read_on_and_on(tmp_path: Path) ->
     tuning = short(loader, lambda batch: seen.append(batch[0, 0].item()), free=lambda: small)
     assert tuning.data == "fresh"
     first = [number for number, _ in itertools.groupby(seen)]  # the step alone is given one batch again and again
-    assert len(set(first)) > length / 4
+    assert len(set(first)) > 20
     assert first == sorted(first) or first.index(0.0, 1) > length / 3
 
 

@@ -227,6 +227,13 @@ def test_present_setting_that_fails() -> None:
     assert found.ratio is None
 
 
+def test_something_that_works_is_found_though_the_time_is_over() -> None:
+    """Of a present setting that fails, the warm-up may have taken all the time there was."""
+    machine = Machine(waiting, fails=lambda settings: "no room" if settings.num_workers >= 1 else None)
+    found = machine.answer(with_workers(NONE, 2), Space(cores=2), budget=0.05)
+    assert found.best == NONE
+
+
 def test_best_that_fails_in_the_end_is_dropped() -> None:
     machine = Machine(lambda settings: waiting(settings, useful=8))
     machine.fails = lambda settings: "killed" if settings.num_workers == 8 and machine.spent > 20 else None

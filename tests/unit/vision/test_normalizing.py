@@ -124,14 +124,6 @@ def test_can_be_pickled_after_use() -> None:
     assert "float16" in repr(copied)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_runs_where_the_batch_is() -> None:
-    images, label = Normalize()((every_level().cuda(), 1))
-
-    assert (images.device.type, label) == ("cuda", 1)
-    assert difference(images.cpu(), by_torchvision(every_level())) <= 1e-6
-
-
 @pytest.mark.parametrize("wrong", [{"mean": [0.5]}, {"std": [1, 1, 0]}, {"mean": [], "std": []}])
 def test_means_and_deviations_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="mean and std must be of one length"):
