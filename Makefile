@@ -63,13 +63,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
 	@echo "installing prefeed and what the demo needs into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[torch,vision,demo]'
+	$(PIP) '.[torch,vision,pool,top,demo]'
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing prefeed and the tools for its development into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[torch,vision,pack,demo,dev,integrations]'
+	$(PIP) '.[torch,vision,pack,pool,top,demo,dev,integrations]'
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
 

@@ -7,10 +7,12 @@ packages=""
 command -v nginx >/dev/null || packages="nginx"
 test -e /usr/lib/nginx/modules/ngx_http_echo_module.so || packages="$packages libnginx-mod-http-echo"
 command -v fusermount3 >/dev/null || packages="$packages fuse3"
+command -v memcached >/dev/null || packages="$packages memcached"
+command -v rclone >/dev/null || packages="$packages rclone"
 test -n "$packages" || exit 0
 
 if ! command -v apt-get >/dev/null; then
-    echo "make: the tests need nginx with the echo module, and fuse3; this system has no apt-get, so please install them" >&2
+    echo "make: the tests need nginx with the echo module, fuse3, memcached and rclone; this system has no apt-get, so please install them" >&2
     exit 1
 fi
 as_root=""

@@ -10,7 +10,7 @@ import msgspec
 
 from prefeed.types import ClearResult, EpochWait, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Changes with every incompatible message; both sides must agree."""
 
 

@@ -1,0 +1,1 @@
+"""Jobs on data: sync, warm-up, removal and clearing."""

@@ -1,0 +1,1 @@
+"""A cache that nodes share: memcached servers, and what prefeed keeps in them."""

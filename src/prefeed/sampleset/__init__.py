@@ -1,0 +1,1 @@
+"""Data sets as a resource: what a ``SampleSet`` says, what is known of it, and how programs name it."""
