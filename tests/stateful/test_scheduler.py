@@ -75,6 +75,10 @@ class Scheduling(RuleBasedStateMachine):
         self.ring.scheduler.register_upcoming(consumer, dataset, as_ids(ids), resident=resident)
         self.counted.setdefault(consumer, 0)
 
+    @rule(consumer=CONSUMERS, ids=IDS)
+    def foresee(self, consumer: int, ids: list[int]) -> None:
+        self.ring.scheduler.foresee(consumer, as_ids(ids))
+
     @rule(consumer=CONSUMERS)
     def begin_announced(self, consumer: int) -> None:
         self.ring.scheduler.adopt_upcoming(consumer)

@@ -38,16 +38,18 @@ class Home:
 
 
 @contextlib.contextmanager
-def temporary_home(memory_bytes: int | None = None) -> Iterator[Home]:
+def temporary_home(memory_bytes: int | None = None, **settings: str) -> Iterator[Home]:
     """Start a server with an empty cache of its own; stop it and free the cache at the end of the block.
 
     Args:
         memory_bytes: Size of the memory tier; None for prefeed's default.
+        **settings: Further ones, by name, as in the environment.
     """
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as directory:
         env = {"PREFEED_HOME": directory, "PREFEED_PROGRESS": "0"}
         if memory_bytes is not None:
             env["PREFEED_MEMORY"] = str(memory_bytes)
+        env.update({f"PREFEED_{name.upper()}": value for name, value in settings.items()})
         config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
         started = time.perf_counter()
         pid = _start(env)

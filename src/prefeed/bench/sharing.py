@@ -6,27 +6,20 @@ is a ``Phase``, each line of its output a ``PhaseOutcome``; it ends with its inp
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, Final, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 import xxhash
 
-from prefeed.bench.child import command_of, end_of
 from prefeed.bench.loading import imagenet_transform, loader_class
-from prefeed.bench.requirements import BenchFailedError
+from prefeed.bench.phases import PhasedProcess, serve_phases
 from prefeed.bench.rows import LoggedPictures
 
 Order = Literal["disjoint", "same_order", "shuffled"]
 
-_READY: Final = b"ready\n"
-_END_SECONDS: Final = 60.0
 _SUMS: Final = 1 << 64
 
 
@@ -78,85 +71,9 @@ class PhaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
     checksum: int
 
 
-class SharingProcess:
-    """A process that reads in phases; killed at the end of the block if it still runs.
-
-    Args:
-        job: What it reads.
-        env: Says which node cache.
-    """
-
-    def __init__(self, job: SharingJob, env: Mapping[str, str]) -> None:
-        self._job = job
-        self._env = {**os.environ, **env}
-
-    def __enter__(self) -> Self:
-        self._said = tempfile.TemporaryFile()  # not a pipe, which somebody would have to empty
-        self._process = subprocess.Popen(
-            command_of("prefeed.bench.sharing", self._job),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=self._env,
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._said, self._process:  # closes its pipes, which ends it, and waits for it
-            with contextlib.suppress(BrokenPipeError):
-                _pipe(self._process.stdin).close()
-            try:
-                self._process.wait(_END_SECONDS)
-            except BaseException:
-                self._process.kill()
-                raise
-
-    def wait_ready(self) -> None:
-        """Wait until it has imported what it needs.
-
-        Raises:
-            BenchFailedError: It failed; the end of what it wrote is in the message.
-        """
-        if self._line() != _READY:
-            raise BenchFailedError(f"rank {self._job.rank} said something else than that it is ready")
-
-    def begin(self, phase: Phase) -> None:
-        """Let it read."""
-        stdin = _pipe(self._process.stdin)
-        stdin.write(msgspec.json.encode(phase) + b"\n")
-        stdin.flush()
-
-    def outcome(self) -> PhaseOutcome:
-        """Wait for the end of the phase and return what was read.
-
-        Raises:
-            BenchFailedError: It failed; the end of what it wrote is in the message.
-        """
-        return msgspec.json.decode(self._line(), type=PhaseOutcome)
-
-    def _line(self) -> bytes:
-        line = _pipe(self._process.stdout).readline()
-        if line:
-            return line
-        status = self._process.wait(_END_SECONDS)
-        self._said.seek(0)
-        raise BenchFailedError(f"rank {self._job.rank} ended with status {status}:\n{end_of(self._said.read())}")
-
-
-def run_phase(processes: Sequence[SharingProcess], phase: Phase) -> list[PhaseOutcome]:
-    """Let processes that are ready read at the same time; return what each read.
-
-    Raises:
-        BenchFailedError: One of them failed; the end of what it wrote is in the message.
-    """
-    for process in processes:
-        process.begin(phase)
-    return [process.outcome() for process in processes]
-
-
-def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None
-    return end
+def sharing_process(job: SharingJob, env: Mapping[str, str]) -> PhasedProcess[PhaseOutcome]:
+    """Return a process that reads in phases; ``env`` says which node cache."""
+    return PhasedProcess("prefeed.bench.sharing", job, PhaseOutcome, name=f"rank {job.rank}", env=env)
 
 
 def serve(job: SharingJob) -> None:
@@ -164,12 +81,7 @@ def serve(job: SharingJob) -> None:
     from torchvision.datasets import ImageFolder  # bench modules are imported by the command line, which starts without
 
     pictures = ImageFolder(job.data, transform=imagenet_transform())
-    sys.stdout.buffer.write(_READY)
-    sys.stdout.buffer.flush()
-    for line in sys.stdin.buffer:
-        outcome = _read(job, msgspec.json.decode(line, type=Phase), pictures)
-        sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
-        sys.stdout.buffer.flush()
+    serve_phases(Phase, lambda phase: _read(job, phase, pictures))
 
 
 def _read(job: SharingJob, phase: Phase, pictures: Any) -> PhaseOutcome:

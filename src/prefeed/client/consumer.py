@@ -81,6 +81,15 @@ class Consumer:
         self._rechecked = begins and self._takes_recheck()
         self._register(ids, upcoming=True, recheck=self._rechecked)
 
+    def foresee(self, ids: Ids) -> None:
+        """After the epoch that has begun, or was announced last, one of this order will probably follow."""
+        if self.is_connected and self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                name = self._in_transit(self.dataset, ids)
+                self._send(m.Foresee(self.number, name))
+                if not self.is_connected:
+                    os.unlink(name)
+
     def begin_announced(self, ids: Ids) -> None:
         """The epoch that was announced begins."""
         if self._connection is not self._announced_to:
@@ -222,10 +231,15 @@ class Consumer:
         return False
 
     def _plan_message(self, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool) -> m.RegisterPlan:
+        name = self._in_transit(dataset, ids)
+        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck)
+
+    @staticmethod
+    def _in_transit(dataset: NodeDataset, ids: Ids) -> str:
         """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
         small = dataset.manifest.num_objects < 1 << 32
         suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
         descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
         with os.fdopen(descriptor, "wb") as file:
             np.ascontiguousarray(ids, dtype=dtype).tofile(file)
-        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck)
+        return name

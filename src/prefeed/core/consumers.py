@@ -31,6 +31,7 @@ class _Consumer:
     counts: ConsumerCounts = field(default_factory=ConsumerCounts)
     plan: Plan | None = None
     upcoming: Plan | None = None
+    following: Ids | None = None
 
     @property
     def plans(self) -> list[Plan]:
@@ -70,7 +71,15 @@ class Consumers:
         """The plan's consumer will probably read these next."""
         entry = self._consumers.setdefault(plan.consumer, _Consumer(plan.dataset))
         self._end_plan(entry.upcoming)
-        entry.upcoming = plan
+        entry.upcoming, entry.following = plan, None
+
+    def foresee(self, consumer: int, ids: Ids) -> int | None:
+        """After its plans the consumer will probably read these: return its dataset; None when it has no plan."""
+        entry = self._consumers.get(consumer)
+        if entry is None or not entry.plans:
+            return None
+        entry.following = ids
+        return entry.dataset
 
     def adopt_upcoming(self, consumer: int) -> int | None:
         """The upcoming plan is the present one now: return its dataset; None when there is no such plan."""
@@ -169,6 +178,15 @@ class Consumers:
     def kept_datasets(self) -> set[int]:
         """Return those of them that some consumer reads to keep."""
         return {entry.dataset for entry in self._consumers.values() if any(plan.resident for plan in entry.plans)}
+
+    def orders_after(self, dataset: int) -> list[Ids] | None:
+        """Return what consumers read of the dataset after their plans; None when one that keeps does not say, or nobody does."""
+        keepers = [
+            entry for entry in self._consumers.values()
+            if entry.dataset == dataset and any(plan.resident for plan in entry.plans)
+        ]  # fmt: skip
+        orders = [entry.following for entry in keepers if entry.following is not None]
+        return orders if orders and len(orders) == len(keepers) else None
 
     def validate(self) -> dict[Key, int]:
         """Check the plans; return how many readers they expect, by object."""

@@ -142,6 +142,12 @@ class Holdings:
             return Placement.TRANSIENT
         return Placement.DIRECT
 
+    def exchange(self, ticket: Ticket) -> None:
+        """What was lent to the object becomes its own: as much is being freed, which others will be lent."""
+        self.residency.release_transient(ticket.reserved_bytes)
+        self.residency.resident_bytes += ticket.reserved_bytes
+        ticket.placement = Placement.RESIDENT
+
     def cancel(self, placement: Placement, cost: int) -> None:
         """Give back what ``reserve`` returned."""
         if placement == Placement.RESIDENT:

@@ -23,6 +23,7 @@ from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.consumers import ConsumerCounts, Consumers
 from prefeed.core.holdings import Holdings
 from prefeed.core.lookahead import Lookahead
+from prefeed.core.next_use import NextUse
 from prefeed.core.plan import Ids, Plan
 from prefeed.core.residency import Residency
 from prefeed.core.table import ObjectTable
@@ -54,6 +55,7 @@ class Scheduler:
         self.holdings = Holdings(budget_bytes)
         self._consumers = Consumers(self.holdings)
         self._lookahead = Lookahead(self.holdings, self._consumers, lookahead_bytes=lookahead_bytes)
+        self._next_use = NextUse(self.holdings, self._consumers)
         self._demanded: list[Fetch] = []
         self._late = 0
         self._misses = 0
@@ -125,7 +127,14 @@ class Scheduler:
     def register_upcoming(self, consumer: int, dataset: int, ids: Ids, *, resident: bool = True) -> None:
         """The consumer will probably read these next; a wrong guess costs fetches, never a sample."""
         self._consumers.announce(Plan(consumer, dataset, ids, resident=resident))
+        self._next_use.forget(dataset)
         self._lookahead.plan_room()
+
+    def foresee(self, consumer: int, ids: Ids) -> None:
+        """After its plans the consumer will probably read these of the same dataset: keep by next use."""
+        dataset = self._consumers.foresee(consumer, ids)
+        if dataset is not None:
+            self._next_use.forget(dataset)
 
     def adopt_upcoming(self, consumer: int) -> bool:
         """The guess was right: the upcoming plan is the present one now. False when there is none."""
@@ -153,8 +162,11 @@ class Scheduler:
 
     def end_consumer(self, consumer: int) -> None:
         """The consumer is gone."""
+        dataset = self.dataset_of(consumer)
         if self._consumers.end(consumer):
             self._lookahead.plan_room()  # nothing more has to stream through for it
+        if dataset is not None:
+            self._next_use.forget(dataset)
 
     # ------------------------------------------------------------ events: readers
 
@@ -203,6 +215,8 @@ class Scheduler:
             self.holdings.unreserve(ticket)
             ticket.placement = self.holdings.reserve(cost, wanted, is_expected=self.holdings.is_expected(key))
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
+        if ticket.placement == Placement.TRANSIENT and not changed and self._next_use.make_room(*key, cost):
+            self.holdings.exchange(ticket)
         if ticket.placement == Placement.DIRECT:
             self.holdings.settle(ticket, states.ABSENT)
             self.holdings.answer_waiters(ticket, Outcome.INLINE)
@@ -300,6 +314,7 @@ class Scheduler:
 
     def _begin_epoch(self, dataset: int) -> None:
         self.tables[dataset].forget_failures()
+        self._next_use.forget(dataset)
         self._lookahead.plan_room()
 
     def _count(self, consumer: int, *, is_late: bool) -> None:

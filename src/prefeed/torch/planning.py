@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import DistributedSampler
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
@@ -91,6 +92,8 @@ class PlannedSampler:
         self._announced: npt.NDArray[np.integer] | None = None
         self._ends: Order | None = None
         self._last_epoch: int | None = None
+        self._foreseen = False
+        self._order_of: tuple[int, Order] | None = None
         self._rest: Any = None
 
     def __len__(self) -> int:
@@ -141,6 +144,7 @@ class PlannedSampler:
         if announced is not None and np.array_equal(announced, plan):
             self._consumer.begin_announced(plan)
         else:
+            self._foreseen = False
             self._consumer.begin(plan)
 
     def _announce_distributed(self) -> None:
@@ -151,9 +155,29 @@ class PlannedSampler:
         sampler = distributed_sampler(self.inner)
         if sampler is None or self._consumer.reads_once:
             return
-        counts = sampler.epoch != self._last_epoch
+        step = self._epochs_to_next(sampler)
         self._last_epoch = sampler.epoch
-        self._announce(shadow_order(with_epoch(self.inner, sampler.epoch + 1 if counts else sampler.epoch)))
+        self._announce(self._order_in(sampler.epoch + step))
+        self._foresee(sampler.epoch + 2 * step)
+
+    def _foresee_distributed(self) -> None:
+        """Tell what comes after the epoch that has begun, once batches flow: what is kept can be chosen by it."""
+        sampler = distributed_sampler(self.inner)
+        if sampler is not None and not self._foreseen and not self._consumer.reads_once:
+            self._foresee(sampler.epoch + self._epochs_to_next(sampler))
+
+    def _foresee(self, epoch: int) -> None:
+        self._foreseen = True
+        self._consumer.foresee(self._planned_ids(self._order_in(epoch))[0])
+
+    def _epochs_to_next(self, sampler: DistributedSampler[Any]) -> int:
+        return 1 if sampler.epoch != self._last_epoch else 0
+
+    def _order_in(self, epoch: int) -> Order:
+        """Return what the distributed sampler will draw in an epoch; the last one asked for is remembered."""
+        if self._order_of is None or self._order_of[0] != epoch:
+            self._order_of = (epoch, shadow_order(with_epoch(self.inner, epoch)))
+        return self._order_of[1]
 
     def _announce(self, order: Order, *, begins: bool = False) -> None:
         self._announced = self._plan(order)[0]
@@ -161,14 +185,18 @@ class PlannedSampler:
 
     def _plan(self, order: Order) -> tuple[npt.NDArray[np.integer], Order | None]:
         """Return the object ids in the order of reading, and where in them each sample ends; None: one a sample."""
-        batch_size = batch_size_of(self.inner)
-        if batch_size is not None:
-            order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
         self._access.refresh()
         if self._access.cached is not None:  # what is made of an object will be found the next time, not the object
             self._consumer.resident = not self._consumer.reads_once and not self._access.cached.has_room()
-        ids, counts = self._access.object_ids(order)
+        ids, counts = self._planned_ids(order)
         return ids, None if counts is None else np.cumsum(counts)
+
+    def _planned_ids(self, order: Order) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer] | None]:
+        """Return the object ids in the order of reading, and how many each sample has; None: one each."""
+        batch_size = batch_size_of(self.inner)
+        if batch_size is not None:
+            order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
+        return self._access.object_ids(order)
 
     def _advance(self, samples: int) -> None:
         """The loop has that many samples."""
@@ -185,6 +213,8 @@ class PlannedSampler:
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
                 self._advance(ends[done - done % max(1, self._num_workers)])
+            if done == 1:
+                self._foresee_distributed()
             yield batch
 
     def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:

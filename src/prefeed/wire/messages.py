@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from prefeed.types import ClearResult, EpochWait, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import ClearResult, EpochWait, PlanInfo, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
 
 PROTOCOL = 5
 """Changes with every incompatible message; both sides must agree."""
@@ -90,6 +90,13 @@ class RegisterPlan(Message, frozen=True):
     upcoming: bool
     resident: bool = True
     recheck: bool = False
+
+
+class Foresee(Message, frozen=True):
+    """What the consumer will probably read after its plans, of the same dataset: ids in a file, as in ``RegisterPlan``."""
+
+    consumer: int
+    ids_file: str
 
 
 class AdoptUpcoming(Message, frozen=True):
@@ -229,6 +236,16 @@ class ReadCountsReport(Message, frozen=True):
     counts: ReadCounts
 
 
+class GetPlans(Message, frozen=True):
+    """Ask for ``PlansReport``."""
+
+
+class PlansReport(Message, frozen=True):
+    """Answer to ``GetPlans``: the plans that are followed now, in the order in which their consumers came."""
+
+    plans: tuple[PlanInfo, ...]
+
+
 class Warm(Message, frozen=True):
     """Fill the memory tier with everything below a URL."""
 
@@ -350,6 +367,7 @@ class Stopping(Message, frozen=True):
 
 UNANSWERED = (
     RegisterPlan,
+    Foresee,
     AdoptUpcoming,
     ExtendPlan,
     Consumed,
@@ -362,9 +380,9 @@ UNANSWERED = (
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | AdoptUpcoming | ExtendPlan
+    Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
     | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
-    | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | Warm | WarmReport | Clear | Cleared
+    | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping
 )  # fmt: skip

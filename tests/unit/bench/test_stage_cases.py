@@ -20,7 +20,7 @@ from prefeed.bench.loading import EpochOutcome, LoadingOutcome
 from prefeed.bench.photos import PhotoRecipe, make_photos
 from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed.bench.rows import SHAPE, DType, LoggedPictures, MadeRows, ReadyRows, row_bytes, times_made
-from prefeed.bench.sharing import PhaseOutcome, SharingJob, SharingProcess
+from prefeed.bench.sharing import PhaseOutcome, SharingJob, sharing_process
 
 FIELDS = {
     "stage_fill": {
@@ -133,7 +133,7 @@ def test_processes_that_read_something_else_are_an_error(order: str, checksums: 
 def test_process_that_fails_says_what_it_said(tmp_path: Path) -> None:
     job = SharingJob(data=str(tmp_path / "nothing"), num_samples=4, rank=1, world_size=2)
     with (
-        SharingProcess(job, env={}) as process,
+        sharing_process(job, env={}) as process,
         pytest.raises(BenchFailedError, match=r"^rank 1 ended with status 1:\n(.|\n)*FileNotFoundError"),
     ):
         process.wait_ready()

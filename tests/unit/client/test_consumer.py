@@ -241,6 +241,21 @@ def test_a_consumer_that_reads_once_says_so(server: ScriptedServer, dataset: Nod
 # ------------------------------------------------------------ a server that dies
 
 
+def test_what_follows_is_told_in_a_file(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.begin(np.arange(4))
+    consumer.foresee(np.array([3, 1, 2]))
+    (told,) = server.wait_heard(m.Foresee)
+    assert isinstance(told, m.Foresee)
+    assert told.consumer == consumer.number
+    assert np.fromfile(told.ids_file, dtype=np.uint32).tolist() == [3, 1, 2]
+
+
+def test_without_a_server_nothing_is_left_of_what_follows(server: ScriptedServer, consumer: Consumer) -> None:
+    consumer.close()
+    consumer.foresee(np.array([3, 1, 2]))
+    assert list(consumer.dataset.config.runtime_dir.glob("plan-*")) == []
+
+
 def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, consumer: Consumer) -> None:
     consumer.begin(order())
     server.wait_heard(m.RegisterPlan)

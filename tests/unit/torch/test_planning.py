@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from prefeed.client.access import AccessMap
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
-from prefeed.torch.planning import PlannedSampler
+from prefeed.torch.planning import PlannedSampler, interleave
 
 
 class Listener:
@@ -32,6 +32,9 @@ class Listener:
 
     def begin_announced(self, ids: Any) -> None:
         self.told.append(("begin announced", ids.tolist()))
+
+    def foresee(self, ids: Any) -> None:
+        self.told.append(("foresee", ids.tolist()))
 
     def extend(self, ids: Any) -> None:
         self.told.append(("extend", ids.tolist()))
@@ -160,9 +163,55 @@ def test_distributed_sampler_is_announced_before_the_loop_ends(counted: bool) ->
         if counted:
             inner.set_epoch(epoch)
         list(sampler)
-        assert listener.told[-1][0] == "announce"
+        assert listener.events()[-2:] == ["announce", "foresee"]
     begins = [event for event in listener.events() if event.startswith("begin")]
     assert begins[2:] == ["begin announced"] * 2
+
+
+def distributed_orders(number: int, *, batch_size: int = 1, num_workers: int = 0) -> list[list[int]]:
+    sampler: DistributedSampler[Any] = DistributedSampler(range(20), num_replicas=2, rank=0)
+    orders = []
+    for epoch in range(number):
+        sampler.set_epoch(epoch)
+        order = np.array(list(sampler))
+        orders.append(interleave(order, batch_size=batch_size, num_workers=num_workers).tolist())
+    return orders
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_node_is_told_which_part_is_its_own_in_the_epoch_after(num_workers: int) -> None:
+    """While an epoch is read the server knows what follows it: in the first from its second batch on, then always."""
+    listener = Listener()
+    inner: DistributedSampler[Any] = DistributedSampler(range(20), num_replicas=2, rank=0)
+    sampler = planned(BatchSampler(inner, 2, False), listener, num_workers=num_workers)
+    orders = distributed_orders(5, batch_size=2, num_workers=num_workers)
+    for epoch in range(3):
+        inner.set_epoch(epoch)
+        list(sampler)
+    told = [(event, ids) for event, ids in listener.told if event != "advance"]
+    assert told == [
+        ("begin", orders[0]), ("foresee", orders[1]), ("announce", orders[1]), ("foresee", orders[2]),
+        ("begin announced", orders[1]), ("announce", orders[2]), ("foresee", orders[3]),
+        ("begin announced", orders[2]), ("announce", orders[3]), ("foresee", orders[4]),
+    ]  # fmt: skip
+
+
+def test_a_part_that_was_guessed_wrong_is_told_anew() -> None:
+    listener = Listener()
+    inner: DistributedSampler[Any] = DistributedSampler(range(20), num_replicas=2, rank=0)
+    sampler = planned(inner, listener)
+    orders = distributed_orders(6)
+    list(sampler)
+    inner.set_epoch(4)
+    list(sampler)
+    told = [(event, ids) for event, ids in listener.told if event != "advance"]
+    assert told[4:6] == [("begin", orders[4]), ("foresee", orders[5])]
+
+
+def test_a_node_that_reads_once_is_told_nothing_of_what_follows() -> None:
+    listener = Listener(reads_once=True)
+    list(planned(DistributedSampler(range(20), num_replicas=2, rank=0), listener))
+    assert set(listener.events()) == {"begin", "advance"}
 
 
 def test_workers_that_start_are_told_what_is_about_to_begin() -> None:

@@ -13,9 +13,10 @@ import msgspec
 from prefeed.bench.cases._stages import read_once, stage_home
 from prefeed.bench.harness import BenchResult, Options, Samples, alternate
 from prefeed.bench.home import Home
+from prefeed.bench.phases import PhasedProcess, run_phase
 from prefeed.bench.requirements import BenchFailedError
 from prefeed.bench.rows import row_bytes, times_made
-from prefeed.bench.sharing import Order, Phase, PhaseOutcome, SharingJob, SharingProcess, run_phase
+from prefeed.bench.sharing import Order, Phase, PhaseOutcome, SharingJob, sharing_process
 from prefeed.client.node import NodeClient
 from prefeed.client.sessions import drop_sessions, new_session
 
@@ -54,7 +55,7 @@ def run(options: Options) -> BenchResult:
     ]
     with ExitStack() as stack:
         home = stack.enter_context(stage_home(num_samples, row_bytes("float32")))
-        processes = [stack.enter_context(SharingProcess(job, home.env)) for job in jobs]
+        processes = [stack.enter_context(sharing_process(job, home.env)) for job in jobs]
         for process in processes:
             process.wait_ready()
         with _log_directory(home) as log_dir:
@@ -70,7 +71,7 @@ def run(options: Options) -> BenchResult:
     return _result(runs, num_samples, num_processes)
 
 
-def _epoch(home: Home, processes: Sequence[SharingProcess], order: Order) -> _Epoch:
+def _epoch(home: Home, processes: Sequence[PhasedProcess[PhaseOutcome]], order: Order) -> _Epoch:
     """Let the processes read one epoch, from an empty cache that is dropped afterwards."""
     with _log_directory(home) as log_dir, NodeClient.connect(home.config) as client:
         session = new_session(client.connection)

@@ -1,0 +1,157 @@
+"""Residents are exchanged for what is read again sooner, when the order after the present plans is known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from prefeed.core.actions import Placement
+from ring import Ring, as_ids
+
+BIG = 100
+"""Bytes of every object here."""
+
+
+def epochs(num_objects: int, *, nodes: int, number: int) -> list[list[int]]:
+    """Return what the first node reads in each epoch: a distributed sampler's part of a shuffle."""
+    return [random.Random(seed).sample(range(num_objects), num_objects)[::nodes] for seed in range(number)]
+
+
+def fetches_of(orders: Sequence[list[int]], *, num_objects: int, budget: int, knows_next: bool) -> list[int]:
+    """Return how many objects each epoch fetches."""
+    ring = Ring(budget=budget * BIG, lookahead=8 * BIG, is_checked=False)
+    ring.add(0, [BIG] * num_objects, max_in_flight=4)
+    counts = []
+    for number, order in enumerate(orders):
+        before = len(ring.fetched)
+        ring.plan(1, 0, order)
+        if knows_next and number + 1 < len(orders):
+            ring.scheduler.foresee(1, as_ids(orders[number + 1]))
+        for position, object_id in enumerate(order):
+            ring.settle_frees()
+            ring.arrive_all()
+            ring.read(1, 0, object_id)
+            ring.scheduler.position(1, position + 1)
+        counts.append(len(ring.fetched) - before)
+        ring.check()
+    return counts
+
+
+def test_a_part_of_each_epoch_is_kept_by_next_use() -> None:
+    """A quarter of what is read now is read in the next epoch, too, and has room; what came first is a tenth of it."""
+    orders = epochs(2000, nodes=4, number=5)
+    never_evict = fetches_of(orders, num_objects=2000, budget=200, knows_next=False)
+    by_next_use = fetches_of(orders, num_objects=2000, budget=200, knows_next=True)
+    common = [len(set(now) & set(following)) for now, following in itertools.pairwise(orders)]
+    for number in range(1, len(orders)):
+        assert never_evict[number] > 0.85 * 500
+        assert by_next_use[number] <= 500 - 0.9 * common[number - 1]
+
+
+def test_what_fits_is_fetched_once() -> None:
+    orders = epochs(400, nodes=2, number=6)
+    counts = fetches_of(orders, num_objects=400, budget=450, knows_next=True)
+    assert sum(counts) == len(set().union(*orders))
+
+
+def ring_with_full_tier() -> Ring:
+    """Room for 50 objects, of which a half is lent: objects 0 to 24 stay; 0 to 39 are read."""
+    ring = Ring(budget=50 * BIG, lookahead=8 * BIG)
+    ring.add(0, [BIG] * 100, max_in_flight=1)
+    ring.plan(1, 0, range(60))
+    read(ring, range(40))
+    return ring
+
+
+def read(ring: Ring, ids: Sequence[int]) -> None:
+    for object_id in ids:
+        ring.arrive_all()
+        ring.read(1, 0, object_id)
+        ring.scheduler.position(1, object_id + 1)
+    ring.settle_frees()
+
+
+def kept(ring: Ring) -> set[int]:
+    return set(ring.scheduler.tables[0].ids_in(2).tolist())
+
+
+def test_without_the_next_order_what_came_first_stays() -> None:
+    ring = ring_with_full_tier()
+    before = kept(ring)
+    read(ring, range(40, 60))
+    assert before
+    assert kept(ring) == before
+
+
+def test_what_is_wanted_again_takes_the_place_of_what_is_not() -> None:
+    ring = ring_with_full_tier()
+    before = kept(ring)
+    wanted = [59, 55]
+    ring.scheduler.foresee(1, as_ids([*wanted, *sorted(before)[2:]]))
+    read(ring, range(40, 60))
+    assert kept(ring) == (before - set(sorted(before)[:2])) | set(wanted)
+
+
+def test_what_is_wanted_later_takes_no_place() -> None:
+    ring = ring_with_full_tier()
+    before = kept(ring)
+    ring.scheduler.foresee(1, as_ids([*sorted(before), 59]))
+    read(ring, range(40, 60))
+    assert kept(ring) == before
+
+
+def test_what_is_still_to_be_read_in_this_epoch_stays() -> None:
+    ring = Ring(budget=50 * BIG, lookahead=8 * BIG)
+    ring.add(0, [BIG] * 100, max_in_flight=1)
+    ring.plan(1, 0, range(60))
+    ring.arrive_all()
+    ring.plan(1, 0, [*range(60, 100), *range(60)])  # residents are read last
+    before = kept(ring)
+    ring.scheduler.foresee(1, as_ids(range(60, 100)))
+    for position, object_id in enumerate(range(60, 100)):
+        ring.arrive_all()
+        ring.read(1, 0, object_id)
+        ring.scheduler.position(1, position + 1)
+    assert before <= kept(ring)
+
+
+def test_two_consumers_of_which_one_does_not_say_exchange_nothing() -> None:
+    ring = ring_with_full_tier()
+    before = kept(ring)
+    ring.plan(2, 0, range(10))
+    ring.scheduler.foresee(1, as_ids([59, 55]))
+    read(ring, range(40, 60))
+    assert kept(ring) == before
+
+
+def test_a_guess_ends_with_the_plan_that_it_follows() -> None:
+    ring = ring_with_full_tier()
+    ring.scheduler.foresee(1, as_ids([59, 55]))
+    ring.plan(1, 0, range(40, 60))
+    before = kept(ring)
+    read(ring, range(40, 60))
+    assert kept(ring) == before
+
+
+def test_a_guess_goes_on_when_the_announced_plan_begins() -> None:
+    ring = ring_with_full_tier()
+    ring.upcoming(1, 0, list(range(40, 60)))
+    ring.scheduler.foresee(1, as_ids([59, 55]))
+    ring.scheduler.adopt_upcoming(1)
+    for position, object_id in enumerate(range(40, 60)):
+        ring.arrive_all()
+        ring.read(1, 0, object_id)
+        ring.scheduler.position(1, position + 1)
+    ring.settle_frees()
+    assert {59, 55} <= kept(ring)
+
+
+def test_a_changed_object_is_not_kept() -> None:
+    ring = Ring(budget=50 * BIG, lookahead=1 * BIG)
+    ring.add(0, [BIG] * 100, max_in_flight=1)
+    ring.plan(1, 0, range(60))
+    read(ring, range(40))
+    ring.scheduler.foresee(1, as_ids([40]))
+    ring.collect()
+    assert ring.arrive(0, 40, changed=True) == Placement.TRANSIENT
