@@ -70,7 +70,7 @@ def serve(job: NodeJob) -> None:
     """Read as standard input says, until it ends."""
     import prefeed  # bench modules are imported by the command line, which starts without torch
 
-    dataset = prefeed.datasets.Objects(job.url)
+    dataset = prefeed.datasets.Objects(job.url, pattern="**/*.jpg")
     sampler = _sampler(job, dataset)
     loader: Any = prefeed.DataLoader(dataset, batch_size=job.batch_size, sampler=sampler, collate_fn=list)
     serve_phases(Epoch, lambda epoch: _read(loader, sampler.set_epoch, epoch.number))

@@ -21,7 +21,7 @@ from prefeed.bench.origin import RequestCounter
 if TYPE_CHECKING:
     import torch.utils.data
 
-Sample = Literal["imagenet", "bytes"]
+Sample = Literal["imagenet", "listed", "bytes"]
 Loader = Literal["torch", "prefeed"]
 
 
@@ -31,7 +31,8 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         loader: Whose ``DataLoader``.
         data: Directory, or URL of a plain HTTP server with an index file.
-        sample: ``imagenet``: decode, resize 256, crop 224, normalise; ``bytes``: the object as it is.
+        sample: ``imagenet``: decode, resize 256, crop 224, normalise; ``listed``: pictures that a list names, decode,
+            random crop 224 and flip, normalise; ``bytes``: the object as it is.
         epochs: Epochs to iterate.
         batch_size: Samples a batch.
         num_workers: Worker processes.
@@ -40,7 +41,7 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
         first_objects: Use only so many objects, 0 = all (torch's loader only).
         origin_url: Server whose requests are counted per epoch; empty = none.
         shuffle: Draw an order each epoch; else in the order of the files.
-        torchvision: prefeed's loader over torchvision's ``ImageFolder`` instead of prefeed's own.
+        torchvision: prefeed's loader over a data set without prefeed, such as torchvision's ``ImageFolder``.
         cached: That ``ImageFolder`` in a ``prefeed.CachedDataset``.
     """
 
@@ -176,6 +177,21 @@ def imagenet_transform() -> Callable[[Any], torch.Tensor]:
     return chain
 
 
+def training_transform() -> Callable[[Any], torch.Tensor]:
+    """Return ResNet's usual preprocessing in training: random crop 224 and flip, to tensor, normalise."""
+    from torchvision import transforms  # as torch above
+
+    chain: Callable[[Any], torch.Tensor] = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    return chain
+
+
 def loader_class(loader: Loader) -> Any:
     """Return whose ``DataLoader``; torch's variants import nothing of ``prefeed.torch``."""
     if loader == "torch":
@@ -202,8 +218,10 @@ def _torch_dataset(job: LoadingJob) -> Any:
     """Return the data set that somebody without prefeed would write."""
     from torchvision.datasets import ImageFolder
 
-    from prefeed.bench.plain import FileObjects, HttpObjects, PicturesOf
+    from prefeed.bench.plain import FileObjects, HttpObjects, ListedPictures, PicturesOf
 
+    if job.sample == "listed":
+        return ListedPictures(job.data, training_transform())
     remote = "://" in job.data
     if job.sample == "imagenet" and not remote:
         return ImageFolder(job.data, transform=imagenet_transform())
@@ -215,7 +233,7 @@ def _torch_dataset(job: LoadingJob) -> Any:
 
 def _prefeed_dataset(job: LoadingJob) -> Any:
     """Return prefeed's data set, or torchvision's, cached or not."""
-    from prefeed.datasets import ImageFolder, Objects  # as above
+    from prefeed.datasets import ImageFolder, ImageList, Objects  # as above
     from prefeed.stage import CachedDataset
 
     if job.torchvision or job.cached:
@@ -223,6 +241,8 @@ def _prefeed_dataset(job: LoadingJob) -> Any:
         return CachedDataset(pictures) if job.cached else pictures
     if job.sample == "bytes":
         return Objects(job.data, pattern="**/*.jpg")
+    if job.sample == "listed":
+        return ImageList(job.data, transform=training_transform())
     return ImageFolder(job.data, transform=imagenet_transform())
 
 

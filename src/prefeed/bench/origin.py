@@ -53,10 +53,17 @@ http {{
         listen 127.0.0.1:{port} backlog=1024;
         root {root};
         location = /{status_path} {{ stub_status; }}
+        {listings}
         location / {{ {serve} }}
         location @files {{ root {root}; }}
     }}
 }}
+"""
+
+
+_LISTINGS: Final = """\
+if ($args ~ list-type=2) {{ rewrite ^ /.listings last; }}
+location = /.listings {{ internal; proxy_pass {url}; }}
 """
 
 
@@ -108,7 +115,7 @@ class RequestCounter:
 
 @contextlib.contextmanager
 def nginx_origin(
-    root: Path, latency_seconds: float = 0.0, *, num_workers: int = 1, every_path: str = ""
+    root: Path, latency_seconds: float = 0.0, *, num_workers: int = 1, every_path: str = "", listings: str = ""
 ) -> Iterator[Origin]:
     """Serve ``root`` with nginx for the time of the block; each answer waits ``latency_seconds`` first.
 
@@ -119,6 +126,7 @@ def nginx_origin(
         latency_seconds: Added to each answer, to the millisecond.
         num_workers: nginx's worker processes.
         every_path: If given, this file of ``root`` is the answer to every path, without latency.
+        listings: If given, S3's listings are answered by the server at this URL, which adds the latency itself.
 
     Raises:
         MissingRequirementError: nginx or its echo module is not installed.
@@ -139,6 +147,7 @@ def nginx_origin(
             "root": root.resolve(),
             "status_path": STATUS_PATH,
             "serve": serve,
+            "listings": _LISTINGS.format(url=listings) if listings else "",
         }
         conf = Path(scratch) / "nginx.conf"
         conf.write_text(_NGINX_CONF.format(**settings))

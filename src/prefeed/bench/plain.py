@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from prefeed.bench.photos import INDEX_NAME
 
+LIST_NAME = "train_list.txt"
+"""What names the pictures of a training set, and their labels, in the document's layout."""
+
 
 class PlainObjects(Protocol):
     """Objects by number, in the order of their paths."""
@@ -65,6 +68,31 @@ class FileObjects:
 
     def __getitem__(self, index: int) -> bytes:
         return (self._root / self.paths[index]).read_bytes()
+
+
+class ListedPictures:
+    """Pictures that ``train_list.txt`` names, with their labels: the document's layout, read as its users read it.
+
+    Args:
+        root: Directory that the list lies in, and its paths are relative to.
+        transform: Applied to each picture.
+    """
+
+    def __init__(self, root: str, transform: Callable[[Any], Any]) -> None:
+        self._root = root
+        self._transform = transform
+        with open(os.path.join(root, LIST_NAME)) as lines:
+            self.samples = [(path, int(label)) for path, label in map(str.split, lines)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image  # as below
+
+        path, label = self.samples[index]
+        with open(os.path.join(self._root, path), "rb") as file, Image.open(file) as picture:
+            return self._transform(picture.convert("RGB")), label
 
 
 class PicturesOf:

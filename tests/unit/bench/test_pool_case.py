@@ -1,0 +1,16 @@
+"""The benchmark of nodes that share a pool, small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefeed.bench.cases import run_case
+from prefeed.bench.harness import Options
+
+
+def test_each_object_is_asked_of_the_origin_once_by_all_nodes_together(tmp_path: Path) -> None:
+    found = run_case("pool", Options(runs=1, num_photos=160, quick=True, data_dir=tmp_path)).to_json()
+    assert found["objects"] == 160
+    assert 160 <= found["origin_requests_first_epoch"] <= 1.10 * 160
+    assert found["origin_requests_later_epochs"] <= 0.01 * 160
+    assert found["pool_hit_ratio"] >= 0.99
