@@ -12,6 +12,8 @@ from prefeed.types import (
     CacheInfo,
     ClearResult,
     ListingProgress,
+    PlanInfo,
+    ReadCounts,
     ServerStatus,
     SessionInfo,
     Statistics,
@@ -45,6 +47,15 @@ STATISTICS = Statistics(
     errors={"source-throttled": 3},
     best_hit_ratio=0.95,
 )
+PLANS = (
+    PlanInfo(
+        consumer=77,
+        dataset="s3://bucket/train",
+        position=500,
+        length=1000,
+        reads=ReadCounts(hits=900, late=60, misses=30, direct_reads=10),
+    ),
+)
 WARM = WarmResult(objects=1000, bytes=84_000_000, resident=1000, fetched=800, failed=0, seconds=4.0)
 CACHE = CacheInfo(
     cache=3618046178,
@@ -74,6 +85,9 @@ class FakeClient:
 
     def statistics(self) -> Statistics:
         return STATISTICS
+
+    def plans(self) -> tuple[PlanInfo, ...]:
+        return PLANS
 
     def warm(
         self,
@@ -134,7 +148,9 @@ class FakeBackend:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     configs: list[Config] = field(default_factory=list)
 
-    def connect(self, config: Config, *, autostart: bool | None = None) -> FakeClient:
+    def connect(
+        self, config: Config, *, autostart: bool | None = None, answer_seconds: float | None = None
+    ) -> FakeClient:
         self.configs.append(config)
         if not self.running:
             if not (config.autostart if autostart is None else autostart):

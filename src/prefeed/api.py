@@ -12,6 +12,7 @@ from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config, current
 from prefeed.errors import ServerError, ServerUnavailableError
+from prefeed.sampleset.names import resolve
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import Statistics
 
@@ -29,8 +30,9 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
     Raises:
         SourceError: The origin has no such object, or refuses it.
         UnknownSchemeError: No source reads this URL.
+        SampleSetNotFoundError: There is no such sample set.
     """
-    settings = config or current()
+    url, settings = resolve(os.fspath(url), config or current())
     canonical = canonical_url(url)
     if settings.enabled:
         try:

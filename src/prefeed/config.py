@@ -77,6 +77,12 @@ def _seconds(value: str | int | float) -> float:
     return seconds
 
 
+def _pool_seconds(value: str | int | float) -> float:
+    if not 0 < (seconds := _seconds(value)) <= 60:
+        raise ConfigError(f"must be more than 0 and at most 60 seconds: {value!r}")
+    return seconds
+
+
 def _whole(value: str | int) -> int:
     try:
         return int(value)
@@ -101,6 +107,42 @@ def _port(value: str | int) -> int:
     return number
 
 
+METRICS_PORT: Final = 7733
+"""Where metrics are served unless told otherwise; a free port when another program has it."""
+
+
+def _metrics(value: str | int) -> str | None:
+    """Return ``host:port``, ``""`` for none, None for ``auto``; a port alone is one of 127.0.0.1."""
+    text = str(value).strip()
+    if text == "auto":
+        return None
+    if text in ("", "0"):
+        return ""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= MOST_PORT) or (
+        ":" in host and host[0] + host[-1] != "[]"
+    ):
+        raise ConfigError(f"{value!r} is no address for metrics; write a port, host:port, [::1]:port, or 0 for none")
+    return f"{host or '127.0.0.1'}:{int(port)}"
+
+
+def _pool(value: str | Sequence[str]) -> str:
+    """Return ``host:port``, ``[::1]:port`` and paths of unix sockets in the order given, each once, commas between."""
+    entries = value.split(",") if isinstance(value, str) else list(value)
+    found = dict.fromkeys(entry.strip() for entry in entries if entry.strip())
+    for entry in found:
+        if not re.fullmatch(r"/[^\s]+|(?:\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})", entry) or not _has_port(entry):
+            raise ConfigError(
+                f"{entry!r} is no pool server; write host:port, [::1]:port, or the path of a unix socket, "
+                "and commas between them"
+            )
+    return ",".join(found)
+
+
+def _has_port(entry: str) -> bool:
+    return entry.startswith("/") or 1 <= int(entry.rpartition(":")[2]) <= MOST_PORT
+
+
 def _log_level(value: str | int) -> int:
     if not 0 <= (number := _whole(value)) <= 4:
         raise ConfigError(f"a log level is 0 (everything) to 4 (what is fatal): {value!r}")
@@ -111,12 +153,22 @@ def _path(value: str | os.PathLike[str]) -> Path:
     return Path(value).expanduser().absolute()
 
 
+SAMPLE_SET: Final = "sampleset://"
+"""Begins the name of a sample set, wherever a URL or a directory may stand."""
+
+_ROOT: Final = re.compile(rf"{SAMPLE_SET}[^{os.pathsep}]*|[^{os.pathsep}]+")
+
+
 def _paths(value: str | Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...] | None:
-    """Return absolute directories; None for ``auto``. In the environment they are separated as in ``PATH``."""
+    """Return absolute directories and names of sample sets; None for ``auto``. As text they are separated as in ``PATH``."""
     if value is None or value == "auto":
         return None
-    parts = value.split(os.pathsep) if isinstance(value, str) else [os.fspath(part) for part in value]
-    return tuple(os.path.abspath(os.path.expanduser(part)) for part in parts if part)
+    parts = _ROOT.findall(value) if isinstance(value, str) else [os.fspath(part) for part in value]
+    return tuple(part if part.startswith(SAMPLE_SET) else _absolute(part) for part in parts if part)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _optional_bytes(value: str | int | None) -> int | None:
@@ -155,6 +207,11 @@ class Config:
     disk_free: int | None = _setting(
         _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
     )
+    pool: str = _setting(
+        _pool, "", "memcached servers that nodes share, as `host:port`, with commas between them; a path is a unix "
+        "socket; empty = none"
+    )  # fmt: skip
+    pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
     lookahead: int = _setting(parse_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
     max_in_flight: int = _setting(_count, 256, "most requests to one origin at a time")
     request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
@@ -167,13 +224,17 @@ class Config:
     log_level: int = _setting(
         _log_level, 1, "what the server writes to its log: 0 everything, 1 info, 2 warnings, 3 errors, 4 what is fatal"
     )
+    metrics: str | None = _setting(
+        _metrics, None, "address, `host:port` or a port of 127.0.0.1, at which the server shows metrics to Prometheus; "
+        f"0 = none; auto = 127.0.0.1:{METRICS_PORT}, or a free port when that is taken"
+    )  # fmt: skip
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
     trust_samplers: bool = _setting(
         parse_bool, False, "read every sampler ahead, not only those known to draw up front"
     )
     roots: tuple[str, ...] | None = _setting(
-        _paths, None, "directories, separated by `:`, whose files are cached when a dataset opens them by path; "
-        "auto = every mounted network file system"
+        _paths, None, "directories, separated by `:`, whose files are cached when a dataset opens them by path; also "
+        "sampleset://NAME; auto = every mounted network file system"
     )  # fmt: skip
     max_object: int = _setting(
         parse_bytes, 64 * MIB, "files larger than this many bytes that a dataset opens by path are read past the cache"
@@ -235,8 +296,11 @@ SERVER_SETTINGS: Final = (
     "disk",
     "disk_dir",
     "disk_free",
+    "pool",
+    "pool_timeout",
     "port",
     "log_level",
+    "metrics",
 )
 """Those that a node server keeps from its start, whatever a client that comes later has."""
 

@@ -76,6 +76,12 @@ class EmptyListingError(SourceError, FileNotFoundError):
     code = "empty-listing"
 
 
+class CredentialsError(AccessDeniedError):
+    """Credentials cannot be used: others may read their file, it is damaged, or a variable that it names is not set."""
+
+    code = "bad-credentials"
+
+
 class PassedThroughError(SourceError):
     """The file is not for the cache: too large, or no regular file; who wants it opens it."""
 
@@ -111,6 +117,12 @@ class DeclarationError(PrefeedError, ValueError):
     """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
 
     code = "declaration"
+
+
+class BadListError(PrefeedError, ValueError):
+    """A list of samples has a line that is no path and label; nothing was read."""
+
+    code = "bad-list"
 
 
 class FilesUnknownError(PrefeedError):
@@ -218,6 +230,67 @@ class CopyInUseError(CopyError):
 
     code = "copy-in-use"
     retryable = True
+
+
+# ---------------------------------------------------------------- sample sets
+
+
+class SampleSetError(PrefeedError):
+    """A sample set cannot be applied, found, used or deleted; its origin is untouched."""
+
+    code = "sample-set-error"
+
+
+class SpecError(SampleSetError, ValueError):
+    """A document of kind SampleSet, SampleJob or Secret is not understood, or asks for what there is not."""
+
+    code = "bad-spec"
+
+
+class SampleSetNotFoundError(SampleSetError):
+    """No sample set of this name was applied."""
+
+    code = "sample-set-not-found"
+
+
+class CannotChangeError(SampleSetError):
+    """A document applied again differs in what a sample set keeps for its life."""
+
+    code = "cannot-change"
+
+
+class SampleSetInUseError(SampleSetError):
+    """Jobs of the sample set run."""
+
+    code = "sample-set-in-use"
+    retryable = True
+
+
+# ---------------------------------------------------------------- jobs
+
+
+class JobError(PrefeedError):
+    """A job on a data set could not be done; the message says what is as it was."""
+
+    code = "job-error"
+
+
+class JobSpecError(JobError, ValueError):
+    """A job was not understood, or asks for what a job may not do; nothing was done."""
+
+    code = "job-spec"
+
+
+class JobNotFoundError(JobError):
+    """There is no job of this name."""
+
+    code = "job-not-found"
+
+
+class JobConflictError(JobError):
+    """Another job, or another state of this one, stands in the way."""
+
+    code = "job-conflict"
 
 
 # ---------------------------------------------------------------- stages

@@ -73,6 +73,47 @@ class DiskCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """The pool tier, as this node's server uses it; since it started.
+
+    Attributes:
+        servers: Servers that the node is to use; 0 when there is no pool.
+        left_out: How many of them do not answer now.
+        hits: Fetches that the pool served instead of the origin.
+        misses: Fetches that it did not serve.
+        read_bytes: Size in bytes of what it served.
+        stored: Objects that this node put into it.
+        written_bytes: Their size in bytes.
+        corrupt: Values that were there and wrong, and were fetched elsewhere.
+        dropped: Objects that were not stored because the pool was slower than the origin.
+        refused: Objects that were not stored because a server had no room.
+        failures: How often a server was left out: it did not answer in time, or answered something else.
+        waits: Fetches that waited because another node had said that it makes them.
+        waits_in_vain: Those of them that the origin had to serve all the same.
+    """
+
+    servers: int = 0
+    left_out: int = 0
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    stored: int = 0
+    written_bytes: int = 0
+    corrupt: int = 0
+    dropped: int = 0
+    refused: int = 0
+    failures: int = 0
+    waits: int = 0
+    waits_in_vain: int = 0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the fetches that asked the pool which it served; None before the first."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCounts:
     """Sessions of the node, their caches, and what these take in memory and on disk, in bytes."""
 
@@ -128,6 +169,7 @@ class Statistics:
         best_hit_ratio: The most that any policy could reach with this budget; 1.0 when all fits; None without a plan.
         sessions: Stage caches beside the objects.
         disk: Objects on disk, behind those in memory.
+        pool: Objects in the pool that nodes share, behind those on disk.
         epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
     """
 
@@ -146,6 +188,7 @@ class Statistics:
     best_hit_ratio: float | None = None
     sessions: SessionCounts = SessionCounts()
     disk: DiskCounts = DiskCounts()
+    pool: PoolCounts = PoolCounts()
     epochs: tuple[EpochWait, ...] = ()
 
     @property
@@ -197,6 +240,7 @@ class ServerStatus:
         max_in_flight: Limit in force, as tuned from what was observed.
         notices: What differs from what was asked for: a smaller memory tier, or one on disk.
         sessions: Stage caches beside the objects.
+        metrics: URL of the metrics; empty when none are served.
     """
 
     pid: int
@@ -211,6 +255,36 @@ class ServerStatus:
     max_in_flight: int
     notices: tuple[str, ...] = ()
     sessions: SessionCounts = SessionCounts()
+    metrics: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInfo:
+    """How far one consumer has come.
+
+    Attributes:
+        consumer: Its number; negative for a warm-up.
+        dataset: Root of what it reads: a canonical URL, without credentials.
+        position: Objects of its plan that its loop has.
+        length: Objects of its plan, as far as it is known.
+        ahead_objects: Objects that are being fetched, or wait, for it alone.
+        ahead_bytes: Their size as stored, in bytes.
+        reads: How its reads went, since it was attached to the node.
+        warm: True when it fills the cache, and nobody reads along.
+        has_next: True when the order after this plan is known too.
+        last_epoch: The last epoch that its loader reported; None before the first has ended.
+    """
+
+    consumer: int
+    dataset: str
+    position: int
+    length: int
+    ahead_objects: int = 0
+    ahead_bytes: int = 0
+    reads: ReadCounts = ReadCounts()
+    warm: bool = False
+    has_next: bool = False
+    last_epoch: EpochWait | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +292,13 @@ class WarmResult:
     """Outcome of filling the cache from a URL.
 
     Attributes:
-        objects: Objects below the URL.
+        objects: Objects below the URL, or of the order that was given.
         bytes: Their size in bytes.
-        resident: How many of them are in the cache now.
+        resident: How many of them are in the cache now, in memory.
         fetched: How many of these were fetched just now.
         failed: How many could not be fetched.
         seconds: How long it took.
+        on_disk: How many of those that are not in memory are on disk.
     """
 
     objects: int
@@ -232,6 +307,7 @@ class WarmResult:
     fetched: int
     failed: int
     seconds: float
+    on_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,3 +154,28 @@ def test_socket_path_fits_into_sun_path() -> None:
 
 def test_every_setting_has_help() -> None:
     assert all(setting.metadata["help"] for setting in SETTINGS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("auto", None),
+        ("0", ""),
+        ("", ""),
+        (0, ""),
+        ("9105", "127.0.0.1:9105"),
+        (9105, "127.0.0.1:9105"),
+        ("0.0.0.0:9105", "0.0.0.0:9105"),
+        ("localhost:0", "localhost:0"),
+        ("[::1]:9105", "[::1]:9105"),
+    ],
+    ids=repr,
+)
+def test_addresses_of_metrics(text: object, address: str | None) -> None:
+    assert resolve({"metrics": text}, environ={}).metrics == address
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":x", "1:2:3", "::1", "host:70000", "-1", "h:-1", "[::1]"])
+def test_what_is_no_address_of_metrics_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="PREFEED_METRICS"):
+        resolve(environ={"PREFEED_METRICS": text})

@@ -68,11 +68,14 @@ def checksum(data: bytes) -> int:
 
 def serve(job: NodeJob) -> None:
     """Read as standard input says, until it ends."""
-    import prefeed  # bench modules are imported by the command line, which starts without torch
+    from prefeed.datasets import Objects
+    from prefeed.torch.loader import (
+        DataLoader,
+    )  # imports torch, and the command line, which imports this, starts without
 
-    dataset = prefeed.datasets.Objects(job.url, pattern="**/*.jpg")
+    dataset = Objects(job.url, pattern="**/*.jpg")
     sampler = _sampler(job, dataset)
-    loader: Any = prefeed.DataLoader(dataset, batch_size=job.batch_size, sampler=sampler, collate_fn=list)
+    loader: Any = DataLoader(dataset, batch_size=job.batch_size, sampler=sampler, collate_fn=list)
     serve_phases(Epoch, lambda epoch: _read(loader, sampler.set_epoch, epoch.number))
 
 

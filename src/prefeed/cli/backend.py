@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import click
 
 from prefeed.config import Config
-from prefeed.types import ClearResult, ListingProgress, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import ClearResult, ListingProgress, PlanInfo, ServerStatus, SessionInfo, Statistics, WarmResult
 
 WarmProgress = Callable[[WarmResult], None]
 
@@ -20,6 +20,8 @@ class Client(Protocol):
     def status(self) -> ServerStatus: ...
 
     def statistics(self) -> Statistics: ...
+
+    def plans(self) -> tuple[PlanInfo, ...]: ...
 
     def warm(
         self,
@@ -50,7 +52,7 @@ class Client(Protocol):
 class Backend(Protocol):
     """Reaches and starts node servers."""
 
-    def connect(self, config: Config, *, autostart: bool | None = None) -> Client:
+    def connect(self, config: Config, *, autostart: bool | None = None, answer_seconds: float | None = None) -> Client:
         """Return a connection; see ``NodeClient.connect``."""
         ...
 
@@ -66,10 +68,10 @@ class Backend(Protocol):
 class NodeBackend:
     """The real one. Its imports are deferred: ``prefeed warm --help`` needs no server code."""
 
-    def connect(self, config: Config, *, autostart: bool | None = None) -> Client:
+    def connect(self, config: Config, *, autostart: bool | None = None, answer_seconds: float | None = None) -> Client:
         from prefeed.client.node import NodeClient
 
-        return NodeClient.connect(config, autostart=autostart)
+        return NodeClient.connect(config, autostart=autostart, answer_seconds=answer_seconds)
 
     def start(self, config: Config) -> int:
         from prefeed.client.launch import start_server

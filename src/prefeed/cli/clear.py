@@ -7,7 +7,7 @@ import click
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
 from prefeed.cli.options import config_of, home_option, json_option
-from prefeed.cli.url import absolute_url
+from prefeed.cli.url import located
 
 
 @click.command(name="clear")
@@ -19,12 +19,13 @@ from prefeed.cli.url import absolute_url
 def command(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
     """Free what the cache holds of a URL, or all of it.
 
-    The data at the origin is never touched. Nor are the caches of stages: `prefeed session drop` removes those.
+    URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Nor are the caches of stages: `prefeed session drop` removes those.
     """
     if (url is None) != everything:
         raise click.UsageError("give either a URL or --all")
-    with backend_of(ctx).connect(config_of(home=home)) as client:
-        result = client.clear(None if url is None else absolute_url(url))
+    where, config = (None, config_of(home=home)) if url is None else located(url, config_of(home=home))
+    with backend_of(ctx).connect(config) as client:
+        result = client.clear(where)
     if as_json:
         render.print_json(render.clear_object(result))
     else:

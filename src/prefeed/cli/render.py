@@ -16,6 +16,7 @@ from prefeed.types import (
     ClearResult,
     DiskCounts,
     EpochWait,
+    PoolCounts,
     ServerStatus,
     SessionCounts,
     SessionInfo,
@@ -93,6 +94,7 @@ def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
         ("plans", f"{status.plans:,}"),
         ("origin requests", f"{status.in_flight:,} in flight{allowed}"),
         *_sessions_row(status.sessions),
+        *((("metrics", status.metrics),) if status.metrics else ()),
         *(("notice", text) for text in status.notices),
     ]
 
@@ -119,6 +121,7 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
         ("origin", f"{format_count(s.origin_requests, 'request')}, {format_bytes(s.origin_bytes)}"),
     ]
     rows += _disk_rows(s.disk)
+    rows += _pool_rows(s.pool)
     rows += _sessions_row(s.sessions)
     rows += _epoch_rows(s.epochs)
     rows += [(f"error {code}", f"{count:,}") for code, count in sorted(s.errors.items())]
@@ -150,6 +153,28 @@ def _disk_rows(disk: DiskCounts) -> list[Row]:
         rows.append(("  damaged", f"{format_count(disk.corrupt, 'object')}, fetched again: check the disk"))
     if disk.dropped:
         rows.append(("  not stored", f"{format_count(disk.dropped, 'object')}: the disk is slower than the origin"))
+    return rows
+
+
+def _pool_rows(pool: PoolCounts) -> list[Row]:
+    if not pool.servers:
+        return []
+    out = f", {pool.left_out} of them left out: no answer" if pool.left_out else ""
+    rows = [
+        ("pool", f"{format_count(pool.servers, 'server')}{out}"),
+        ("  reads", f"{format_count(pool.hits, 'read')} instead of origin requests ({format_ratio(pool.hit_ratio)})"),
+        ("  stored", f"{format_count(pool.stored, 'object')}, {format_bytes(pool.written_bytes)}"),
+    ]
+    if pool.waits:
+        rows.append(("  waits", f"{pool.waits:,} for another node's request, {pool.waits_in_vain:,} of them in vain"))
+    if pool.failures:
+        rows.append(("  failures", f"{pool.failures:,} times a server did not answer in time, or not as memcached does"))
+    if pool.corrupt:
+        rows.append(("  damaged", f"{format_count(pool.corrupt, 'value')}, fetched elsewhere"))
+    if pool.refused:
+        rows.append(("  refused", f"{format_count(pool.refused, 'object')}: a server had no room"))
+    if pool.dropped:
+        rows.append(("  not stored", f"{format_count(pool.dropped, 'object')}: the pool is slower than the origin"))
     return rows
 
 
@@ -223,7 +248,9 @@ def warm_lines(result: WarmResult) -> list[str]:
     else:
         first = f"{total}: {result.resident:,} in the cache ({_share(result.resident, result.objects)})"
     lines = [f"{first}; {result.fetched:,} fetched now in {took}{rate}"]
-    left = result.objects - result.resident - result.failed
+    if result.on_disk:
+        lines.append(f"{format_count(result.on_disk, 'object')} beside these on disk")
+    left = result.objects - result.resident - result.on_disk - result.failed
     if left > 0:
         lines.append(f"{format_count(left, 'object')} did not fit; a larger PREFEED_MEMORY holds more")
     return lines

@@ -18,7 +18,8 @@ from typing import Any, Final
 import click
 
 from prefeed.cli.options import config_of, home_option
-from prefeed.config import Config
+from prefeed.config import SAMPLE_SET, Config
+from prefeed.sampleset.names import resolve_roots
 
 AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 
@@ -48,13 +49,14 @@ def command(
     is the program's own. Programs that it starts in turn are served as well.
     """
     given: dict[str, Any] = {"memory": memory, "home": home, "report_interval": report_interval}
-    if any(os.pathsep in root for root in roots):
+    if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
         raise click.UsageError(f"a directory with {os.pathsep!r} in its path cannot be named by --root")
     if roots:
         given["roots"] = roots
     if read_once:
         given["resident"] = False
     config = config_of(**given)
+    resolve_roots(config)  # says now, and not in each of its processes, what is wrong with a sample set
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
     line = command_line(program, arguments, as_module=as_module)
     sys.stdout.flush()

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prefeed.config import Config
+from prefeed.sampleset.names import resolve
+
 
 def absolute_url(text: str) -> str:
     """Return a URL as it is and a path as an absolute one: the server runs in another directory."""
     return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
+def located(text: str, config: Config) -> tuple[str, Config]:
+    """Return where the data of a URL, a path or a name of a sample set is, and the settings of the node that caches it.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+    """
+    return resolve(absolute_url(text), config)

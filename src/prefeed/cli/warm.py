@@ -12,7 +12,7 @@ from prefeed.cli import render
 from prefeed.cli.backend import Client, backend_of
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, home_option, json_option
-from prefeed.cli.url import absolute_url
+from prefeed.cli.url import located
 from prefeed.types import WarmResult
 
 
@@ -25,13 +25,18 @@ from prefeed.types import WarmResult
 def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_json: bool) -> None:
     """Fill the cache from a URL before training starts.
 
-    URL is a directory or s3://, gs://, az://, http(s)://. Fills until everything is in the cache or the memory tier is
+    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://. Fills until everything is in the cache or the memory tier is
     full. Ends with 1 when an object could not be fetched.
     """
-    config = config_of(home=home)
+    where, config = located(url, config_of(home=home))
     with backend_of(ctx).connect(config) as client:
         show_progress = config.progress and not as_json and sys.stderr.isatty()
-        result = _warm(client, absolute_url(url), refresh=refresh, show_progress=show_progress)
+        result = _warm(client, where, refresh=refresh, show_progress=show_progress)
+    print_result(ctx, result, as_json=as_json)
+
+
+def print_result(ctx: click.Context, result: WarmResult, *, as_json: bool) -> None:
+    """Print how a warm-up ended; the exit code says whether all could be fetched."""
     if as_json:
         render.print_json(render.warm_object(result))
     else:
@@ -41,7 +46,7 @@ def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_js
         ctx.exit(EXIT_FAILED)
 
 
-class _Bar:
+class Bar:
     """A progress bar on stderr: objects listed, then objects warmed."""
 
     def __init__(self) -> None:
@@ -63,7 +68,7 @@ class _Bar:
             self._task,
             description="warming",
             total=so_far.objects,
-            completed=so_far.resident + so_far.failed,
+            completed=so_far.resident + so_far.on_disk + so_far.failed,
             note=f"{so_far.fetched / so_far.seconds:,.0f}/s" if so_far.seconds else "",
         )
 
@@ -71,6 +76,6 @@ class _Bar:
 def _warm(client: Client, url: str, *, refresh: bool, show_progress: bool) -> WarmResult:
     if not show_progress:
         return client.warm(url, refresh=refresh)
-    bar = _Bar()
+    bar = Bar()
     with bar.progress:
         return client.warm(url, refresh=refresh, progress=bar.warming, listing=bar.listing)

@@ -83,12 +83,13 @@ class Consumer:
 
     def foresee(self, ids: Ids) -> None:
         """After the epoch that has begun, or was announced last, one of this order will probably follow."""
-        if self.is_connected and self._pid == os.getpid():
-            with contextlib.suppress(OSError):
-                name = self._in_transit(self.dataset, ids)
-                self._send(m.Foresee(self.number, name))
-                if not self.is_connected:
-                    os.unlink(name)
+        if self._connection is None or self._pid != os.getpid():
+            return  # the next server is told of the plan alone
+        with contextlib.suppress(OSError):
+            name = self._in_transit(self.dataset, ids)
+            self._send(m.Foresee(self.number, name))
+            if not self.is_connected:
+                os.unlink(name)
 
     def begin_announced(self, ids: Ids) -> None:
         """The epoch that was announced begins."""

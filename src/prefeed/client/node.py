@@ -9,7 +9,16 @@ from prefeed.client import sessions
 from prefeed.client.connection import Connection
 from prefeed.config import Config
 from prefeed.sources.urls import canonical_url
-from prefeed.types import ClearResult, ListingProgress, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import (
+    ClearResult,
+    ListingProgress,
+    PlanInfo,
+    ReadCounts,
+    ServerStatus,
+    SessionInfo,
+    Statistics,
+    WarmResult,
+)
 from prefeed.wire import messages as m
 
 
@@ -23,17 +32,22 @@ class NodeClient:
         self._connection = connection
 
     @classmethod
-    def connect(cls, config: Config, *, autostart: bool | None = None) -> NodeClient:
+    def connect(
+        cls, config: Config, *, autostart: bool | None = None, answer_seconds: float | None = None
+    ) -> NodeClient:
         """Return a connection to the home's server.
 
         Args:
             config: Settings.
             autostart: Start a server when none runs; defaults to the setting.
+            answer_seconds: A server that says nothing for so long is taken for dead; defaults to minutes.
 
         Raises:
             ServerUnavailableError: None runs and none was started.
         """
-        return cls(Connection.open(config, autostart=autostart))
+        if answer_seconds is None:
+            return cls(Connection.open(config, autostart=autostart))
+        return cls(Connection.open(config, autostart=autostart, answer_seconds=answer_seconds))
 
     @property
     def connection(self) -> Connection:
@@ -47,6 +61,10 @@ class NodeClient:
     def statistics(self) -> Statistics:
         """Return the server's counts since its start."""
         return self._connection.request(m.GetStatistics(), m.StatisticsReport).statistics
+
+    def plans(self) -> tuple[PlanInfo, ...]:
+        """Return how far every consumer has come, in the order in which they came."""
+        return self._connection.request(m.GetPlans(), m.PlansReport).plans
 
     def open_dataset(
         self,
@@ -103,11 +121,36 @@ class NodeClient:
         progress: Callable[[WarmResult], None] | None = None,
         listing: ListingProgress | None = None,
     ) -> WarmResult:
-        """Fill the memory tier with everything below the URL, until all is in it or it is full.
+        """Fill the tiers with everything below the URL, until all is in them or they are full.
 
         Raises:
             SourceError: The origin cannot be listed.
         """
+        return self._warm(m.Warm(self._connection.next_token(), _anywhere(url), refresh), progress, listing)
+
+    def warm_in_order(
+        self,
+        dataset: int,
+        ids_file: str,
+        *,
+        max_in_flight: int = 0,
+        progress: Callable[[WarmResult], None] | None = None,
+    ) -> WarmResult:
+        """Fill the tiers with objects of an open dataset, in an order.
+
+        Args:
+            dataset: Its number on this server.
+            ids_file: Raw ids in a file in transit, which the server removes; see ``RegisterPlan``.
+            max_in_flight: Most at a time; 0: as many as the origin takes.
+            progress: Told how far it is, ten times a second.
+        """
+        token = self._connection.next_token()
+        question = m.Warm(token, "", refresh=False, dataset=dataset, ids_file=ids_file, max_in_flight=max_in_flight)
+        return self._warm(question, progress, None)
+
+    def _warm(
+        self, question: m.Warm, progress: Callable[[WarmResult], None] | None, listing: ListingProgress | None
+    ) -> WarmResult:
         tell_listing = _listing_to(listing)
 
         def meanwhile(message: m.AnyMessage) -> bool:
@@ -117,7 +160,6 @@ class NodeClient:
                 return True
             return tell_listing(message)
 
-        question = m.Warm(self._connection.next_token(), _anywhere(url), refresh)
         result = self._connection.request(question, m.WarmReport, meanwhile=meanwhile).result
         if progress is not None:
             progress(result)

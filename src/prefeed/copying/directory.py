@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from prefeed.copying.engine import Body
 from prefeed.copying.room import Ledger
-from prefeed.copying.versions import time_of
+from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS, time_of
 from prefeed.errors import BadTargetNameError, CopyError, PrefeedError, TargetFullError, TruncatedBodyError
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -20,9 +20,7 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOL
 _RESERVED_FROM_BYTES: Final = 1024**2
 """Larger files get their blocks before they are written: one that does not fit is found out at its begin."""
 
-_TIME_STEPS: Final = (1, 100, 1000, 10**6, 10**9)
 _PROBED_TIME: Final = 1_700_000_001_123_456_789
-_COARSEST_STEP: Final = 2 * 10**9
 
 
 class DirectorySink:
@@ -136,7 +134,7 @@ def probe_time_step(incoming: Path) -> int:
     os.utime(file, ns=(_PROBED_TIME, _PROBED_TIME))
     seen = file.stat().st_mtime_ns
     file.unlink()
-    return next((step for step in _TIME_STEPS if _PROBED_TIME // step * step == seen), _COARSEST_STEP)
+    return next((step for step in TIME_STEPS if _PROBED_TIME // step * step == seen), COARSEST_STEP)
 
 
 def probe_folds_case(incoming: Path) -> bool:

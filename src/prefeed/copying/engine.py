@@ -40,13 +40,13 @@ _MOST_SILENCE: Final = 64
 
 
 class Body(Protocol):
-    """One object on its way: its version, its size in bytes, and its bytes, which can be had once."""
+    """One object on its way: its version, its size in bytes, and its bytes."""
 
     version: str
     size_bytes: int
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield the bytes in order; each piece is valid until the next is asked for.
+        """Yield the bytes in order, from the begin at each call; each piece is valid until the next is asked for.
 
         Raises:
             TruncatedBodyError: The object was changed meanwhile: what was yielded is of no use.

@@ -25,6 +25,11 @@ _MOST_NANOSECONDS: Final = 1 << 62
 _MOST_SECONDS: Final = 10**9
 """Hashes become whole seconds below this, which every file system can hold, and none is in the future."""
 
+TIME_STEPS: Final = (1, 100, 1000, 10**6, 10**9)
+"""Differences in time, in nanoseconds, that file systems may be able to keep, smallest first."""
+
+COARSEST_STEP: Final = 2 * 10**9
+
 
 def time_of(version: str) -> int:
     """Return the time in nanoseconds that a copy of this version has."""

@@ -36,7 +36,7 @@ class Lookahead:
         fetches: list[Fetch] = []
         for plan in sorted(self._consumers.plans(), key=lambda plan: plan.ahead_bytes):
             table = self._holdings.tables[plan.dataset]
-            capacity = table.max_in_flight - table.in_flight
+            capacity = min(table.max_in_flight, plan.max_in_flight) - table.in_flight
             if capacity > 0:
                 fetches += self._scan_warm(plan, capacity) if plan.warm else self._scan(plan, capacity)
         return fetches
@@ -110,6 +110,10 @@ class Lookahead:
                 continue
             if len(fetches) >= capacity:
                 break
+            if plan.is_past_memory:
+                fetches.append(self._holdings.start(plan.dataset, object_id, Placement.DIRECT, 0))
+                plan.pass_entry()
+                continue
             cost = table.stored_bytes(object_id)
             if not residency.try_reserve_resident(cost):
                 if not self._holdings.make_room(cost, live=self._consumers.live_datasets()):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.integer]
 
 _SCAN_CHUNK = 4096
+_NO_LIMIT = 1 << 62
 
 
 class Plan:
@@ -33,12 +34,16 @@ class Plan:
         resident: Keep what is fetched, as far as there is room; if not, each object is freed once it was read.
             A warm plan always keeps.
 
+    Attributes:
+        max_in_flight: Of a warm plan: it begins nothing more while so many of its dataset are under way.
+        is_past_memory: Of a warm plan: the tier has no room, and what is fetched is for what lies behind it.
+
     Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``.
     """
 
     __slots__ = (
-        "_costs", "_order", "_reports", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "outstanding", "position",
-        "resident", "warm",
+        "_costs", "_order", "_reports", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "is_past_memory",
+        "max_in_flight", "outstanding", "position", "resident", "warm",
     )  # fmt: skip
 
     def __init__(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False, resident: bool = True) -> None:
@@ -47,6 +52,8 @@ class Plan:
         self.ids = ids
         self.warm = warm
         self.resident = resident or warm
+        self.max_in_flight = _NO_LIMIT
+        self.is_past_memory = False
         self.cursor = 0
         self.position = 0
         self.ahead_bytes = 0

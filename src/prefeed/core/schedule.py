@@ -124,6 +124,25 @@ class Scheduler:
         self._consumers.register(Plan(consumer, dataset, ids, warm=warm, resident=resident))
         self._begin_epoch(dataset)
 
+    def register_warm_up(
+        self, consumer: int, dataset: int, ids: Ids, *, max_in_flight: int | None = None, past_memory: bool = False
+    ) -> None:
+        """These are to be fetched in this order though nobody reads them; what was registered before is over.
+
+        Args:
+            consumer: Whose plan it is.
+            dataset: Number of the manifest that the ids belong to.
+            ids: Object ids, shape (num_objects,).
+            max_in_flight: Nothing more is begun while so many of the dataset are under way; None: as its table says.
+            past_memory: They pass by: not for this tier, but for those behind it.
+        """
+        plan = Plan(consumer, dataset, ids, warm=True)
+        plan.max_in_flight = max_in_flight or plan.max_in_flight
+        plan.is_past_memory = past_memory
+        self._consumers.register(plan)
+        if not past_memory:
+            self._begin_epoch(dataset)
+
     def register_upcoming(self, consumer: int, dataset: int, ids: Ids, *, resident: bool = True) -> None:
         """The consumer will probably read these next; a wrong guess costs fetches, never a sample."""
         self._consumers.announce(Plan(consumer, dataset, ids, resident=resident))

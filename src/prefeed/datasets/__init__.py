@@ -7,8 +7,9 @@ is first asked for, and kept.
 from __future__ import annotations
 
 from prefeed.datasets.image_folder import IMAGE_EXTENSIONS, ImageFolder
+from prefeed.datasets.image_list import ImageList
 from prefeed.datasets.objects import Objects
 from prefeed.datasets.origin import readers as _readers  # noqa: F401 - tests close them
 from prefeed.datasets.packed import Packed
 
-__all__ = ["IMAGE_EXTENSIONS", "ImageFolder", "Objects", "Packed"]
+__all__ = ["IMAGE_EXTENSIONS", "ImageFolder", "ImageList", "Objects", "Packed"]

@@ -26,7 +26,7 @@ class ImageFolder:
     Samples and their order, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are torchvision's.
 
     Args:
-        url_or_path: Root; ``<root>/<class>/.../<image>``.
+        url_or_path: Root, ``<root>/<class>/.../<image>``; also ``sampleset://NAME/PATH``.
         transform: Applied to the image.
         target_transform: Applied to the class index.
         loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
@@ -87,6 +87,10 @@ class ImageFolder:
         if self.transform is not None:
             image = self.transform(image)
         return image, target if self.target_transform is None else self.target_transform(target)
+
+    def prefeed_settings(self) -> Config | None:
+        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        return self._origin.node_config
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""

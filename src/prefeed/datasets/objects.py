@@ -22,7 +22,7 @@ class Objects:
     """The bytes of each object below a URL or directory, in order of their paths.
 
     Args:
-        url_or_path: A directory, ``s3://``, ``gs://``, ``az://`` or ``http(s)://``.
+        url_or_path: A directory, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``.
         decode: Applied to the bytes of each object; its result is the sample. None: the bytes are.
         pattern: Which objects; ``*`` stops at ``/``, ``**`` does not: ``train/**/*.jpg``.
         config: Settings; defaults to those in force in the process.
@@ -61,6 +61,10 @@ class Objects:
     def path(self, index: int) -> str:
         """Return the path of a sample's object, relative to the root."""
         return self._origin.manifest.path(self._object_id(index))
+
+    def prefeed_settings(self) -> Config | None:
+        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        return self._origin.node_config
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""

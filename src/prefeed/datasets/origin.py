@@ -22,19 +22,39 @@ from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config
 from prefeed.errors import ConfigError, PrefeedError, SourceError
+from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, open_source
+from prefeed.sources.urls import canonical_url, open_source, pack_url
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
 
 
 class Origin:
-    """A root and its manifest, read through the node's cache where there is one."""
+    """A root and its manifest, read through the node's cache where there is one.
 
-    def __init__(self, url_or_path: str | os.PathLike[str], config: Config) -> None:
+    Attributes:
+        url: Canonical URL of the root; of a sample set, where its data is.
+        config: Settings of the node that caches it.
+        node_config: The same when the root was named by a sample set, whose node every loader is to use; else None.
+        manifest: Its listing.
+    """
+
+    def __init__(self, url_or_path: str | os.PathLike[str], config: Config, *, is_pack: bool = False) -> None:
+        """List the root, or take the listing that the node has; of a pack ``pack+`` may be left out.
+
+        Raises:
+            SourceError: The origin cannot be listed.
+            SampleSetNotFoundError: There is no such sample set.
+        """
+        is_set = is_named(url_or_path)
+        if is_set:
+            url_or_path, config = resolve(os.fspath(url_or_path), config)
+        if is_pack:
+            url_or_path = pack_url(url_or_path)
+        self.node_config = config if is_set else None
         self.url = canonical_url(url_or_path)
         self._given = (
             self.url if self.url.startswith("/") else os.fspath(url_or_path)

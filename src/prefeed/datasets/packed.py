@@ -17,7 +17,6 @@ from prefeed.datasets.origin import Origin
 from prefeed.errors import EmptyListingError
 from prefeed.packing.names import sample_of
 from prefeed.sources.manifest import Manifest
-from prefeed.sources.urls import pack_url
 
 Indices = npt.NDArray[np.int64]
 
@@ -26,7 +25,8 @@ class Packed:
     """The files of a pack, read back one by one in any order: what ``prefeed pack`` made, or indexed.
 
     Args:
-        url_or_path: Directory or URL of the pack; the ``pack+`` before its scheme may be left out.
+        url_or_path: Directory or URL of the pack, or ``sampleset://NAME/PATH``; the ``pack+`` before its scheme may be
+            left out.
         decode: Applied to the bytes of each file, or to the dict of each group; its result is the sample.
         group: False: a sample is the bytes of one file. True: it is the files of one key, as webdataset gives them:
             a dict of their bytes by extension, in lower case, and the key as ``"__key__"``. Files without an extension
@@ -51,7 +51,7 @@ class Packed:
     ) -> None:
         self.decode = decode
         self.group = group
-        self._origin = Origin(pack_url(url_or_path), config or current())
+        self._origin = Origin(url_or_path, config or current(), is_pack=True)
         self._groups = _grouped(self._origin.manifest, self.url) if group else None
 
     @property
@@ -71,6 +71,10 @@ class Packed:
         """Return the path that a sample's file had when it was packed; of a group, its key."""
         path = self._origin.manifest.path(self._object_ids(index)[0])
         return path if self._groups is None else _sample(path)[0]
+
+    def prefeed_settings(self) -> Config | None:
+        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        return self._origin.node_config
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which objects each sample needs."""

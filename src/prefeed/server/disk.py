@@ -109,6 +109,7 @@ class DiskTier:
         self._is_closing = False
         self._skip = 0
         self._dropped = 0
+        self._refused = 0
         self._doomed: list[bytes] = []
         self._doomed_by = -1
         self._tries_until_looked_at = 0
@@ -135,6 +136,21 @@ class DiskTier:
             corrupt=found.corrupt,
             dropped=self._dropped,
         )
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What was offered and is not stored yet."""
+        with self._changed:
+            return self._waiting_bytes + sum(map(value_size, self._writing.values()))
+
+    @property
+    def num_refused(self) -> int:
+        """Objects that there was no room for since the start; those that were not even tried do not count."""
+        return self._refused
+
+    def keys(self) -> list[bytes]:
+        """Return the keys of all that is stored; any thread may ask."""
+        return self._tier.keys()
 
     @property
     def file_bytes(self) -> int:
@@ -241,6 +257,7 @@ class DiskTier:
             rest = rest[self._tier.put_many(rest) :]
         if rest:
             self._skip = _TRY_EVERY
+            self._refused += len(rest)
 
     def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""

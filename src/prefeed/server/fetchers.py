@@ -7,16 +7,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from prefeed.clock import Clock
 from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
+from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
 from prefeed.sources.posix import stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import FetchedObject
+
+if TYPE_CHECKING:  # only a server with a pool needs pymemcache
+    from prefeed.server.pool import PoolTier
 
 _STACK_BYTES = 512 * 1024
 _WAKE_AFTER = 16
@@ -25,12 +30,12 @@ _WAKE_AFTER = 16
 
 @dataclass(slots=True)
 class Job:
-    """One request to make; ``disk_key`` is where the disk tier may have the answer, nothing when it cannot."""
+    """One request to make; ``lasting_key`` is where disk and pool may have the answer, nothing when it is not known."""
 
     ticket: Ticket
     source: Source
     manifest: Manifest | CatalogueWriter
-    disk_key: bytes = b""
+    lasting_key: bytes = b""
     started: float = 0.0
 
 
@@ -55,13 +60,13 @@ class CheckResult:
 
 @dataclass(slots=True)
 class Result:
-    """How the request ended: ``fetched`` or ``error``, how long it took, and whether the disk had the answer."""
+    """How the request ended: ``fetched`` or ``error``, how long it took, and who had the answer."""
 
     job: Job
     fetched: FetchedObject | None
     error: SourceError | None
     seconds: float
-    from_disk: bool = False
+    where: Where = Where.ORIGIN
 
 
 class Fetchers:
@@ -72,10 +77,17 @@ class Fetchers:
     """
 
     def __init__(
-        self, *, max_threads: int, clock: Clock, wake: Callable[[], None], disk: DiskTier | None = None
+        self,
+        *,
+        max_threads: int,
+        clock: Clock,
+        wake: Callable[[], None],
+        disk: DiskTier | None = None,
+        pool: PoolTier | None = None,
     ) -> None:
         self.is_urgent = False
         self._disk = disk
+        self._pool = pool
         self._max_threads = max_threads
         self._clock = clock
         self._wake = wake
@@ -137,26 +149,66 @@ class Fetchers:
     def _fetch(self, job: Job) -> Result:
         job.started = self._clock()
         try:
-            if self._disk is not None and job.disk_key and (found := read_disk(self._disk, job)) is not None:
-                return Result(job, found, None, self._clock() - job.started, from_disk=True)
-            fetched = job.source.fetch(job.manifest.path(job.ticket.object_id))
+            found, where = self._find(job)
+            if found is None:
+                job.started = self._clock()  # what a look elsewhere took says nothing of the origin
+                found = job.source.fetch(job.manifest.path(job.ticket.object_id))
         except SourceError as err:
             return Result(job, None, err, self._clock() - job.started)
         except Exception as err:  # a defect of a source must not end the thread that would report it
             wrapped = err if isinstance(err, PrefeedError) else SourceError(f"{type(err).__name__}: {err}")
             return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
-        return Result(job, fetched, None, self._clock() - job.started)
+        result = Result(job, found, None, self._clock() - job.started, where)
+        if self._pool is not None and where == Where.ORIGIN:
+            offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
+        return result
+
+    def _find(self, job: Job) -> tuple[FetchedObject | None, Where]:
+        """Return what a tier behind memory has of it, if one has it, and which."""
+        if self._disk is not None and job.lasting_key and (found := read_disk(self._disk, job)) is not None:
+            return found, Where.DISK
+        if self._pool is not None and (found := read_pool(self._pool, job, lambda: self.is_urgent)) is not None:
+            return found, Where.POOL
+        return None, Where.ORIGIN
 
 
 def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     """Return the object from the disk, None when it is not there, or its file is not what it was."""
-    data = disk.read(job.disk_key)
+    data = disk.read(job.lasting_key)
     if data is None or isinstance(job.manifest, Manifest):
         return None if data is None else FetchedObject(data=data, version="")
     path = job.manifest.path(job.ticket.object_id)
     (size,), (version,) = stat_files([path])
-    is_present = version and entry_key(job.manifest.url, path, version, size) == job.disk_key
+    is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
     return FetchedObject(data=data, version=version) if is_present else None
+
+
+def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> FetchedObject | None:
+    """Return the object from the pool, None when it is not there.
+
+    A file of a catalogue is asked for its version first: another node may have read what this one never saw.
+    """
+    if isinstance(job.manifest, Manifest):
+        data = pool.read(job.lasting_key, is_urgent=is_urgent) if job.lasting_key else None
+        return None if data is None else FetchedObject(data=data, version="")
+    path = job.manifest.path(job.ticket.object_id)
+    (size,), (version,) = stat_files([path])
+    data = pool.read(entry_key(job.manifest.url, path, version, size), is_urgent=is_urgent) if version else None
+    return None if data is None else FetchedObject(data=data, version=version)
+
+
+def offer_to_pool(pool: PoolTier, result: Result) -> None:
+    """Let other nodes have what came from the origin, if it says which version that is, and it is the listed one."""
+    job, fetched = result.job, result.fetched
+    assert fetched is not None
+    if not fetched.version or is_changed(result):
+        return
+    key = job.lasting_key
+    if not isinstance(job.manifest, Manifest):
+        path = job.manifest.path(job.ticket.object_id)
+        key = entry_key(job.manifest.url, path, fetched.version, memoryview(fetched.data).nbytes)
+    if key:
+        pool.offer(key, fetched.data)
 
 
 def is_changed(result: Result) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
@@ -20,12 +19,13 @@ from prefeed.errors import PrefeedError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
+from prefeed.server.observation import Observer
 from prefeed.server.openings import Openings, Waiter
 from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
-from prefeed.types import EPOCHS_KEPT, Buffer, ClearResult, EpochWait, ServerStatus, WarmResult
+from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
 
@@ -39,8 +39,9 @@ class Handlers:
     """
 
     def __init__(
-        self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...]
-    ) -> None:
+        self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...],
+        metrics_url: str = "",
+    ) -> None:  # fmt: skip
         self.is_stopping = False
         self.node: Node
         self.loop: Loop
@@ -49,19 +50,20 @@ class Handlers:
         self._warm_ups: WarmUps
         self._config = config
         self._clock = clock
-        self._started = clock()
         self._will_settle = False
         self._store_dir = store_dir
-        self._on_tmpfs = on_tmpfs
         self._notices = notices
         self._version = version("prefeed")
+        self.observer = Observer(
+            config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
+        )
         self._instance = secrets.token_hex(8)
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
-        self._epochs: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
             m.RegisterPlan: self._register_plan,
+            m.Foresee: self._foresee,
             m.AdoptUpcoming: self._adopt_upcoming,
             m.ExtendPlan: self._extend_plan,
             m.Consumed: self._consumed,
@@ -76,6 +78,7 @@ class Handlers:
             m.Locate: self._locate,
             m.GetStatus: self._status,
             m.GetStatistics: self._statistics,
+            m.GetPlans: self._plans,
             m.Warm: self._warm,
             m.Clear: self._clear,
             m.OpenCache: self._open_cache,
@@ -90,6 +93,7 @@ class Handlers:
     def bind(self, loop: Loop, node: Node, sessions: Sessions) -> None:
         """Answer through this loop, for this node and its sessions; once, before the first message."""
         self.loop, self.node, self.sessions = loop, node, sessions
+        self.observer.bind(loop, node, sessions)
         self._openings = Openings(
             self._config,
             clock=self._clock,
@@ -144,27 +148,13 @@ class Handlers:
         self.loop.send(connection, welcome)
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
-        scheduler = self.node.scheduler
-        live = [self.node.datasets[n].limit.limit for n in scheduler.live_datasets() if n in self.node.datasets]
-        status = ServerStatus(
-            pid=os.getpid(),
-            version=self._version,
-            home=str(self._config.home),
-            store=str(self._store_dir),
-            on_tmpfs=self._on_tmpfs,
-            uptime_seconds=self._clock() - self._started,
-            clients=len(self.loop.connections),
-            plans=scheduler.num_plans,
-            in_flight=scheduler.num_in_flight,
-            max_in_flight=max(live, default=0),
-            notices=self._notices,
-            sessions=self.sessions.counts,
-        )
-        self.loop.send(connection, m.StatusReport(status))
+        self.loop.send(connection, m.StatusReport(self.observer.status()))
 
     def _statistics(self, connection: Connection, _: m.GetStatistics) -> None:
-        statistics = replace(self.node.statistics(), sessions=self.sessions.counts, epochs=tuple(self._epochs))
-        self.loop.send(connection, m.StatisticsReport(statistics))
+        self.loop.send(connection, m.StatisticsReport(self.observer.statistics()))
+
+    def _plans(self, connection: Connection, _: m.GetPlans) -> None:
+        self.loop.send(connection, m.PlansReport(self.observer.plans()))
 
     def _stop(self, connection: Connection, _: m.Stop) -> None:
         self.is_stopping = True
@@ -209,9 +199,7 @@ class Handlers:
     # ------------------------------------------------------------ plans and readers
 
     def _register_plan(self, connection: Connection, plan: m.RegisterPlan) -> None:
-        path = self._in_transit(plan.ids_file)
-        ids = np.fromfile(path, dtype=np.uint32) if path.suffix == ".u32" else np.fromfile(path, dtype=np.int64)
-        path.unlink()
+        ids = self._take_ids(plan.ids_file)
         self.node.begin_plan(
             plan.consumer,
             plan.dataset,
@@ -221,6 +209,19 @@ class Handlers:
             recheck=plan.recheck,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
+
+    def _foresee(self, _: Connection, request: m.Foresee) -> None:
+        ids = self._take_ids(request.ids_file)
+        dataset = self.node.scheduler.dataset_of(request.consumer)
+        if dataset is not None:
+            self.node.registry.require_ids(dataset, ids)
+            self.node.scheduler.foresee(request.consumer, ids)
+
+    def _take_ids(self, name: str) -> npt.NDArray[np.integer]:
+        path = self._in_transit(name)
+        ids = np.fromfile(path, dtype=np.uint32) if path.suffix == ".u32" else np.fromfile(path, dtype=np.int64)
+        path.unlink()
+        return ids
 
     def _adopt_upcoming(self, _: Connection, request: m.AdoptUpcoming) -> None:
         self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
@@ -243,8 +244,8 @@ class Handlers:
     def _position(self, _: Connection, request: m.Position) -> None:
         self.node.advance(request.consumer, request.index)
 
-    def _epoch_ended(self, _: Connection, request: m.EpochEnded) -> None:
-        self._epochs.append(request.epoch)
+    def _epoch_ended(self, connection: Connection, request: m.EpochEnded) -> None:
+        self.observer.epochs.add(request.epoch, self._consumers.get(connection, ()))
 
     def _end_consumer(self, connection: Connection, request: m.EndConsumer) -> None:
         self._consumers.get(connection, set()).discard(request.consumer)
@@ -335,12 +336,18 @@ class Handlers:
         def report(result: WarmResult, done: bool) -> None:
             self.loop.send(connection, m.WarmReport(request.token, result, done))
 
-        def opened(dataset: Dataset) -> None:
+        def begin(dataset: Dataset) -> None:
             if connection.is_open:
-                self._warm_consumers.setdefault(connection, set()).add(self._warm_ups.begin(dataset, report))
+                consumer = self._warm_ups.begin(dataset, report, ids, max_in_flight=request.max_in_flight)
+                self._warm_consumers.setdefault(connection, set()).add(consumer)
 
-        waiter = self._waiter(connection, request.token, opened)
-        self._openings.open_url(request.url, waiter, refresh=request.refresh)
+        ids = self._take_ids(request.ids_file) if request.ids_file else None
+        if ids is None:
+            opening = self._waiter(connection, request.token, begin)
+            self._openings.open_url(request.url, opening, refresh=request.refresh)
+        else:
+            self.node.registry.require_ids(request.dataset, ids)
+            begin(self.node.datasets[request.dataset])
 
     def _clear(self, connection: Connection, request: m.Clear) -> None:
         url = None if request.url is None else canonical_url(request.url)

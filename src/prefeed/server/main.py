@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from prefeed.config import EVERYTHING, Config, resolve
@@ -19,7 +19,9 @@ from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError,
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
+from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
+from prefeed.server.opening_pool import open_pool
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused
@@ -49,20 +51,36 @@ def run_foreground(config: Config) -> int:
     """
     _allow_many_descriptors()
     ensure_private_dir(config.runtime_dir)
-    with _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices):
+    with (
+        _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
+        closing(MetricsEndpoint(config.metrics)) as metrics,
+    ):  # fmt: skip
         _remove_files_in_transit(config)
         remove_unused(config.home)
-        handlers = Handlers(config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices)
+        if metrics.notice:
+            notices = (*notices, metrics.notice)
+            print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
+        handlers = Handlers(
+            config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices,
+            metrics_url=metrics.url,
+        )  # fmt: skip
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
         )
         disk = _disk_tier(config, sessions.disk)
-        node = Node(config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk)
+        pool = open_pool(config)
+        node = Node(
+            config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool
+        )
         sessions.share_memory_with(node)
         handlers.bind(loop, node, sessions)
         try:
+            metrics.start(Questions(loop.call_soon, handlers.observer.observe))
             _serve(config, handlers, loop, node)
         finally:
+            metrics.close()  # it asks the loop
+            if pool is not None:
+                pool.close()
             if disk is not None:
                 disk.close()  # before the catalogues, which name what it is to keep
             node.close()

@@ -8,9 +8,8 @@ event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers,
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,20 @@ from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.concurrency import ConcurrencyLimit
-from prefeed.core.policy import best_hit_ratio
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.errors import StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
+from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
 from prefeed.server.disk import DiskTier
 from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result, is_changed
 from prefeed.server.registry import Registry
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.store.tier import TierWriter
-from prefeed.types import Buffer, ClearResult, DiskCounts, ReadCounts, Statistics
+from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
+
+if TYPE_CHECKING:  # only a server with a pool needs pymemcache
+    from prefeed.server.pool import PoolTier
 
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
@@ -54,15 +56,17 @@ class Node:
         wake: Callable[[], None],
         call_later: Callable[[float, Callable[[], None]], None],
         disk: DiskTier | None = None,
+        pool: PoolTier | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
-        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk)
+        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool)
         entries = ((key, size) for key, size, _ in tier.entries())
         self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight)
         self.scheduler.set_budget(tier.capacity_bytes)
         self.datasets = self.registry.datasets
         self.disk = disk
+        self.pool = pool
         if disk is not None:
             disk.keys_in_use = self.registry.entry_keys
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit)
@@ -74,12 +78,7 @@ class Node:
         self._answerers: dict[int, Answerer] = {}
         self._next_token = 1
         self._inline: dict[tuple[int, int], Buffer] = {}
-        self._errors: Counter[str] = Counter()
-        self._origin_requests = 0
-        self._origin_bytes = 0
-        self._disk_reads = 0
-        self._hits = 0
-        self._direct_reads = 0
+        self._counts = Counts()
 
     def resize_tier(self, budget_bytes: int) -> int:
         """The tier may take so much from now on; returns what it may take, more when its file has more already."""
@@ -170,19 +169,19 @@ class Node:
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
         self.registry.require_ids(dataset, [object_id])
-        self._errors["entry-lost"] += 1
+        self._counts.errors["entry-lost"] += 1
         self.scheduler.lost(self._remember(answer), dataset, object_id)
 
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
-        self._hits += hits
-        self._direct_reads += direct_reads
+        self._counts.hits += hits
+        self._counts.direct_reads += direct_reads
         self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 
     def count_error(self, code: str) -> None:
         """Something failed that nobody is told of otherwise."""
-        self._errors[code] += 1
+        self._counts.errors[code] += 1
 
     # ------------------------------------------------------------ the ring
 
@@ -202,39 +201,11 @@ class Node:
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counts."""
-        residency = self.scheduler.residency
-        tables = self.scheduler.tables
-        working_set = self.scheduler.working_set_bytes()
-        best = best_hit_ratio(cache_bytes=residency.budget_bytes, dataset_bytes=working_set)
-        return Statistics(
-            hits=self._hits,
-            late=self.scheduler.counts.late,
-            misses=self.scheduler.counts.misses,
-            direct_reads=self._direct_reads,
-            origin_requests=self._origin_requests,
-            origin_bytes=self._origin_bytes,
-            resident_objects=sum(len(self.registry.resident_ids(number)) for number in tables),
-            resident_bytes=residency.resident_bytes,
-            transient_objects=self.scheduler.num_transients,
-            transient_bytes=residency.transient_bytes,
-            budget_bytes=residency.budget_bytes,
-            errors=dict(self._errors),
-            best_hit_ratio=best if working_set else None,
-            disk=DiskCounts() if self.disk is None else replace(self.disk.counts(), reads=self._disk_reads),
-        )
+        return statistics_of(self._counts, self.scheduler, self.registry, self.disk, self.pool)
 
     def read_counts(self, consumer: int) -> ReadCounts:
         """Return how the consumer's reads went; all zero for one that is not known."""
-        counts = self.scheduler.counts_of(consumer)
-        if counts is None:
-            return ReadCounts()
-        return ReadCounts(
-            hits=counts.hits,
-            late=counts.late,
-            misses=counts.misses,
-            direct_reads=counts.direct_reads,
-            best_hit_ratio=self.statistics().best_hit_ratio,
-        )
+        return read_counts_of(self.scheduler, consumer)
 
     def validate(self) -> None:
         """Check the invariants; raises AssertionError."""
@@ -245,7 +216,7 @@ class Node:
         try:
             self._tier.reclaim_dead_readers()
         except StoreError as err:
-            self._errors[err.code] += 1
+            self._counts.errors[err.code] += 1
 
     def close(self) -> None:
         """Let go of threads and sources; the tiers belong to the caller."""
@@ -272,8 +243,9 @@ class Node:
         if ticket.attempts == 1:
             ticket.started = self._clock()
         dataset.note_lookup()
-        disk_key = b"" if self.disk is None else dataset.lasting_key(ticket.object_id)
-        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest, disk_key))
+        has_tiers = self.disk is not None or self.pool is not None
+        key = dataset.lasting_key(ticket.object_id) if has_tiers else b""
+        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest, key))
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[tuple[Ticket, Buffer]] = []
@@ -285,7 +257,7 @@ class Node:
             size = len(data) if not isinstance(data, memoryview) else data.nbytes
             self._observe(result, size)
             if changed := is_changed(result):
-                self._errors["object-changed"] += 1
+                self._counts.errors["object-changed"] += 1
             placement = self.scheduler.arrived(ticket, size, changed=changed)
             if placement == Placement.DIRECT and self.checks.is_outdated(
                 ticket.dataset, ticket.object_id, result.fetched.version
@@ -320,7 +292,7 @@ class Node:
                 [self.registry.key(free.dataset, free.object_id) for free in frees],
             )
         except StoreError as err:
-            self._errors[err.code] += 1
+            self._counts.errors[err.code] += 1
             for ticket, data in puts:
                 self._inline[ticket.dataset, ticket.object_id] = data
                 self.scheduler.store_failed(ticket)
@@ -344,16 +316,18 @@ class Node:
 
     def _offer_to_disk(self, result: Result) -> None:
         ticket, fetched = result.job.ticket, result.fetched
-        if self.disk is None or result.from_disk or fetched is None or not fetched.version:
+        if self.disk is None or result.where == Where.DISK or fetched is None:
+            return
+        if not fetched.version and result.where != Where.POOL:
             return
         if key := self.datasets[ticket.dataset].lasting_key(ticket.object_id):
             self.disk.offer(key, fetched.data)
 
     def _fetch_failed(self, result: Result) -> None:
-        self._origin_requests += 1
+        self._counts.origin_requests += 1
         ticket, error = result.job.ticket, result.error
         assert error is not None
-        self._errors[error.code] += 1
+        self._counts.errors[error.code] += 1
         now = self._clock()
         if isinstance(error, ThrottledError):
             self._limit_of(ticket).on_throttle(now)
@@ -369,11 +343,9 @@ class Node:
             self._call_later(delay, lambda: self._submit(ticket))
 
     def _observe(self, result: Result, size_bytes: int) -> None:
-        if result.from_disk:
-            self._disk_reads += 1
+        self._counts.arrived(result.where, size_bytes)
+        if result.where != Where.ORIGIN:
             return
-        self._origin_requests += 1
-        self._origin_bytes += size_bytes
         table = self.scheduler.tables[result.job.ticket.dataset]
         limit = self._limit_of(result.job.ticket)
         limit.on_success(result.seconds, num_in_flight=table.in_flight, now=self._clock())

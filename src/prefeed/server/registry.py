@@ -13,6 +13,7 @@ from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
+from prefeed.sources.manifest import Manifest
 from prefeed.store.tier import stored_bytes
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -159,9 +160,9 @@ class Registry:
         dataset = self.datasets[number]
         if is_below(dataset.source.url, url):
             return ids
-        if dataset.catalogue is None:
-            return ids[:0]
-        path = dataset.catalogue.path
+        if isinstance(dataset.manifest, Manifest):
+            return ids[dataset.manifest.is_below(ids, url)]
+        path = dataset.manifest.path
         return ids[[is_below(path(object_id), url) for object_id in ids.tolist()]]
 
     def _inherit(self, target: Dataset, source: int, keys: list[bytes]) -> None:

@@ -31,6 +31,7 @@ class Hello(msgspec.Struct, frozen=True):
     authorization: str | None
     request_timeout: float
     index: str
+    home: str
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ class ForkedReader:
     def __init__(self, url: str, config: Config, authorization: str | None) -> None:
         """Describe what to read; nothing is started yet."""
         self.owner_pid = os.getpid()
-        self._hello = Hello(url, authorization, config.request_timeout, config.index)
+        self._hello = Hello(url, authorization, config.request_timeout, config.index, str(config.home))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -21,7 +22,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answer requests until the other side closes its pipe."""
     try:
         hello = msgspec.msgpack.decode(read_frame(requests), type=Hello)
-        config = Config(request_timeout=hello.request_timeout, index=hello.index)
+        config = Config(request_timeout=hello.request_timeout, index=hello.index, home=Path(hello.home))
         source = ObjectStoreSource(hello.url, config, authorization=hello.authorization)
         while True:
             request = msgspec.msgpack.decode(read_frame(requests), type=Request)

@@ -184,6 +184,16 @@ class Manifest:
             return range(self.num_objects)
         return range(self._lower_bound(directory + b"/"), self._lower_bound(directory + b"0"))  # "0" follows "/".
 
+    def is_below(self, ids: NDArray[np.int64], url: str) -> NDArray[np.bool_]:
+        """Return of each of these objects whether it is at or below a URL, which lies below the root; shape (num_ids,)."""
+        root = self.url.rstrip("/") + "/"
+        if not url.startswith(root):
+            return np.zeros(len(ids), dtype=bool)
+        path = url[len(root) :]
+        below, itself = self.paths_below(path), self.index_of(path)
+        inside: NDArray[np.bool_] = (ids >= below.start) & (ids < below.stop)
+        return inside if itself is None else inside | (ids == itself)
+
     def release_pages(self) -> None:
         """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
         for view in (self.keys, self._blob, self.sizes, self.version_hashes, self._offsets):

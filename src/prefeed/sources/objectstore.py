@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 import obstore
@@ -13,13 +14,14 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from prefeed.config import Config, parse_bool
 from prefeed.errors import TruncatedBodyError
+from prefeed.sources.credentials import options_for
 from prefeed.sources.forked import ForkedReader
 from prefeed.sources.listing import list_http, list_store, version_of
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _LIST_TIMEOUT: Final = "1h"
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
@@ -68,7 +70,8 @@ os.register_at_fork(before=_claim_runtime_of_others)
 class ObjectStoreSource:
     """Reads the objects below one ``s3://``, ``gs://``, ``az://`` or ``http(s)://`` URL.
 
-    Credentials, region and endpoint come from the usual environment variables (docs/guide: object stores).
+    Credentials, region and endpoint come from ``credentials.json`` in the home, where it names the URL, else from the
+    usual environment variables.
 
     **Threads and processes.** ``fetch`` blocks its caller's thread and may be called from many at once. The
     native client is opened at first use. In a forked child of a process that has used one, requests go
@@ -179,18 +182,29 @@ def _open(url: str, config: Config, authorization: str | None, *, listing: bool)
     _claim_runtime()
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
-    options = _client_options(_endpoint(url), config, authorization, listing=listing)
+    given: Any = options_for(url, config)
+    if parts.scheme in ("http", "https"):
+        authorization = authorization or _basic(given)
+    options = _client_options(given.get("endpoint") or _endpoint(url), config, authorization, listing=listing)
     retries: RetryConfig = {"max_retries": 0}
     if parts.scheme == "s3":
-        anonymous = parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0"))
-        settings: S3Config = {"skip_signature": True} if anonymous else {}
-        return S3Store(parts.netloc, prefix=prefix, config=settings, client_options=options, retry_config=retries)
+        if not given and parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
+            given = {"skip_signature": "true"}
+        return S3Store(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
     if parts.scheme == "gs":
-        return GCSStore(parts.netloc, prefix=prefix, client_options=options, retry_config=retries)
+        return GCSStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
     if parts.scheme == "az":
-        return AzureStore(parts.netloc, prefix=prefix, client_options=options, retry_config=retries)
+        return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
     whole_server = f"{parts.scheme}://{parts.netloc}"
     return HTTPStore(whole_server if listing else url, client_options=options, retry_config=retries)
+
+
+def _basic(options: Mapping[str, str]) -> str | None:
+    """Return the header of basic authentication; None without a name."""
+    if "username" not in options:
+        return None
+    pair = f"{options['username']}:{options.get('password', '')}"
+    return "Basic " + b64encode(pair.encode()).decode()
 
 
 def _prefix(path: str) -> str | None:

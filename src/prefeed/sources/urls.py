@@ -8,7 +8,7 @@ from base64 import b64encode
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from prefeed.config import Config
+from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
@@ -44,6 +44,11 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
         return PACK + _as_url(canonical_url(text[len(PACK) :]))
     if scheme == "file":
         return _absolute(_file_path(text))
+    if f"{scheme}://" == SAMPLE_SET:
+        raise UnknownSchemeError(
+            f"{text} is the name of a sample set, and not taken here: `prefeed sampleset describe` says where its data is",
+            scheme=scheme,
+        )
     if scheme not in OBJECT_STORE_SCHEMES:
         raise UnknownSchemeError(
             f"no source reads {scheme}:// (in {without_credentials(text)}); "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch.utils.data import Subset
@@ -17,18 +17,46 @@ from torch.utils.data import Subset
 from prefeed.client.access import Accessible, AccessMap
 from prefeed.client.dataset import open_learned_dataset, open_listed_dataset
 from prefeed.client.node import NodeClient
-from prefeed.config import Config
+from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.errors import FilesUnknownError
+from prefeed.sampleset.names import resolve_roots
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.declared import Declared, declared_paths, is_in_memory
 from prefeed.torch.fingerprint import fingerprint
 from prefeed.torch.stages import peeled
 
+
+@runtime_checkable
+class _Placed(Protocol):
+    """A dataset that says which node caches it: those of ``prefeed.datasets``."""
+
+    def prefeed_settings(self) -> Config | None: ...
+
+
 OpenAccess = Callable[[NodeClient], AccessMap]
 """Opens the access map on a node."""
 
 _PROBES = 16
+
+
+def node_settings(dataset: Any, config: Config) -> Config:
+    """Return the settings for a loader: its own, but of the node that caches the sample set, where one was named.
+
+    Args:
+        dataset: The user's; below its stages and subsets it may name a sample set.
+        config: Settings of the loader. Their roots may name one for files that are opened by path.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+        ConfigError: The set that the roots name is in no directory, or there are two.
+    """
+    base = _unwrapped(peeled(dataset)[0])[0]
+    named: Config | None = base.prefeed_settings() if isinstance(base, _Placed) else None
+    if named is None:
+        return resolve_roots(config)
+    of_node = {name: getattr(named, name) for name in ("home", "idle_timeout", *SERVER_SETTINGS)}
+    return replace(config, **of_node)
 
 
 def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:

@@ -18,8 +18,8 @@ from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
-from prefeed.errors import DeclarationError, PrefeedError
-from prefeed.torch.access import access_of
+from prefeed.errors import ConfigError, DeclarationError, PrefeedError, SampleSetError
+from prefeed.torch.access import access_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.pinning import can_pin
 from prefeed.torch.planning import PlannedSampler
@@ -49,6 +49,7 @@ class Attachment:
         self._report: LoaderReport | None = None
         self._rings: Rings | None = None
         self._given_up = False
+        self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
         self.turn = 0  # of the iterator that was made last: an older one is not counted any more
 
@@ -85,7 +86,7 @@ class Attachment:
 
     def _give_up(self, reason: str, *, is_staged: bool = False) -> None:
         self._given_up = True
-        level = logging.WARNING if self.explicit and not is_staged else logging.INFO
+        level = logging.WARNING if self._is_named or (self.explicit and not is_staged) else logging.INFO
         _log.log(level, "prefeed: %s: %s", "no plan" if is_staged else "not used for this loader", reason)
 
     def view(self, loader: TorchDataLoader[Any], served: Served | Staged | None, rest: Rest | None = None) -> Any:
@@ -196,9 +197,14 @@ class Attachment:
     def _try_open(self, loader: TorchDataLoader[Any]) -> str:
         """Attach to the node; return why not, or nothing."""
         try:
-            return self._open(loader, self.config)
+            return self._open(loader, node_settings(loader.dataset, self.config))
         except DeclarationError:
             raise  # somebody wrote it for this, and would wait in vain for what it promises
+        except (SampleSetError, ConfigError) as err:
+            if self.explicit and self.served is None:
+                raise  # named by somebody; one that was deleted while its loader trains is not missed
+            self._is_named = True
+            return str(err)
         except (PrefeedError, OSError) as err:
             return str(err)
         except Exception as err:

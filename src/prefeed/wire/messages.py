@@ -247,11 +247,17 @@ class PlansReport(Message, frozen=True):
 
 
 class Warm(Message, frozen=True):
-    """Fill the memory tier with everything below a URL."""
+    """Fill the tiers with everything below a URL, or with these objects of a dataset that is open, in this order.
+
+    ``ids_file`` as in ``RegisterPlan``; ``max_in_flight`` 0: as many as the origin takes.
+    """
 
     token: int
     url: str
     refresh: bool
+    dataset: int = -1
+    ids_file: str = ""
+    max_in_flight: int = 0
 
 
 class WarmReport(Message, frozen=True):

@@ -19,6 +19,7 @@ from prefeed.bench.requirements import BenchFailedError
 FIELDS = {
     "hit": {"us_per_sample", "page_cache_us_per_sample", "ratio"},
     "fetch": {"objects_per_s", "cpu_us_per_object"},
+    "sync": {"objects_per_s", "cpu_us_per_object", "compared_per_s"},
     "scale": {"open_s", "server_rss_mib", "plan_register_s"},
 }
 

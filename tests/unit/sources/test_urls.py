@@ -79,3 +79,8 @@ def test_open_source_chooses_by_scheme() -> None:
 def test_without_credentials() -> None:
     assert without_credentials("https://u:p@h/x?sig=1") == "https://h/x"
     assert without_credentials("/plain/a@b") == "/plain/a@b"
+
+
+def test_a_sample_set_is_no_url_of_a_source() -> None:
+    with pytest.raises(UnknownSchemeError, match="prefeed sampleset describe` says where its data is"):
+        canonical_url("sampleset://imagenet/train")

@@ -1,0 +1,270 @@
+"""One frame of ``prefeed top`` as lines of styled text, for the screen and for a pipe. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.text import Text
+
+from prefeed.cli.render import format_bytes, format_count, format_duration, format_ratio
+from prefeed.cli.text import printable
+from prefeed.cli.top_model import (
+    History,
+    PlanRow,
+    Rates,
+    Sample,
+    SampleSetRow,
+    Sort,
+    TierRow,
+    last_epochs,
+    loader_name,
+    plan_rows,
+    tier_rows,
+)
+from prefeed.types import EpochWait, PoolCounts, Statistics
+
+SECTIONS: Final = ("trouble", "tiers", "rates", "plans", "waits", "sets", "errors")
+"""Names of the parts of a frame, top to bottom."""
+
+NARROWEST: Final = 60
+"""Columns that a frame has at least: on a narrower terminal lines are cut."""
+
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
+_LABEL: Final = 9
+_BAR: Final = 16
+_SMALL_BAR: Final = 8
+_LARGE_BAR: Final = 30
+_NAME: Final = 44
+"""Columns that loader and data get before the bar grows."""
+
+_WAITS_MUCH: Final = 0.05
+"""Share of an epoch from which waiting is worth a look: ``prefeed doctor`` draws the line there too."""
+
+_PLAN_COLUMNS: Final = ("position", "reads/s", "hits", "best", "waited")
+_PLAN_WIDTHS: Final = (13, 9, 7, 7, 8)
+_THOUSANDS: Final = ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the frame: what it is called, and its lines."""
+
+    name: str
+    title: str
+    lines: tuple[Text, ...]
+
+
+def header(history: History, *, home: str, width: int, is_paused: bool = False) -> Text:
+    """Return the first line: which server, since when, for how many."""
+    left = Text.assemble(
+        ("prefeed top", "bold"), ("  paused" if is_paused else "", "bold yellow"), f"  {printable(home)}"
+    )
+    sample = history.sample
+    right = Text("no server", style="bold red")
+    if sample is not None:
+        status = sample.status
+        clients = format_count(status.clients, "client")
+        right = Text(f"pid {status.pid}, up {format_duration(status.uptime_seconds)}, {clients}", style="dim")
+    left.truncate(max(0, width - len(right) - 2), overflow="ellipsis")
+    return Text.assemble(left, " " * max(1, width - left.cell_len - right.cell_len), right)
+
+
+def sections(history: History, *, width: int, sort: Sort = "order") -> list[Section]:
+    """Return the parts of the frame, top to bottom; one that says why, when there is no server.
+
+    Lines are cut at the width, but for sentences.
+    """
+    width = max(width, NARROWEST)
+    sample = history.sample
+    if sample is None:
+        return [Section("trouble", "", (Text(history.trouble, style="yellow"), Text("looking again", style="dim")))]
+    statistics = sample.statistics
+    return [
+        Section("tiers", "Tiers", _cut(_tiers(statistics), width)),
+        Section("rates", _rates_title(sample), _cut(_rates(history, width), width)),
+        Section("plans", _plans_title(sample, sort), _cut(_plans(sample, history.rates, sort, width), width)),
+        Section("waits", "Waiting in the last epochs", _cut(_waits(statistics.epochs), width)),
+        Section("sets", "Sample sets", _cut(_sets(sample.sample_sets), width)),
+        Section("errors", "Errors and notices", tuple(_errors(sample))),
+    ]
+
+
+def frame(history: History, *, home: str, width: int, sort: Sort = "order") -> list[Text]:
+    """Return the whole frame; parts with nothing in them are left out."""
+    lines = [header(history, home=home, width=width)]
+    for section in sections(history, width=width, sort=sort):
+        if section.lines:
+            lines += [title_line(section.title, width), *section.lines] if section.title else section.lines
+    return lines
+
+
+def title_line(title: str, width: int) -> Text:
+    """Return the line above a section."""
+    return Text.assemble((title, "bold"), " ", ("─" * max(0, width - len(title) - 1), "dim"))
+
+
+# ---------------------------------------------------------------- small pictures
+
+
+def bar(share: float, width: int, style: str = "green") -> Text:
+    """Return a bar that is filled to a share of its width, to an eighth of a column."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return Text.assemble((filled, style), ("·" * (width - len(filled)), "dim"))
+
+
+def sparkline(series: Sequence[float], width: int) -> str:
+    """Return the last numbers of a series as heights; the largest of them is the highest."""
+    shown = series[-width:]
+    largest = max(shown, default=0.0)
+    if largest <= 0:
+        return _HEIGHTS[0] * len(shown)
+    top = len(_HEIGHTS) - 1
+    return "".join(_HEIGHTS[round(number / largest * top)] for number in shown)
+
+
+def short_count(number: int) -> str:
+    """Return ``999``, ``12.3k``, ``1.28M``: at most five characters."""
+    for size, letter in _THOUSANDS:
+        if number >= size:
+            scaled = number / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{letter}"
+    return str(number)
+
+
+def tail(text: str, width: int) -> str:
+    """Return the end of a text that is too long: the end of a path says most."""
+    text = printable(text)
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}" if width > 0 else ""
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _cut(lines: Iterable[Text], width: int) -> tuple[Text, ...]:
+    shown = tuple(lines)
+    for line in shown:
+        line.truncate(width, overflow="ellipsis")
+    return shown
+
+
+def _pool(pool: PoolCounts) -> Text:
+    up = pool.servers - pool.left_out
+    wrong = f", {pool.corrupt:,} damaged" if pool.corrupt else ""
+    return Text.assemble(
+        (f"{'pool':<{_LABEL}}", "cyan"), bar(up / pool.servers, _BAR, "green" if up == pool.servers else "red"),
+        f" {up} of {format_count(pool.servers, 'server')} up  {short_count(pool.hits)} reads, "
+        f"{format_ratio(pool.hit_ratio)} found  ", (f"{short_count(pool.stored)} stored{wrong}", "dim"),
+    )  # fmt: skip
+
+
+def _tiers(statistics: Statistics) -> Iterable[Text]:
+    for row in tier_rows(statistics):
+        yield _tier(row)
+    if statistics.pool.servers:
+        yield _pool(statistics.pool)
+
+
+def _tier(row: TierRow) -> Text:
+    share = row.bytes / row.budget_bytes if row.budget_bytes else 0.0
+    of_budget = f"{format_bytes(row.bytes)} of {format_bytes(row.budget_bytes)}"
+    remark = f", {row.remark}" if row.remark else ""
+    return Text.assemble(
+        (f"{row.name:<{_LABEL}}", "cyan"), bar(share, _BAR), f" {format_ratio(share):>7}  {of_budget}  ",
+        (f"{short_count(row.objects)} objects{remark}", "dim"),
+    )  # fmt: skip
+
+
+def _rates_title(sample: Sample) -> str:
+    status = sample.status
+    limit = f" of {status.max_in_flight:,}" if status.max_in_flight else ""
+    return f"Rates ({status.in_flight:,}{limit} requests in flight)"
+
+
+def _rates(history: History, width: int) -> Iterable[Text]:
+    rates = history.rates
+    shown = (
+        ("hits", None if rates is None else f"{rates.hits:,.0f}/s", lambda r: r.hits),
+        ("origin", None if rates is None else f"{rates.origin_requests:,.0f} req/s", lambda r: r.origin_requests),
+        ("", None if rates is None else f"{format_bytes(rates.origin_bytes)}/s", lambda r: r.origin_bytes),
+    )
+    for name, text, rate in shown:
+        chart = sparkline(history.series(rate), width - _LABEL - 15)
+        yield Text.assemble((f"{name:<{_LABEL}}", "cyan"), f"{text or '-':>13}  ", (chart, "blue"))
+
+
+def _plans_title(sample: Sample, sort: Sort) -> str:
+    by = "" if sort == "order" else f", by {sort}"
+    return f"Plans ({len(sample.plans)}{by})"
+
+
+def _plans(sample: Sample, rates: Rates | None, sort: Sort, width: int) -> Iterable[Text]:
+    rows = plan_rows(sample, rates, sort)
+    if not rows:
+        return
+    free = width - 1 - sum(_PLAN_WIDTHS)
+    bar_width = min(_LARGE_BAR, max(_SMALL_BAR, free - _NAME))
+    name_width = free - bar_width
+    heads = "".join(f"{name:>{size}}" for name, size in zip(_PLAN_COLUMNS, _PLAN_WIDTHS, strict=True))
+    yield Text(f"{'loader, data':<{name_width}} {'':<{bar_width}}{heads}", style="dim")
+    for row in rows:
+        best = None if row.hit_ratio is None else sample.statistics.best_hit_ratio
+        yield _plan(row, best, name_width, bar_width)
+
+
+def _plan(row: PlanRow, best: float | None, name_width: int, bar_width: int) -> Text:
+    name = Text(row.loader, style="cyan")
+    name.truncate(name_width, overflow="ellipsis")
+    dataset = tail(row.dataset, name_width - name.cell_len - 1)
+    pad = " " * (name_width - name.cell_len - 1 - len(dataset))
+    position = f"{short_count(row.position)}/{short_count(row.length)}"
+    speed = "-" if row.reads_per_second is None else short_count(round(row.reads_per_second))
+    cells = (position, speed, _percent(row.hit_ratio), _percent(best))
+    text = "".join(f"{cell:>{size}}" for cell, size in zip(cells, _PLAN_WIDTHS, strict=False))
+    waited = f"{_percent(row.waited_share):>{_PLAN_WIDTHS[-1]}}"
+    style = _style_of(row.waited_share)
+    return Text.assemble(name, " ", dataset, pad, " ", bar(row.progress, bar_width), text, (waited, style))
+
+
+def _waits(epochs: Sequence[EpochWait]) -> Iterable[Text]:
+    for epoch in last_epochs(epochs):
+        share = epoch.waited_share
+        yield Text.assemble(
+            bar(share, _SMALL_BAR, _style_of(share)), f" {format_ratio(share):>7} of ",
+            f"{format_duration(epoch.seconds):<11} epoch {epoch.epoch} of ", (loader_name(epoch), "cyan"),
+        )  # fmt: skip
+
+
+def _sets(rows: Sequence[SampleSetRow]) -> Iterable[Text]:
+    for row in rows:
+        counted = (
+            ""
+            if row.total_bytes is None
+            else f"{format_bytes(row.cached_bytes or 0)} of {format_bytes(row.total_bytes)}"
+        )
+        share = (row.cached_bytes or 0) / row.total_bytes if row.total_bytes else 0.0
+        yield Text.assemble(
+            (f"{row.name:<24}", "cyan"), f" {row.phase:<13} ", bar(share, _SMALL_BAR), f"  {counted}"
+        )  # fmt: skip
+
+
+def _errors(sample: Sample) -> Iterable[Text]:
+    errors = sorted(sample.statistics.errors.items(), key=lambda item: -item[1])
+    for code, count in errors:
+        yield Text.assemble((f"{count:>9,} ", "red"), code)
+    for notice in sample.status.notices:
+        yield Text(printable(notice), style="yellow", no_wrap=False)
+
+
+def _style_of(share: float | None) -> str:
+    if share is None:
+        return "dim"
+    return "red" if share >= 2 * _WAITS_MUCH else "yellow" if share >= _WAITS_MUCH else "green"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"

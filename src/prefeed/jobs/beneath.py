@@ -1,0 +1,150 @@
+"""Changing what lies below one directory, and nothing else: every step is taken from an open directory to the next.
+
+A path would be followed anew at each use, and a link may have been put in its way meanwhile. A descriptor stays where it
+is: what is opened from it without following links lies below the root, whatever others do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from prefeed.copying.names import why_unsafe
+from prefeed.errors import BadTargetNameError, JobError, TargetFullError
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_IN_THE_WAY: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
+_BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
+
+
+class Beneath:
+    """One directory, and what may be done below it.
+
+    **Threads**: any. **Ownership**: whoever makes it closes it; also a context manager.
+
+    Args:
+        root: A directory that is there; it may be a link itself, for it was named.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        status = os.fstat(self.descriptor)
+        self.device = status.st_dev
+        self.identity = (status.st_dev, status.st_ino)
+
+    def __enter__(self) -> Beneath:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self.descriptor)
+
+    @contextlib.contextmanager
+    def parent_of(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield the open directory that a path lies in, and its name there.
+
+        Args:
+            path: Relative to the root.
+            make: Directories on the way are made where they are missing.
+
+        Raises:
+            BadTargetNameError: The path could lead out of the root, by its own parts or by a link on the way.
+            OSError: A directory on the way is missing, or cannot be opened.
+        """
+        parts = safe_parts(path)
+        with self.directory("/".join(parts[:-1]), make=make) as descriptor:
+            yield descriptor, parts[-1]
+
+    @contextlib.contextmanager
+    def directory(self, path: str, *, make: bool = False) -> Iterator[int]:
+        """Yield the open directory of this path; the empty path is the root. Raises as ``parent_of``."""
+        descriptor = os.dup(self.descriptor)
+        try:
+            for part in safe_parts(path) if path else ():
+                following = _step(descriptor, part, make=make, path=path)
+                os.close(descriptor)
+                descriptor = following
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def status(self, path: str) -> os.stat_result | None:
+        """Return what ``lstat`` says; None when nothing is there."""
+        try:
+            with self.parent_of(path) as (parent, name):
+                return os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def unlink(self, path: str) -> None:
+        """No file or link has this path any more; a directory is left alone, and so is what a link leads to."""
+        with contextlib.suppress(FileNotFoundError), self.parent_of(path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+
+    def remove_empty(self, path: str) -> bool:
+        """Remove a directory; return False when something is in it, or it is none."""
+        try:
+            with self.parent_of(path) as (parent, name):
+                os.rmdir(name, dir_fd=parent)
+        except OSError:
+            return False
+        return True
+
+
+def safe_parts(path: str) -> list[str]:
+    """Return the names on the way to a path.
+
+    Raises:
+        BadTargetNameError: One of them is no name.
+    """
+    reason = why_unsafe(path)
+    if reason is not None:
+        raise BadTargetNameError(f"{path!r} {reason}", path=path)
+    return path.split("/")
+
+
+def _step(descriptor: int, part: str, *, make: bool, path: str) -> int:
+    try:
+        return os.open(part, _DIRECTORY, dir_fd=descriptor)
+    except FileNotFoundError:
+        if not make:
+            raise
+    except OSError as err:
+        if err.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        raise BadTargetNameError(f"{path!r} goes through {_kind(descriptor, part)}", path=path) from err
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, dir_fd=descriptor)
+    return _step(descriptor, part, make=False, path=path)
+
+
+def _kind(descriptor: int, part: str) -> str:
+    try:
+        is_link = stat.S_ISLNK(os.stat(part, dir_fd=descriptor, follow_symlinks=False).st_mode)
+    except OSError:
+        is_link = False
+    return f"{part!r}, which is a link and is not followed" if is_link else f"{part!r}, which is no directory"
+
+
+def raise_translated(err: OSError, where: str) -> NoReturn:
+    """Raise the error of the tree that stands for one of a file below the root."""
+    reason = err.strerror or str(err)
+    if err.errno in _NO_ROOM:
+        raise TargetFullError(f"the file system is full: {where}: {reason}", path=where) from err
+    if err.errno in _IN_THE_WAY:
+        raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
+    if err.errno in _BAD_NAME:
+        raise BadTargetNameError(f"{where}: {reason}", path=where) from err
+    raise JobError(f"{where} cannot be changed: {reason}; what was done stays", path=where) from err

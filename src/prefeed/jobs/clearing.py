@@ -1,0 +1,72 @@
+"""Freeing what the tiers of a node hold of a data set; the origin is never touched. ``prefeed job clear``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from prefeed.client.node import NodeClient
+from prefeed.config import Config
+from prefeed.errors import ServerUnavailableError
+from prefeed.jobs.places import located
+from prefeed.jobs.rmr import relative_paths
+from prefeed.sources.library import ManifestLibrary
+from prefeed.types import ClearResult
+
+
+def clear(url: str | None, paths: Sequence[str], config: Config, *, autostart: bool | None = None) -> ClearResult:
+    """Memory and disk tier of the node hold nothing of these paths, as far as listings and catalogues name it.
+
+    Args:
+        url: Root, or the name of a sample set; None: everything that the node of ``config`` holds.
+        paths: Below the root; none: all of it.
+        config: Settings.
+        autostart: Start a server when none runs; defaults to the setting.
+
+    Raises:
+        JobSpecError: A path is not below the root.
+        ServerUnavailableError: No server runs, and none may or can be started.
+    """
+    if url is None:
+        with NodeClient.connect(config, autostart=autostart) as client:
+            return client.clear(None)
+    root, settings = located(url, config)
+    wanted = [f"{root.rstrip('/')}/{path}" for path in relative_paths(root, paths)] if paths else [root]
+    with NodeClient.connect(settings, autostart=autostart) as client:
+        _use_listings(client, root, settings)
+        results = [client.clear(one) for one in wanted]
+    return ClearResult(entries=sum(r.entries for r in results), bytes=sum(r.bytes for r in results))
+
+
+def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: bool = True) -> ClearResult:
+    """The same after data was removed or changed: this home lists the root anew, and no server is started for it.
+
+    Args:
+        url: Root, or the name of a sample set.
+        paths: Below the root; none, or an empty one: all of it.
+        config: Settings.
+        entries: Free them; if not, what has not changed stays, for its key is the same in the new listing.
+    """
+    root, settings = located(url, config)
+    freed = ClearResult(entries=0, bytes=0)
+    if entries:
+        # Without a server, what is kept cannot be reached any more once the listing is renewed: its keys are not named.
+        with contextlib.suppress(ServerUnavailableError):
+            freed = clear(url, [path for path in paths if path], config, autostart=False)
+    library = ManifestLibrary(settings.home)
+    for manifest in library.list():
+        if _overlap(manifest.url, root):
+            library.forget(manifest.url)
+    return freed
+
+
+def _use_listings(client: NodeClient, root: str, config: Config) -> None:
+    """Let the server know what listings of this home name below the root: entries of others it cannot tell apart."""
+    for manifest in ManifestLibrary(config.home).list():
+        if _overlap(manifest.url, root):
+            client.open_dataset(manifest.url, manifest_dir=str(manifest.directory))
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = one.rstrip("/") + "/", other.rstrip("/") + "/"
+    return one.startswith(other) or other.startswith(one)

@@ -1,0 +1,212 @@
+"""Roots of jobs: a directory or a place in an object store, as something to read from, to write to, to remove from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from prefeed.config import Config
+from prefeed.copying.engine import Sink
+from prefeed.errors import JobSpecError, ObjectNotFoundError
+from prefeed.jobs.directory_place import DirectoryPlace
+from prefeed.jobs.listed import Listed
+from prefeed.jobs.patterns import Rules
+from prefeed.jobs.store_place import WRITABLE, HttpPlace, StorePlace
+from prefeed.sampleset.names import find_named, is_named, resolve
+from prefeed.sampleset.records import working_at
+from prefeed.sources.protocol import RangeSource
+from prefeed.sources.urls import PACK, canonical_url, without_credentials
+
+_CREDENTIALS = re.compile(r"://[^/?#]*@")
+
+
+class Root(Protocol):
+    """What every place is: something to list and read. **Ownership**: whoever opens it closes it.
+
+    Attributes:
+        url: Canonical URL.
+        has_times: Whether its listings say when an object was changed.
+    """
+
+    url: str
+    has_times: bool
+
+    def list_in_order(self, rules: Rules) -> Iterator[Listed]:
+        """Yield what the rules take, in key order.
+
+        Raises:
+            SourceError: It cannot be listed.
+        """
+        ...
+
+    def source(self) -> RangeSource:
+        """Return what reads it; closed with the place."""
+        ...
+
+    def remove_unchanged(self, listed: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+        """Remove those that are as they were listed; yield each with why it is still there, or an empty text.
+
+        Raises:
+            SourceError, JobError: Nothing more can be removed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of descriptors and connections."""
+        ...
+
+
+class Target(Root, Protocol):
+    """A place that can be written to."""
+
+    def list_target(self, rules: Rules) -> Iterator[Listed]:
+        """As ``list_in_order``, for what is to be written over: nothing is followed, and it may not be there yet."""
+        ...
+
+    def is_same(self, source: Listed, found: Listed) -> bool:
+        """Return whether what was found here is a copy of what the source lists."""
+        ...
+
+    def open_sink(self, origin: RangeSource, *, perms: bool) -> TargetSink:
+        """Return the sink of one sync, which has the place to itself.
+
+        Raises:
+            JobConflictError: Another one writes there.
+        """
+        ...
+
+
+class TargetSink(Sink, Protocol):
+    """A sink that is told beforehand what is coming. **Threads**: ``expect`` from one, ``write`` from many.
+
+    Attributes:
+        num_same: Objects that were left alone, having the same bytes already.
+        bytes_same: Their size.
+    """
+
+    num_same: int
+    bytes_same: int
+
+    def expect(self, listed: Listed, *, compare: bool) -> None:
+        """An object is coming; ``compare``: it is left alone where the same bytes are there."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """A directory is there, where there is such a thing."""
+        ...
+
+    def close(self) -> None:
+        """Remove what is left of unfinished ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Canonical URLs of both ends of a sync."""
+
+    source: str
+    target: str
+
+
+def refuse_credentials(url: str) -> None:
+    """Refuse a URL that has credentials in it: it would be seen in process lists and records.
+
+    Raises:
+        JobSpecError: It does.
+    """
+    if _CREDENTIALS.search(url) or "?" in url.partition("://")[2]:
+        raise JobSpecError(
+            f"{without_credentials(url)} was given with credentials in it, which every process on this machine could read: "
+            "put them into credentials.json in the home (mode 0600), or into the environment, and name the URL without them"
+        )
+
+
+def root_of(url: str) -> str:
+    """Return the canonical URL of a place of a job.
+
+    Raises:
+        JobSpecError: It has credentials in it, or is a pack.
+        UnknownSchemeError, ConfigError: It is no place that is known.
+    """
+    refuse_credentials(url)
+    root = canonical_url(url)
+    if root.startswith(PACK):
+        raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")
+    return root
+
+
+def located(url: str, config: Config) -> tuple[str, Config]:
+    """Return the canonical URL of a place, which may be named by a sample set, and the settings that go with it.
+
+    Raises:
+        JobSpecError, UnknownSchemeError, ConfigError: As ``root_of``.
+        SampleSetNotFoundError: There is no such set.
+    """
+    refuse_credentials(url)
+    found, settings = resolve(url, config)
+    return root_of(found), settings
+
+
+@contextlib.contextmanager
+def held_sets(urls: Iterable[str], config: Config) -> Iterator[None]:
+    """No other job works at the sample sets that these URLs name, nor is one of them deleted."""
+    found = {one.name: one for one in (find_named(url, config) for url in urls if is_named(url))}
+    with contextlib.ExitStack() as stack:
+        for name in sorted(found):  # in one order, or two jobs would wait for each other
+            stack.enter_context(working_at(found[name]))
+        yield
+
+
+def open_root(root: str, config: Config) -> Root:
+    """Return a place to read from; nothing is asked yet.
+
+    Raises:
+        ObjectNotFoundError: A directory that is not there.
+    """
+    if root.startswith("/"):
+        if not os.path.isdir(root):
+            raise ObjectNotFoundError(
+                f"{root} is no directory; check the path, and that the storage is mounted", path=root
+            )
+        return DirectoryPlace(root)
+    return StorePlace(root, config) if root.startswith(WRITABLE) else HttpPlace(root, config)
+
+
+def open_target(root: str, config: Config, *, make: bool) -> Target:
+    """Return a place to write to.
+
+    Args:
+        root: Canonical URL.
+        config: Settings.
+        make: A directory is made if it is not there.
+
+    Raises:
+        JobSpecError: Nothing can be written there.
+    """
+    if root.startswith("/"):
+        return DirectoryPlace(root, make=make)
+    if root.startswith(WRITABLE):
+        return StorePlace(root, config)
+    raise JobSpecError(f"{root} cannot be written to; a destination is a directory, or s3://, gs:// or az://")
+
+
+def refuse_overlap(ends: Ends) -> None:
+    """Refuse places of which one lies in the other.
+
+    Raises:
+        JobSpecError: They do, or are the same.
+    """
+    source, target = _real(ends.source), _real(ends.target)
+    if source == target:
+        raise JobSpecError(f"{ends.source} and {ends.target} are the same place")
+    for inner, outer in ((source, target), (target, source)):
+        if inner.startswith(outer.rstrip("/") + "/"):
+            raise JobSpecError(f"{ends.source} and {ends.target} lie in one another: name places beside each other")
+
+
+def _real(root: str) -> str:
+    return os.path.realpath(root) if root.startswith("/") else root

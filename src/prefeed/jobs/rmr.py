@@ -1,0 +1,287 @@
+"""Removing data at its origin: the only place in prefeed that does, and only what is named, below one root.
+
+A path is removed with all that is below it. It is walked by open directories, and no link is followed: one that is met is
+removed itself, and what it leads to stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from prefeed.config import Config
+from prefeed.copying.names import why_unsafe
+from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError
+from prefeed.jobs.beneath import Beneath
+from prefeed.jobs.places import root_of
+from prefeed.jobs.store_place import WRITABLE, StorePlace
+
+_BATCH: Final = 1000
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doomed:
+    """What lies at one of the paths: how many files or objects, and their size in bytes."""
+
+    path: str
+    num_files: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class RmrResult:
+    """How a removal ended; ``failures`` are sentences.
+
+    Attributes:
+        num_removed: Files, links and objects that are gone.
+        bytes_removed: Their size.
+        failures: What is still there, and why.
+    """
+
+    num_removed: int = 0
+    bytes_removed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def relative_paths(root: str, paths: Sequence[str], *, everything: bool = False) -> list[str]:
+    """Return paths below a root as relative ones, each once, without those below another.
+
+    Args:
+        root: Canonical URL.
+        paths: Relative to the root, or absolute and below it.
+        everything: All below the root, and no path beside that.
+
+    Raises:
+        JobSpecError: A path is empty, has ``..`` in it, or is not below the root; or the root itself was named.
+    """
+    if everything:
+        if paths:
+            raise JobSpecError("give either paths or --all, which is the whole root")
+        return [""]
+    if not paths:
+        raise JobSpecError(f"name at least one path below {root}; all of it is removed with --all")
+    found = sorted({_relative(root, path) for path in paths})
+    kept: list[str] = []
+    for path in found:
+        if not any(path.startswith(above + "/") for above in kept):
+            kept.append(path)
+    return kept
+
+
+def _relative(root: str, path: str) -> str:
+    if not path.strip("/ "):
+        raise JobSpecError(f"{path!r} names no path below {root}; all of it is removed with --all")
+    own = root.rstrip("/") + "/"
+    relative = path[len(own) :] if path.startswith(own) else path
+    relative = relative.rstrip("/")
+    if not relative or path.rstrip("/") == root.rstrip("/"):
+        raise JobSpecError(f"{path!r} is the root itself; all of it is removed with --all")
+    reason = why_unsafe(relative)
+    if reason is not None:
+        raise JobSpecError(f"{path!r} {reason}; give a path below {root}, without ..")
+    return relative
+
+
+def survey(root: str, paths: Sequence[str], config: Config) -> list[Doomed]:
+    """Return what would be removed; nothing is.
+
+    Args:
+        root: Canonical URL of a directory, or s3://, gs://, az://.
+        paths: As ``relative_paths`` returns them.
+        config: Settings.
+
+    Raises:
+        JobSpecError: Nothing can be removed there, or a path goes through a link or to one that leaves the root.
+        ObjectNotFoundError: There is nothing at a path.
+        SourceError: It cannot be listed.
+    """
+    with contextlib.closing(_remover(root, config)) as remover:
+        found = [remover.survey(path) for path in paths]
+        absent = next((one.path for one in found if not one.num_files and not remover.exists(one.path)), None)
+        if absent is not None:
+            raise ObjectNotFoundError(f"{root} has nothing at {absent!r}; nothing was removed")
+        return found
+
+
+def remove(
+    root: str, paths: Sequence[str], config: Config, *, progress: Callable[[int, int], None] = lambda _files, _bytes: None
+) -> RmrResult:  # fmt: skip
+    """What is at the paths is gone, as far as the result does not say otherwise; the root itself stays.
+
+    **Blocking**: until it is done. Safe to kill: what is gone is gone, and the same command goes on.
+
+    Args:
+        root: Canonical URL.
+        paths: As ``relative_paths`` returns them.
+        config: Settings.
+        progress: Told files and bytes removed so far.
+
+    Raises:
+        JobSpecError: As ``survey``.
+        SourceError: The store does not answer.
+    """
+    result = RmrResult()
+    with contextlib.closing(_remover(root, config)) as remover:
+        for path in paths:
+            for size in remover.remove(path, result.failures):
+                result.num_removed += 1
+                result.bytes_removed += size
+                progress(result.num_removed, result.bytes_removed)
+    return result
+
+
+def _remover(root: str, config: Config) -> DirectoryRemover | StoreRemover:
+    root_of(root)
+    if root.startswith("/"):
+        return DirectoryRemover(root)
+    if root.startswith(WRITABLE):
+        return StoreRemover(root, config)
+    raise JobSpecError(f"nothing can be removed from {root}: rmr works on directories, s3://, gs:// and az://")
+
+
+class DirectoryRemover:
+    """Removes below one directory. **Ownership**: whoever makes it closes it."""
+
+    def __init__(self, root: str) -> None:
+        try:
+            self._beneath = Beneath(root)
+        except OSError as err:
+            raise ObjectNotFoundError(f"{root} is no directory that can be opened: {err.strerror}", path=root) from err
+
+    def survey(self, path: str) -> Doomed:
+        """Return what lies there."""
+        self._require_inside(path)
+        count = size = 0
+        for _, status in self._files(path):
+            count += 1
+            size += status.st_size
+        return Doomed(path=path, num_files=count, bytes=size)
+
+    def exists(self, path: str) -> bool:
+        """Return whether something is there, an empty directory too."""
+        return not path or self._beneath.status(path) is not None
+
+    def remove(self, path: str, failures: list[str]) -> Iterator[int]:
+        """Remove what lies there; yield the size of each file that went."""
+        self._require_inside(path)
+        if not path:
+            yield from self._empty(self._beneath.descriptor, "", failures)
+            return
+        with contextlib.suppress(FileNotFoundError), self._beneath.parent_of(path) as (parent, name):
+            yield from self._remove(parent, name, path, failures)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._beneath.close()
+
+    def _require_inside(self, path: str) -> None:
+        try:
+            status = self._beneath.status(path) if path else None
+        except BadTargetNameError as err:
+            raise JobSpecError(f"{err}: name the path that it really has; nothing was removed") from err
+        except OSError as err:
+            raise JobError(f"{self._beneath.root}/{path}: {err.strerror}") from err
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            root = os.path.realpath(self._beneath.root)
+            leads_to = os.path.realpath(f"{self._beneath.root}/{path}")
+            if os.path.commonpath((root, leads_to)) != root:
+                raise JobSpecError(
+                    f"{path!r} is a link that leaves {self._beneath.root}: nothing was removed; unlink it yourself if that is "
+                    "what you want"
+                )
+
+    def _files(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield what is no directory, at the path and below it."""
+        status = self._beneath.status(path) if path else os.fstat(self._beneath.descriptor)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            yield path, status
+            return
+        try:
+            with self._beneath.directory(path) as descriptor:
+                names = os.listdir(descriptor)
+        except (OSError, BadTargetNameError):
+            return  # gone, or closed to this user: the removal will say so
+        for name in names:
+            yield from self._files(f"{path}/{name}" if path else name)
+
+    def _remove(self, parent: int, name: str, path: str, failures: list[str]) -> Iterator[int]:
+        try:
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=parent)
+                yield status.st_size
+                return
+            if status.st_dev != self._beneath.device:
+                failures.append(
+                    f"{self._beneath.root}/{path} is on another file system, which is mounted there: not removed"
+                )
+                return
+            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            failures.append(f"{self._beneath.root}/{path}: {err.strerror}")
+            return
+        try:
+            yield from self._empty(descriptor, path + "/", failures)
+        finally:
+            os.close(descriptor)
+        try:
+            os.rmdir(name, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+        except OSError as err:
+            failures.append(f"{self._beneath.root}/{path}: {err.strerror}")
+
+    def _empty(self, descriptor: int, prefix: str, failures: list[str]) -> Iterator[int]:
+        try:
+            names = os.listdir(descriptor)
+        except OSError as err:
+            failures.append(f"{self._beneath.root}/{prefix}: {err.strerror}")
+            return
+        for name in names:
+            yield from self._remove(descriptor, name, prefix + name, failures)
+
+
+class StoreRemover:
+    """Removes objects below one prefix. **Ownership**: whoever makes it closes it."""
+
+    def __init__(self, root: str, config: Config) -> None:
+        self._place = StorePlace(root, config)
+
+    def survey(self, path: str) -> Doomed:
+        """Return what lies there."""
+        count = size = 0
+        for one in self._place.list_below(path):
+            count += 1
+            size += one.size_bytes
+        return Doomed(path=path, num_files=count, bytes=size)
+
+    def exists(self, path: str) -> bool:
+        """Return whether something is there: a store has nothing but objects."""
+        return not path
+
+    def remove(self, path: str, failures: list[str]) -> Iterator[int]:
+        """Remove what lies there; yield the size of each object that went."""
+        listed = self._place.list_below(path)
+        while batch := list(islice(listed, _BATCH)):
+            try:
+                self._place.remove([one.path for one in batch])
+            except PrefeedError as err:
+                if err.retryable:
+                    raise
+                failures.append(str(err))
+                return
+            yield from (one.size_bytes for one in batch)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._place.close()

@@ -1,0 +1,177 @@
+"""Filling the tiers of a node with a data set, in an order; ``prefeed job warmup``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.client.node import NodeClient
+from prefeed.config import Config
+from prefeed.errors import EmptyListingError, JobSpecError, ServerUnavailableError
+from prefeed.jobs.places import located
+from prefeed.jobs.rmr import relative_paths
+from prefeed.sources.manifest import Manifest
+from prefeed.types import ListingProgress, WarmResult
+from prefeed.wire.endpoint import ensure_private_dir
+
+SEQUENCE, RANDOM = "sequence", "random"
+STRATEGIES: Final = (SEQUENCE, RANDOM)
+
+_MOST_SERVERS: Final = 3
+"""Servers that may die under one warm-up before it is given up."""
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupOptions:
+    """What to fetch, and in which order.
+
+    Attributes:
+        paths: Objects, and directories of them; none: everything.
+        strategy: ``sequence``: in the order of ``file``, ``paths`` or names; ``random``: in one drawn from ``seed``.
+        seed: Of the random order: the same on every node gives the parts that fit together.
+        partitions: Nodes that share the work; of the order each takes every so manieth.
+        partition: Which of them this is, from 0.
+        file: A file with the paths of objects, one a line, in place of ``paths``; None: there is none.
+        threads: Most objects under way at a time; None: as many as the origin takes.
+        refresh: The origin is listed anew first.
+    """
+
+    paths: tuple[str, ...] = ()
+    strategy: str = SEQUENCE
+    seed: int = 0
+    partitions: int = 1
+    partition: int = 0
+    file: Path | None = None
+    threads: int | None = None
+    refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmEvents:
+    """Who is told, in the caller's thread."""
+
+    listing: ListingProgress = lambda _objects, _bytes: None
+    progress: Callable[[WarmResult], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+
+def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents | None = None) -> WarmResult:
+    """The node has in its tiers what was asked for, as far as there is room; what was there stays and counts.
+
+    A server that dies is started again, and the warm-up goes on with what is not there yet.
+
+    **Blocking**: until it is done.
+
+    Raises:
+        JobSpecError: Options that cannot be, or a path that is not there.
+        SourceError: The origin cannot be listed.
+        ServerUnavailableError: No server can be reached or started, or several died.
+    """
+    _require_possible(options)
+    root, settings = located(url, config)
+    events = events or WarmEvents()
+    refresh = options.refresh
+    for is_last in (*[False] * (_MOST_SERVERS - 1), True):
+        try:
+            with NodeClient.connect(settings) as client:
+                opened = client.open_dataset(root, refresh=refresh, listing=events.listing)
+                refresh = False
+                manifest = Manifest.open(opened.manifest_dir)
+                name = _in_transit(order_of(manifest, options), settings)
+                try:
+                    return client.warm_in_order(
+                        opened.dataset, name, max_in_flight=options.threads or 0, progress=events.progress
+                    )
+                finally:
+                    with contextlib.suppress(FileNotFoundError):  # the server has taken it
+                        os.unlink(name)
+        except ServerUnavailableError:
+            if is_last:
+                raise
+            events.note("the node server is gone: the warm-up goes on with another one")
+    raise AssertionError
+
+
+def order_of(manifest: Manifest, options: WarmupOptions) -> Ids:
+    """Return the objects to fetch, in order: ids, shape (num_objects,), each once.
+
+    Raises:
+        JobSpecError: A path or a line is not below the root.
+        EmptyListingError: There is nothing at a path.
+    """
+    if options.file is not None:
+        ids = _listed_in(manifest, options.file)
+    elif options.paths:
+        ids = _below(manifest, options.paths)
+    else:
+        ids = np.arange(manifest.num_objects, dtype=np.int64)
+    if options.strategy == RANDOM:
+        ids = np.random.default_rng(options.seed).permutation(ids)
+    return ids[options.partition :: options.partitions]
+
+
+def _below(manifest: Manifest, paths: Sequence[str]) -> Ids:
+    parts = []
+    for path in paths:
+        [relative] = relative_paths(manifest.url, [path])
+        found, itself = manifest.paths_below(relative), manifest.index_of(relative)
+        ids = [*([] if itself is None else [itself]), *found]
+        if not ids:
+            raise EmptyListingError(
+                f"{manifest.url} has nothing at {relative!r}; if it is new there, list the origin again with --refresh"
+            )
+        parts.append(np.asarray(ids, dtype=np.int64))
+    return _each_once(np.concatenate(parts))
+
+
+def _listed_in(manifest: Manifest, file: Path) -> Ids:
+    try:
+        lines = os.fsdecode(file.read_bytes()).split("\n")
+    except OSError as err:
+        raise JobSpecError(f"{file} cannot be read: {err.strerror}") from err
+    ids: list[int] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        [relative] = relative_paths(manifest.url, [line.removeprefix("./")])
+        found = manifest.index_of(relative)
+        if found is None:
+            raise EmptyListingError(f"{file}, line {number}: {manifest.url} has no {relative!r}")
+        ids.append(found)
+    return _each_once(np.asarray(ids, dtype=np.int64))
+
+
+def _each_once(ids: Ids) -> Ids:
+    _, first = np.unique(ids, return_index=True)
+    return ids[np.sort(first)]
+
+
+def _require_possible(options: WarmupOptions) -> None:
+    if options.strategy not in STRATEGIES:
+        raise JobSpecError(f"a warm-up has the strategy {' or '.join(STRATEGIES)}, not {options.strategy!r}")
+    if options.partitions < 1 or not 0 <= options.partition < options.partitions:
+        raise JobSpecError(
+            f"partition {options.partition} of {options.partitions}: partitions are at least 1, and counted from 0"
+        )
+    if options.threads is not None and options.threads < 1:
+        raise JobSpecError(f"--threads must be at least 1: {options.threads}")
+    if options.file is not None and options.paths:
+        raise JobSpecError("give either paths or a file of paths")
+
+
+def _in_transit(ids: Ids, config: Config) -> str:
+    ensure_private_dir(config.runtime_dir)
+    descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".i64", dir=config.runtime_dir)
+    with os.fdopen(descriptor, "wb") as file:
+        ids.tofile(file)
+    return name

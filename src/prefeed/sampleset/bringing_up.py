@@ -1,0 +1,132 @@
+"""From a record to a set that is ready: its server runs, its data is where it is read, what it holds is known."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prefeed.client.node import NodeClient
+from prefeed.config import Config
+from prefeed.errors import PrefeedError, SampleSetInUseError, ServerUnavailableError
+from prefeed.sampleset.levels import existing
+from prefeed.sampleset.observing import manifest_of
+from prefeed.sampleset.records import (
+    Progress,
+    SampleSet,
+    applying,
+    is_worked_at,
+    note_progress,
+    read_progress,
+    remove_record,
+    working_at,
+)
+from prefeed.types import ListingProgress, ServerStatus
+
+Sync = Callable[[SampleSet, Config], None]
+"""Copies a set's data from its source to its origin, with the settings of its node; raises when that fails."""
+
+
+def bring_up(
+    found: SampleSet, base: Config, sync: Sync, *, is_changed: bool = False, listing: ListingProgress | None = None
+) -> Progress:
+    """The set is ready, or what is noted says why not. One process at a time does this; another is waited for.
+
+    Args:
+        found: The set, as it is recorded now.
+        base: Settings in force.
+        sync: Called when data is to be copied.
+        is_changed: Its settings are others than before: a server that nobody uses is started anew.
+        listing: Told how far the listing has come.
+
+    Safe against a kill at any instant: who does it again goes on.
+    """
+    with working_at(found):
+        before = read_progress(found)
+        is_complete = bool(before.listed) and manifest_of(found) is not None
+        note_progress(found, error="", **({} if is_complete else {"begun": 0.0, "listed": 0.0}))
+        try:
+            settings = found.settings(base)
+            if is_changed:
+                stop_unused_server(settings)
+            with NodeClient.connect(settings, autostart=True) as node:
+                if not is_complete:
+                    _complete(found, settings, node, sync, listing)
+            return read_progress(found)
+        except (PrefeedError, OSError) as err:
+            return note_progress(found, error=str(err))
+
+
+def _complete(
+    found: SampleSet, settings: Config, node: NodeClient, sync: Sync, listing: ListingProgress | None
+) -> None:  # fmt: skip
+    note_progress(found, begun=time.time())
+    if found.needs_sync:
+        sync(found, settings)
+        note_progress(found, synced=time.time())
+    node.open_dataset(found.read_url, refresh=True, listing=listing)
+    note_progress(found, listed=time.time())
+
+
+def stop_unused_server(settings: Config) -> ServerStatus | None:
+    """The set's server does not run, unless somebody uses it: then return what it is doing."""
+    try:
+        with NodeClient.connect(settings, autostart=False) as node:
+            status = node.status()
+            if status.plans or status.clients > 1:
+                return status
+            node.stop()
+    except ServerUnavailableError:
+        pass
+    return None
+
+
+def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
+    """There is no such set any more: no server, no tiers, no records. Its data, at the source and the origin, stays.
+
+    Args:
+        found: The set.
+        base: Settings in force.
+        force: Although jobs run or loaders use it: they go on without a cache, or fail.
+
+    Raises:
+        SampleSetInUseError: It is used, or being brought up, and not ``force``.
+    """
+    with applying(base):
+        if not force and is_worked_at(found):
+            raise SampleSetInUseError(
+                f"the sample set {found.name} is being brought up or a job of it runs; wait until it has ended, or say --force",
+                name=found.name,
+            )
+        settings = found.settings(base)
+        status = None if force else stop_unused_server(settings)
+        if status is not None:
+            raise SampleSetInUseError(
+                f"{status.clients - 1} processes use the sample set {found.name}, with {status.plans} plans: end them, or say "
+                "--force, and they read its data without a cache",
+                name=found.name,
+            )
+        remove_record(found)  # from here on nobody finds it
+        _stop_server(settings)
+        _remove_tiers(settings)
+        remove_record(found)  # what a server that ended has left
+
+
+def _stop_server(settings: Config) -> None:
+    with contextlib.suppress(ServerUnavailableError), NodeClient.connect(settings, autostart=False) as node:
+        node.stop()
+
+
+def _remove_tiers(settings: Config) -> None:
+    """Remove what only this home's server can have made: directories that are named after it."""
+    if settings.disk_dir is not None and settings.disk_dir.name.endswith(settings.home_id):
+        shutil.rmtree(settings.disk_dir, ignore_errors=True)
+    for directory in _memory_directories(settings):
+        shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed
+    shutil.rmtree(settings.runtime_dir, ignore_errors=True)
+
+
+def _memory_directories(settings: Config) -> list[Path]:
+    return list(existing(settings.memory_dir).glob(f"prefeed-*-{settings.home_id}"))

@@ -1,0 +1,126 @@
+"""From the levels of a sample set to the tiers of a node: real tiers, each with its own path and budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from prefeed.config import EVERYTHING, MIB, Config
+from prefeed.errors import SpecError
+from prefeed.sampleset.options import OptionValue
+from prefeed.sampleset.spec import Level, SampleSetSpec
+from prefeed.store.capacity import is_tmpfs
+
+_MEMORY: Final = "MEM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """What the levels come to.
+
+    Attributes:
+        memory: The level in memory; None: not said.
+        disk: The level on disk; None: there is none.
+        are_given: False: nothing was said of levels, and the node has those that prefeed would have anyway.
+    """
+
+    memory: Level | None
+    disk: Level | None
+    are_given: bool
+
+
+def plan_tiers(spec: SampleSetSpec) -> Tiers:
+    """Return the tiers that a spec asks for.
+
+    Raises:
+        SpecError: There is no such tier; the message says what to write.
+    """
+    levels = spec.levels or _level_of_options(spec.options)
+    for level in levels:
+        _require_one_path(level)
+    memory = [level for level in levels if level.medium == _MEMORY]
+    disks = [level for level in levels if level.medium != _MEMORY]
+    if len(memory) > 1 or len(disks) > 1:
+        kind = "in memory" if len(memory) > 1 else "on disk"
+        raise SpecError(
+            f"spec.cache.levels has {max(len(memory), len(disks))} levels {kind}, and a node has one tier of each kind: keep the "
+            "fastest, with the cacheSize of both; to join two disks, name a file system that spans them"
+        )
+    for level in memory:
+        if level.path and not is_tmpfs(level.path):
+            raise SpecError(
+                f"spec.cache.levels: {level.path} is on a disk, and mediumType MEM asks for a tmpfs such as /dev/shm; "
+                "write mediumType SSD or HDD for it"
+            )
+    return Tiers(memory=next(iter(memory), None), disk=next(iter(disks), None), are_given=bool(levels))
+
+
+def _level_of_options(options: Mapping[str, OptionValue]) -> tuple[Level, ...]:
+    path, size = str(options.get("cache-dir", "")), options.get("cache-size")
+    if not path and size is None:
+        return ()
+    in_memory = path in ("", "memory") or (path.startswith("/") and is_tmpfs(path))
+    return (
+        Level(
+            medium=_MEMORY if in_memory else "SSD",
+            path="" if path == "memory" else path,
+            cache_mib=int(size) if size else None,
+        ),
+    )
+
+
+def _require_one_path(level: Level) -> None:
+    if level.path and (":" in level.path or not level.path.startswith("/") or ".." in level.path.split("/")):
+        what = "names several directories" if ":" in level.path else "must be an absolute path without .."
+        raise SpecError(
+            f"spec.cache.levels: {level.path!r:.200} {what}; a tier lies in one directory: write one, and the sum of the sizes"
+        )
+
+
+def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, Any]:
+    """Return the settings of the tiers, for a node whose home this is.
+
+    Directories are named after the home, so that several sample sets may have the same path.
+    """
+    tiers = plan_tiers(spec)
+    own = f"prefeed-{os.getuid()}-{replace(base, home=home).home_id}"
+    settings: dict[str, Any] = {}
+    if not tiers.are_given:
+        if base.disk_dir is not None:
+            settings["disk_dir"] = base.disk_dir / own  # one directory belongs to one server
+    else:
+        settings.update(_memory_settings(tiers.memory))
+        settings.update(_disk_settings(tiers.disk, own))
+    ratio = float(spec.options.get("free-space-ratio", 0.0))
+    if ratio and (settings.get("disk") or base.disk):
+        settings["disk_free"] = int(ratio * _file_system_bytes(settings.get("disk_dir") or base.disk_dir or home))
+    return settings
+
+
+def _memory_settings(level: Level | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if level is not None and level.cache_mib is not None:
+        settings["memory"] = level.cache_mib * MIB
+    if level is not None and level.path:
+        settings["memory_dir"] = existing(Path(level.path))
+    return settings
+
+
+def _disk_settings(level: Level | None, own: str) -> dict[str, Any]:
+    if level is None:
+        return {"disk": 0}
+    size = EVERYTHING if level.cache_mib is None else level.cache_mib * MIB
+    return {"disk": size, "disk_dir": Path(level.path) / own if level.path else None}
+
+
+def existing(path: Path) -> Path:
+    """Return the directory, or the nearest one above that is there: what is in memory is gone after a restart."""
+    return next(candidate for candidate in (path, *path.parents) if candidate.is_dir())
+
+
+def _file_system_bytes(path: Path) -> int:
+    found = os.statvfs(existing(path))
+    return found.f_blocks * found.f_frsize

@@ -1,0 +1,170 @@
+"""From a place as the original writes it, ``[NAME://]BUCKET[.ENDPOINT][/PREFIX]``, to a URL and an endpoint of ours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from prefeed.errors import ConfigError, SpecError, UnknownSchemeError
+from prefeed.sources.urls import PACK, canonical_url, without_credentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A place that can be read.
+
+    Attributes:
+        url: Canonical URL, or the path of a directory.
+        endpoint: Of the object store; empty: Amazon's, or what the environment says.
+        region: Of the bucket; empty: what the environment says.
+        is_virtual_hosted: The endpoint's name begins with the bucket's.
+    """
+
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    is_virtual_hosted: bool = False
+
+    @property
+    def is_directory(self) -> bool:
+        """True when programs can open its files by path."""
+        return self.url.startswith("/")
+
+
+_AWS: Final = re.compile(r"(?P<bucket>.+?)\.s3(?:[.-](?P<region>[a-z0-9-]+))?\.amazonaws\.com(?P<china>\.cn)?")
+_BOS: Final = re.compile(r"(?P<bucket>[^.]+)\.(?:s3\.)?(?P<region>[a-z0-9-]+)\.bcebos\.com")
+_VIRTUAL_HOSTED: Final = {
+    "oss": re.compile(r"(?P<bucket>[^.]+)\.(?:s3\.)?oss-(?P<region>[a-z0-9-]+)\.aliyuncs\.com"),
+    "cos": re.compile(r"(?P<bucket>[^.]+)\.cos\.(?P<region>[a-z0-9-]+)\.myqcloud\.com"),
+    "obs": re.compile(r"(?P<bucket>[^.]+)\.obs\.(?P<region>[a-z0-9-]+)\.myhuaweicloud\.com"),
+}
+STORAGES: Final = ("bos", "s3", "oss", "cos", "obs", "minio", "gs", "az", "http", "https", "file")
+"""Names that a place may begin with."""
+
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def locate(uri: str, what: str) -> Location:
+    """Return the place that a URI names.
+
+    Args:
+        uri: As it was written.
+        what: How messages call it.
+
+    Raises:
+        SpecError: It names no place that can be read, or has credentials in it.
+    """
+    require_no_credentials(uri, what)
+    try:
+        return _locate(uri, what)
+    except (ConfigError, UnknownSchemeError, ValueError) as err:
+        if isinstance(err, SpecError):
+            raise
+        raise SpecError(f"{what}: {err}") from err
+
+
+def locate_bucket(storage: str, bucket: str, what: str) -> Location:
+    """Return the place that a secret's ``storage`` and ``bucket`` name, as JuiceFS writes them.
+
+    Raises:
+        SpecError: As ``locate``.
+    """
+    require_no_credentials(bucket, what)
+    name = storage.lower()
+    if name == "file" or (not name and bucket.startswith("/")):
+        return locate(bucket, what)
+    scheme, separator, rest = bucket.rpartition("://")
+    if scheme not in ("http", "https") or name in ("http", "https", ""):
+        return locate(bucket if separator or not name else f"{name}://{bucket}", what)
+    host, _, path = rest.partition("/")
+    if ":" in host or _is_address(host):  # a server of one's own: its path begins with the bucket
+        return _own_server(scheme, host, path, what)
+    return locate(f"{name}://{rest}", what)
+
+
+def require_no_credentials(uri: str, what: str) -> None:
+    """Refuse a URI with a name, a key or a token in it.
+
+    Raises:
+        SpecError: It has; nothing of it is in the message but the place.
+    """
+    if uri.startswith("/"):
+        return
+    # Not by urlsplit: a key may hold a slash, and it is a key all the same.
+    scheme, separator, rest = uri.rpartition("://")
+    before, at, place = re.sub(r"^[^/:@]*:[0-9]+/", "/", rest).rpartition("@")
+    is_keyed = bool(at) and (":" in before or "/" not in before)
+    if is_keyed or (separator and "?" in rest):
+        place = without_credentials(f"{scheme}{separator}{place if is_keyed else rest}")
+        raise SpecError(
+            f"{what} has credentials in it, or parameters, where lists of processes and logs would show them; write {place} "
+            "here, and the keys as access-key and secret-key into a document of kind Secret that secretRef names"
+        )
+
+
+def _locate(uri: str, what: str) -> Location:
+    if uri.startswith("/"):
+        return Location(url=canonical_url(uri))
+    name, separator, rest = uri.partition("://")
+    if not separator:
+        return _locate(f"{_guessed_storage(uri, what)}://{uri}", what)
+    name = name.lower()
+    if name.startswith(PACK) or name in ("file", "gs", "az", "http", "https"):
+        return Location(url=canonical_url(uri))
+    if name not in STORAGES:
+        raise SpecError(
+            f"{what}: {name}:// is not known; known are {', '.join(f'{known}://' for known in STORAGES)} and a directory. A "
+            "store that speaks S3 can be read as s3://BUCKET/PREFIX with `endpoint` in the secret"
+        )
+    host, slash, prefix = rest.partition("/")
+    return _object_store(name, host, slash + prefix, what)
+
+
+def _object_store(name: str, host: str, prefix: str, what: str) -> Location:
+    if ":" in host or name == "minio":
+        scheme = "https" if host.endswith(":443") else "http"
+        return _own_server(scheme, host, prefix.lstrip("/"), what)
+    if found := _AWS.fullmatch(host):
+        china = f"https://s3.{found['region']}.amazonaws.com.cn" if found["china"] else ""
+        return _s3(found["bucket"], prefix, what, endpoint=china, region=found["region"] or "")
+    if found := _BOS.fullmatch(host):
+        region = found["region"]
+        return _s3(found["bucket"], prefix, what, endpoint=f"https://s3.{region}.bcebos.com", region=region)
+    for pattern in _VIRTUAL_HOSTED.values():
+        if found := pattern.fullmatch(host):
+            return _s3(found["bucket"], prefix, what, f"https://{host}", found["region"], is_virtual_hosted=True)
+    return _s3(host, prefix, what)
+
+
+def _s3(
+    bucket: str, prefix: str, what: str, endpoint: str = "", region: str = "", *, is_virtual_hosted: bool = False
+) -> Location:
+    if not _BUCKET.fullmatch(bucket):
+        raise SpecError(f"{what}: {bucket!r:.80} is no name of a bucket; write NAME://BUCKET/PREFIX")
+    url = canonical_url(f"s3://{bucket}{prefix}")
+    return Location(url=url, endpoint=endpoint, region=region, is_virtual_hosted=is_virtual_hosted)
+
+
+def _own_server(scheme: str, host: str, path: str, what: str) -> Location:
+    bucket, slash, prefix = path.partition("/")
+    if not bucket:
+        raise SpecError(f"{what}: there is no bucket behind {host}; write it as {host}/BUCKET/PREFIX")
+    return _s3(bucket, slash + prefix, what, f"{scheme}://{host}")
+
+
+def _is_address(host: str) -> bool:
+    return host == "localhost" or re.fullmatch(r"[0-9.]+", host) is not None
+
+
+def _guessed_storage(uri: str, what: str) -> str:
+    host = urlsplit(f"//{uri}").hostname or ""
+    if _AWS.fullmatch(host):
+        return "s3"
+    if _BOS.fullmatch(host):
+        return "bos"
+    found = next((name for name, pattern in _VIRTUAL_HOSTED.items() if pattern.fullmatch(host)), None)
+    if found is None:
+        raise SpecError(f"{what}: {uri!r:.100} says not what it is; write s3://BUCKET/PREFIX, or a directory as /PATH")
+    return found

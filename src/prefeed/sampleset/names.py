@@ -1,0 +1,90 @@
+"""What ``sampleset://NAME/PATH`` stands for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Final
+
+from prefeed.config import SAMPLE_SET, Config
+from prefeed.errors import ConfigError, SpecError
+from prefeed.sampleset.records import SampleSet, find
+
+SCHEME: Final = SAMPLE_SET
+
+
+def is_named(url: str | os.PathLike[str]) -> bool:
+    """Return True for the name of a sample set, or of something in one."""
+    return os.fspath(url).startswith(SCHEME)
+
+
+def resolve(url: str, config: Config) -> tuple[str, Config]:
+    """Return where the data is, and the settings of the node that caches it; other URLs come back as they are.
+
+    Every process of the home gets the same answer, so all of them use the same node.
+
+    Args:
+        url: ``sampleset://imagenet/train``, or any other URL or path.
+        config: Settings in force; their home has the sets.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+        SpecError: What stands behind ``sampleset://`` is no name, or its path leads out of the set.
+    """
+    if not is_named(url):
+        return url, config
+    found, path = _split(url, config)
+    root = found.read_url
+    return (f"{root.rstrip('/')}/{path}" if path else root), found.settings(config)
+
+
+def resolve_roots(config: Config) -> Config:
+    """Return settings whose roots are directories: a set among them stands for its own, and its node serves all of them.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+        ConfigError: It is not in a directory, or there are two.
+    """
+    named = [root for root in config.roots or () if is_named(root)]
+    if not named:
+        return config
+    sets = {find_named(root, config).name: find_named(root, config) for root in named}
+    if len(sets) > 1:
+        raise ConfigError(
+            f"PREFEED_ROOTS names the sample sets {' and '.join(sorted(sets))}, and files opened by path are cached by one node: "
+            "name one of them"
+        )
+    roots = tuple(_directory(root, config) if is_named(root) else root for root in config.roots or ())
+    (found,) = sets.values()
+    return replace(found.settings(config), roots=roots)
+
+
+def find_named(url: str, config: Config) -> SampleSet:
+    """Return the set that a name stands for.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+        SpecError: It is no name.
+    """
+    return _split(url, config)[0]
+
+
+def _directory(root: str, config: Config) -> str:
+    url, _ = resolve(root, config)
+    if not url.startswith("/"):
+        name = find_named(root, config).name
+        raise ConfigError(
+            f"PREFEED_ROOTS names the sample set {name}, which is in {url}: its objects cannot be opened by path. Read them with "
+            f'prefeed.datasets, as in prefeed.datasets.ImageFolder("{SCHEME}{name}"), or make a copy with `prefeed stage`'
+        )
+    return url
+
+
+def _split(url: str, config: Config) -> tuple[SampleSet, str]:
+    name, _, path = os.fspath(url)[len(SCHEME) :].partition("/")
+    if not name:
+        raise SpecError(f"{url} names no sample set; write {SCHEME}NAME/PATH")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise SpecError(f"{url} leads out of the sample set; write its path without ..")
+    return find(name, config), "/".join(parts)

@@ -1,0 +1,263 @@
+"""What was applied: one directory a sample set.
+
+::
+
+    <home>/samplesets/.lock             held by who applies or deletes
+    <home>/samplesets/<name>/           0700
+        sampleset.json                  name, namespace, spec, where the data is read; without it there is no set
+        progress.json                   how far it has come: listed, copied, what failed
+        working                         held by the process that brings it up, whose log is beside it
+        node/                           the home of its node server, with credentials.json (0600)
+        jobs/                           its jobs
+    <home>/secrets/<name>.json          0600
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from prefeed.config import MIB, SETTINGS, Config
+from prefeed.errors import SampleSetError, SampleSetNotFoundError
+from prefeed.sampleset.levels import tier_settings
+from prefeed.sampleset.spec import SampleSetSpec, parse_spec
+from prefeed.sampleset.strict import Section, require_name
+from prefeed.sources.credentials import read_private, write_private
+
+FORMAT: Final = 1
+RECORD: Final = "sampleset.json"
+PROGRESS: Final = "progress.json"
+_DIRECTORY: Final = "samplesets"
+_NODE: Final = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSet:
+    """A sample set that was applied.
+
+    Attributes:
+        name: Its name.
+        namespace: As it was written; names are unique all the same.
+        spec: What was asked for.
+        source_url: Where the data comes from; no credentials in it. The origin, when there is no source.
+        origin_url: Where it is read: ``source_url``, or the bucket that it is copied to.
+        directory: Its records; jobs keep theirs below ``jobs``.
+        created: Seconds since 1970 when it was first applied.
+    """
+
+    name: str
+    namespace: str
+    spec: SampleSetSpec
+    source_url: str
+    origin_url: str
+    directory: Path
+    created: float
+
+    @property
+    def needs_sync(self) -> bool:
+        """True when data is copied to where it is read."""
+        return self.source_url != self.origin_url
+
+    @property
+    def read_url(self) -> str:
+        """URL below which names of the set lie: the origin, or the directory in it that ``sub-dir`` names."""
+        below = str(self.spec.options.get("sub-dir", "")).strip("/")
+        return f"{self.origin_url.rstrip('/')}/{below}" if below else self.origin_url
+
+    @property
+    def home(self) -> Path:
+        """Home of the node that serves the set."""
+        return self.directory / _NODE
+
+    def settings(self, base: Config) -> Config:
+        """Return the settings of the node that serves the set: its own home, its levels as tiers.
+
+        What the document does not say is as in ``base``.
+        """
+        options = self.spec.options
+        changes: dict[str, Any] = {"home": self.home, "port": 0, "idle_timeout": 0.0}
+        changes.update(tier_settings(self.spec, base, self.home))
+        if "get-timeout" in options:
+            changes["request_timeout"] = float(options["get-timeout"])
+        if "buffer-size" in options:
+            changes["lookahead"] = int(options["buffer-size"]) * MIB
+        changes["metrics"] = _metrics(options.get("metrics"), base)
+        return replace(base, **changes)
+
+
+def _metrics(address: object, base: Config) -> str | None:
+    """Return where the node shows metrics: an address of its own, since that of ``base`` is another server's."""
+    if address is not None:
+        return cast("str | None", SETTINGS["metrics"].metadata["parse"](address))
+    return None if base.metrics else base.metrics
+
+
+# ---------------------------------------------------------------- finding
+
+
+def find(name: str, config: Config) -> SampleSet:
+    """Return a sample set by its name.
+
+    Raises:
+        SampleSetNotFoundError: There is none; the message says which there are.
+        SampleSetError: Its record is damaged.
+    """
+    directory = directory_of(name, config)
+    data = read_private(directory / RECORD)
+    if data is None:
+        there = ", ".join(names(config)) or "none"
+        raise SampleSetNotFoundError(
+            f"there is no sample set {name!r} in {config.home} (there: {there}); apply one with `prefeed sampleset apply -f "
+            "FILE`, or set PREFEED_HOME to where it was applied",
+            name=name,
+        )
+    try:
+        return _decoded(json.loads(data), directory)
+    except (ValueError, KeyError, TypeError) as err:
+        raise SampleSetError(f"{directory / RECORD} is damaged; apply the sample set {name} again") from err
+
+
+def names(config: Config) -> list[str]:
+    """Return the names of all sample sets, sorted."""
+    return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
+
+
+def directory_of(name: str, config: Config) -> Path:
+    """Return where a sample set of this name has its records, whether there is one or not.
+
+    Raises:
+        SpecError: It is no name.
+    """
+    require_name(name, "the name of a sample set")
+    return config.home / _DIRECTORY / name
+
+
+def _decoded(record: dict[str, Any], directory: Path) -> SampleSet:
+    if record["format"] != FORMAT:
+        raise ValueError(record["format"])
+    return SampleSet(
+        name=record["name"],
+        namespace=record["namespace"],
+        spec=parse_spec(Section(record["spec"], "spec")),
+        source_url=record["source_url"],
+        origin_url=record["origin_url"],
+        directory=directory,
+        created=float(record["created"]),
+    )
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_record(found: SampleSet) -> None:
+    """The set is recorded, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    found.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    values = ("name", "namespace", "source_url", "origin_url", "created")
+    record = {"format": FORMAT, "spec": found.spec.document, **{name: getattr(found, name) for name in values}}
+    write_private(found.directory / RECORD, json.dumps(record, indent=1).encode())
+
+
+def remove_record(found: SampleSet) -> None:
+    """There is no such set any more; its name first, so that nobody finds half of it."""
+    (found.directory / RECORD).unlink(missing_ok=True)
+    shutil.rmtree(found.directory, ignore_errors=True)
+
+
+@contextmanager
+def applying(config: Config) -> Iterator[None]:
+    """One at a time applies and deletes; the kernel lets go of the lock when the process dies.
+
+    Raises:
+        OSError: The home cannot be written.
+    """
+    directory = config.home / _DIRECTORY
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(directory / ".lock", fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, operation: int) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- how far it has come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a set has come; what can be seen is not written here.
+
+    Attributes:
+        begun: The source could be opened and is being copied or listed, or was; seconds since 1970, 0.0: not yet.
+        synced: Its data was copied to where it is read; seconds since 1970, 0.0: not yet.
+        listed: What it holds is known; seconds since 1970, 0.0: not yet.
+        error: Why the last try ended; empty: it did not, or well.
+        sync_job: Id of the job that copies.
+        warmup_job: Id of the last job that filled the tiers.
+        changed: Seconds since 1970 when this was written.
+    """
+
+    begun: float = 0.0
+    synced: float = 0.0
+    listed: float = 0.0
+    error: str = ""
+    sync_job: str = ""
+    warmup_job: str = ""
+    changed: float = 0.0
+
+
+def read_progress(found: SampleSet) -> Progress:
+    """Return how far a set has come."""
+    try:
+        values = json.loads(read_private(found.directory / PROGRESS) or b"{}")
+        return Progress(**{name: values[name] for name in Progress.__slots__ if name in values})
+    except (ValueError, TypeError, AttributeError):
+        return Progress()
+
+
+def note_progress(found: SampleSet, **changes: Any) -> Progress:
+    """Some of it has changed; return what is noted now. Nothing is noted of a set that was deleted meanwhile."""
+    progress = replace(read_progress(found), **changes, changed=time.time())
+    if (found.directory / RECORD).exists():
+        write_private(found.directory / PROGRESS, json.dumps(asdict(progress), indent=1).encode())
+    return progress
+
+
+@contextmanager
+def working_at(found: SampleSet) -> Iterator[None]:
+    """Inside it this process brings the set up; another one that does so is waited for."""
+    with _locked(found.directory / "working", fcntl.LOCK_EX):
+        yield
+
+
+def is_worked_at(found: SampleSet) -> bool:
+    """Return True while a process brings the set up; one that was killed does not."""
+    try:
+        descriptor = os.open(found.directory / "working", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,145 @@
+"""What an operator sees of the node: read in the loop's thread, handed to others as values."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from prefeed.clock import Clock
+from prefeed.config import Config
+from prefeed.core.plan import Plan
+from prefeed.server.datasets import Dataset
+from prefeed.server.epochs import Epochs, EpochTotals
+from prefeed.server.loop import Loop
+from prefeed.server.node import Node
+from prefeed.server.sessions import Sessions
+from prefeed.sources.urls import without_credentials
+from prefeed.types import PlanInfo, ReadCounts, ServerStatus, Statistics
+
+MOST_PLANS = 256
+"""Plans that are told of one by one; a node has as many as loaders that are alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The node at one moment; any thread may read it.
+
+    Attributes:
+        status: What it does.
+        statistics: What it has counted.
+        plans: How far each consumer has come.
+        epochs: Sums over the epochs that loaders reported.
+    """
+
+    status: ServerStatus
+    statistics: Statistics
+    plans: tuple[PlanInfo, ...]
+    epochs: tuple[EpochTotals, ...]
+
+
+class Observer:
+    """Looks at the whole server.
+
+    Attributes:
+        epochs: What loaders have reported.
+
+    **Threads**: the loop's thread.
+    """
+
+    def __init__(
+        self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...],
+        metrics_url: str,
+    ) -> None:  # fmt: skip
+        self.epochs = Epochs()
+        self._config = config
+        self._clock = clock
+        self._started = clock()
+        self._store_dir = store_dir
+        self._on_tmpfs = on_tmpfs
+        self._notices = notices
+        self._metrics_url = metrics_url
+        self._version = version("prefeed")
+        self._loop: Loop
+        self._node: Node
+        self._sessions: Sessions
+
+    def bind(self, loop: Loop, node: Node, sessions: Sessions) -> None:
+        """Look at these; once, before the first question."""
+        self._loop, self._node, self._sessions = loop, node, sessions
+
+    def observe(self) -> Observation:
+        """Return all of it."""
+        return Observation(self.status(), self.statistics(), self.plans(), self.epochs.totals())
+
+    def status(self) -> ServerStatus:
+        """Return what the server does now."""
+        scheduler, datasets = self._node.scheduler, self._node.datasets
+        limits = [datasets[number].limit.limit for number in scheduler.live_datasets() if number in datasets]
+        return ServerStatus(
+            pid=os.getpid(),
+            version=self._version,
+            home=str(self._config.home),
+            store=str(self._store_dir),
+            on_tmpfs=self._on_tmpfs,
+            uptime_seconds=self._clock() - self._started,
+            clients=len(self._loop.connections),
+            plans=scheduler.num_plans,
+            in_flight=scheduler.num_in_flight,
+            max_in_flight=max(limits, default=0),
+            notices=self._notices,
+            sessions=self._sessions.counts,
+            metrics=self._metrics_url,
+        )
+
+    def statistics(self) -> Statistics:
+        """Return what it has counted since it started."""
+        return replace(self._node.statistics(), sessions=self._sessions.counts, epochs=self.epochs.last)
+
+    def plans(self) -> tuple[PlanInfo, ...]:
+        """Return how far every consumer has come."""
+        return read_plans(self._node, self.epochs)
+
+
+def read_plans(node: Node, epochs: Epochs) -> tuple[PlanInfo, ...]:
+    """Return how far every consumer has come, in the order in which they came; ``MOST_PLANS`` at most.
+
+    Epochs of consumers that are gone are forgotten.
+    """
+    consumers = node.scheduler._consumers
+    plans = consumers.plans()
+    epochs.keep({plan.consumer for plan in plans})
+    present = [plan for plan in plans if consumers.plan_of(plan.consumer) is plan]
+    with_next = {plan.consumer for plan in plans if consumers.plan_of(plan.consumer) is not plan}
+    return tuple(_info(node, epochs, plan, has_next=plan.consumer in with_next) for plan in present[:MOST_PLANS])
+
+
+def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo:
+    return PlanInfo(
+        consumer=plan.consumer,
+        dataset=_root(node.datasets[plan.dataset]),
+        position=plan.cursor if plan.warm else plan.position,  # a warm-up stands where the scheduler looks
+        length=len(plan),
+        ahead_objects=len(plan.outstanding),
+        ahead_bytes=plan.ahead_bytes,
+        reads=_reads(node, plan.consumer),
+        warm=plan.warm,
+        has_next=has_next,
+        last_epoch=epochs.last_of(plan.consumer),
+    )
+
+
+def _root(dataset: Dataset) -> str:
+    """Return where its objects lie: a URL, or the directory above the first and the last file of a catalogue."""
+    catalogue = dataset.catalogue
+    if catalogue is None or not catalogue.num_objects:
+        return without_credentials(dataset.source.url)
+    return os.path.commonpath([os.path.dirname(catalogue.path(at)) for at in (0, catalogue.num_objects - 1)])
+
+
+def _reads(node: Node, consumer: int) -> ReadCounts:
+    counts = node.scheduler.counts_of(consumer)
+    if counts is None:
+        return ReadCounts()
+    return ReadCounts(hits=counts.hits, late=counts.late, misses=counts.misses, direct_reads=counts.direct_reads)

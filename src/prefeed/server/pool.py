@@ -1,0 +1,265 @@
+"""The pool tier: what other nodes have fetched, in memcached servers that all of them share.
+
+memory ─absent→ disk ─absent→ pool ─absent→ claim ─mine→ origin ──bytes──→ memory tier, disk
+                               │              │ another node's               └─→ waiting ──→ pool
+                               └──bytes──→    └─ look again, for a short time
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prefeed.clock import Clock
+from prefeed.pool.ring import Ring
+from prefeed.pool.servers import PoolServer, Stored
+from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
+from prefeed.store.values import value_size
+from prefeed.types import Buffer, PoolCounts
+
+_MOST_WAITING_BYTES: Final = 128 * 1024**2
+_MOST_WRITERS: Final = 32
+"""Other nodes wait for what is written. With 4, busy fetchers left it waiting for up to a second (2026-11)."""
+
+_CLAIM_SECONDS: Final = 5
+"""A claim is gone then, whatever became of the node that made it."""
+
+_WAIT_SECONDS: Final = 1.0
+"""The longest that a fetch ahead waits for another node's."""
+
+_URGENT_WAIT_SECONDS: Final = 0.3
+"""And one for which a reader may be waiting."""
+
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LONGEST_PAUSE_SECONDS: Final = 0.05
+_PAUSE_GROWTH: Final = 1.5
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of threads that do not wait for each other: may miss one now and then."""
+
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    stored: int = 0
+    written_bytes: int = 0
+    corrupt: int = 0
+    dropped: int = 0
+    refused: int = 0
+    waits: int = 0
+    waits_in_vain: int = 0
+
+
+class _Claimed:
+    """Another node is about to ask the origin."""
+
+
+class _Unusable:
+    """Something is there, and it is not the object: damaged, without a part, or this node's own claim."""
+
+
+_CLAIMED: Final = _Claimed()
+_UNUSABLE: Final = _Unusable()
+
+
+class PoolTier:
+    """Objects in the pool, under their entry keys: equal keys mean equal bytes, whoever stored them.
+
+    Nothing that happens to the pool is an error of a read: what cannot be read is absent, what cannot be stored is not.
+
+    **Ownership.** The servers are the user's. Nothing is ever deleted from them.
+
+    **Threads.** Any. What was offered is written by threads of the tier's own.
+
+    **Blocking.** ``read`` takes at most a time-out for each part and server that fails, and a second where another node
+    has said that it fetches the object; ``offer`` does not wait; ``close`` waits for requests under way.
+
+    Args:
+        addresses: Servers, as the setting ``pool`` has them.
+        timeout_seconds: How long one request to a server may take.
+        clock: Seconds.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, timeout_seconds: float, clock: Clock) -> None:
+        self._ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=clock)
+        self._clock = clock
+        self._id = secrets.token_bytes(8)
+        self._counts = _Counts()
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._waiting: dict[bytes, Buffer] = {}
+        self._waiting_bytes = 0
+        self._writers: list[threading.Thread] = []
+        self._num_idle = 0
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, key: bytes, *, is_urgent: Callable[[], bool] = lambda: False) -> Buffer | None:
+        """Return an object's bytes; None when the pool does not have them, and the caller is to ask the origin.
+
+        Then other nodes have been told that this one does so. Who comes second waits for the first: for a second, or
+        less than a third of one while a reader may be waiting.
+
+        Args:
+            key: Entry key, 16 bytes.
+            is_urgent: Whether a reader may be waiting.
+        """
+        server = self._ring.server_of(pool_key(key))
+        found = None if server is None else self._find(key, server, is_urgent)
+        if found is None:
+            self._counts.misses += 1
+        else:
+            self._counts.hits += 1
+            self._counts.read_bytes += value_size(found)
+        return found
+
+    def counts(self) -> PoolCounts:
+        """Return a snapshot."""
+        found = self._counts
+        return PoolCounts(
+            servers=len(self._ring.servers),
+            left_out=self._ring.num_out,
+            hits=found.hits,
+            misses=found.misses,
+            read_bytes=found.read_bytes,
+            stored=found.stored,
+            written_bytes=found.written_bytes,
+            corrupt=found.corrupt,
+            dropped=found.dropped,
+            refused=found.refused,
+            failures=sum(server.failures for server in self._ring.servers),
+            waits=found.waits,
+            waits_in_vain=found.waits_in_vain,
+        )
+
+    # ------------------------------------------------------------ writing
+
+    def offer(self, key: bytes, data: Buffer) -> None:
+        """Let the bytes be stored some time, if there is room; what comes while 128 MiB wait is dropped."""
+        size = value_size(data)
+        with self._changed:
+            if key in self._waiting or self._ring.num_out == len(self._ring.servers):
+                return
+            if self._waiting and self._waiting_bytes + size > _MOST_WAITING_BYTES:
+                self._counts.dropped += 1
+                return
+            self._waiting[key] = data
+            self._waiting_bytes += size
+            if (
+                len(self._waiting) > self._num_idle
+                and len(self._writers) < _MOST_WRITERS
+                and not self._closing.is_set()
+            ):
+                self._start_writer()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ask nobody any more; what waits to be written is lost."""
+        self._closing.set()
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._ring.close()
+        for writer in self._writers:
+            writer.join()
+
+    # ------------------------------------------------------------ one object
+
+    def _find(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
+        found = self._look(key, server)
+        if found is None and not self._claim(key, server):
+            found = self._look(key, server)  # somebody was faster
+        if isinstance(found, _Claimed):
+            found = self._await(key, server, is_urgent)
+        return None if isinstance(found, _Unusable) else found
+
+    def _look(self, key: bytes, server: PoolServer) -> Buffer | _Claimed | _Unusable | None:
+        value = server.read(pool_key(key))
+        if value is None:
+            return None
+        owner = claimed_by(value)
+        if owner is None:
+            return self._assemble(key, value)
+        return _UNUSABLE if owner == self._id else _CLAIMED
+
+    def _assemble(self, key: bytes, first: memoryview) -> Buffer | _Unusable:
+        header = read_header(first, key, 0)
+        if header is None:
+            return self._wrong()
+        parts = [first[HEADER_BYTES:]]
+        for part in range(1, header.num_parts):
+            server = self._ring.server_of(pool_key(key, part))
+            value = None if server is None else server.read(pool_key(key, part))
+            if value is None:
+                return _UNUSABLE
+            if read_header(value, key, part) != header._replace(part=part):
+                return self._wrong()
+            parts.append(value[HEADER_BYTES:])
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return data if is_whole(data, header) else self._wrong()
+
+    def _wrong(self) -> _Unusable:
+        self._counts.corrupt += 1
+        return _UNUSABLE
+
+    def _claim(self, key: bytes, server: PoolServer) -> bool:
+        """Say that this node asks the origin; False when another one has said so, or has stored the object."""
+        return server.add(pool_key(key), claim(self._id), seconds=_CLAIM_SECONDS)
+
+    def _await(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
+        """Look again and again; nothing when the claim is gone, or the time is over."""
+        self._counts.waits += 1
+        began, pause = self._clock(), _FIRST_PAUSE_SECONDS
+        found: Buffer | _Claimed | _Unusable | None = _CLAIMED
+        while isinstance(found, _Claimed) and self._may_wait(self._clock() - began, is_urgent()):
+            self._closing.wait(pause)
+            found = self._look(key, server)
+            pause = min(_LONGEST_PAUSE_SECONDS, pause * _PAUSE_GROWTH)
+        data = None if isinstance(found, _Claimed | _Unusable) else found
+        self._counts.waits_in_vain += data is None
+        return data
+
+    def _may_wait(self, waited_seconds: float, is_urgent: bool) -> bool:
+        return not self._closing.is_set() and waited_seconds < (_URGENT_WAIT_SECONDS if is_urgent else _WAIT_SECONDS)
+
+    # ------------------------------------------------------------ the writers
+
+    def _start_writer(self) -> None:
+        writer = threading.Thread(target=self._write, name=f"prefeed-pool-{len(self._writers)}", daemon=True)
+        self._writers.append(writer)
+        writer.start()
+
+    def _write(self) -> None:
+        while (taken := self._take()) is not None:
+            key, data = taken
+            outcome = self._store(key, data)
+            if outcome == Stored.YES:
+                self._counts.stored += 1
+            self._counts.refused += outcome == Stored.FULL
+
+    def _take(self) -> tuple[bytes, Buffer] | None:
+        with self._changed:
+            self._num_idle += 1
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            self._num_idle -= 1
+            if self._closing.is_set():
+                return None
+            key = next(iter(self._waiting))
+            data = self._waiting.pop(key)
+            self._waiting_bytes -= value_size(data)
+            return key, data
+
+    def _store(self, key: bytes, data: Buffer) -> Stored:
+        """Store the parts, the first one last; stop at the first one that is not stored."""
+        for header, part in split(key, data, self._ring.part_bytes - HEADER_BYTES):
+            name = pool_key(key, header.part)
+            server = self._ring.server_of(name)
+            outcome = Stored.NO if server is None else server.write(name, header.to_bytes(), part)
+            if outcome != Stored.YES:
+                return outcome
+            self._counts.written_bytes += part.nbytes
+        return Stored.YES
