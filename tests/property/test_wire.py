@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 import typing
 
 import msgspec
@@ -22,12 +23,10 @@ STRATEGIES: dict[typing.Any, st.SearchStrategy[typing.Any]] = {
     str: TEXT,
     bytes: st.binary(),
     bool: st.booleans(),
+    type(None): st.none(),
     float: st.floats(allow_nan=False),
     dict[str, int]: st.dictionaries(TEXT, st.integers(-(2**63), 2**63 - 1), max_size=3),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
-    str | None: st.none() | TEXT,
-    float | None: st.none() | st.floats(allow_nan=False),
-    int | None: st.none() | st.integers(-(2**63), 2**63 - 1),
 }
 
 
@@ -35,6 +34,8 @@ def any_of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     """Return a strategy of a type that occurs in messages, or of a message."""
     if kind in STRATEGIES:
         return STRATEGIES[kind]
+    if isinstance(kind, types.UnionType):
+        return st.one_of([any_of(part) for part in typing.get_args(kind)])
     if typing.get_origin(kind) is tuple:
         return st.lists(any_of(typing.get_args(kind)[0]), max_size=3).map(tuple)
     return st.builds(kind, **{name: any_of(field) for name, field in typing.get_type_hints(kind).items()})

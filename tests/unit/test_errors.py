@@ -51,4 +51,5 @@ def test_only_what_may_succeed_later_is_retryable() -> None:
         errors.ServerUnavailableError,
         errors.CopyInUseError,
         errors.PackSourceChangedError,
+        errors.SampleSetInUseError,
     }

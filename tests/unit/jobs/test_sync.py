@@ -8,7 +8,8 @@ import boto3
 import pytest
 
 from prefeed.config import resolve
-from prefeed.errors import EmptyListingError, JobConflictError, JobSpecError, ObjectNotFoundError
+from prefeed.errors import EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
+from prefeed.jobs import directory_place
 from prefeed.jobs.beneath import Beneath
 from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions, SyncResult
@@ -264,6 +265,16 @@ def test_what_a_killed_one_left_goes(source: Path, target: Path) -> None:
     run(source, target)
 
     assert tree(target) == FILES
+
+
+def test_what_reads_back_otherwise_gets_no_name(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_wrongly(file: int, view: memoryview) -> None:
+        os.write(file, bytes(len(view)))
+
+    monkeypatch.setattr(directory_place, "_write_all", write_wrongly)
+    with pytest.raises(JobError, match="read back"):
+        run(source, target, start="class 0/3.jpg")
+    assert not any(data for data in tree(target).values())
 
 
 # ---------------------------------------------------------------- other places

@@ -1,0 +1,144 @@
+"""Nodes that share a pool: the origin is asked once by all of them, and a changed file is never the old one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leaks import wait_until
+from memcached import Memcached, memcached
+from nodes import RecordingTier, Rig, memory_source, rig
+from prefeed.config import Config, resolve
+from prefeed.core.actions import Outcome
+from prefeed.errors import ConfigError
+from prefeed.server.fetchers import Fetchers
+from prefeed.server.opening_pool import open_pool
+from prefeed.server.pool import PoolTier
+from prefeed.testing.sources import MemorySource
+from prefeed.types import FetchedObject, ObjectInfo
+
+OBJECTS = 20
+
+
+@pytest.fixture
+def server() -> Iterator[Memcached]:
+    with memcached() as server:
+        yield server
+
+
+@contextmanager
+def node_of(directory: Path, server: Memcached) -> Iterator[tuple[Rig, PoolTier]]:
+    """A node with threads whose fetchers have the pool behind them."""
+    directory.mkdir()
+    with rig(directory, threads=True, tier=RecordingTier(1 << 30)) as made:
+        pool = PoolTier([server.address], timeout_seconds=0.5, clock=time.monotonic)
+        made.node.pool = pool
+        made.node.fetchers = Fetchers(max_threads=8, clock=time.monotonic, wake=made.woken.set, pool=pool)
+        made.node.checks._submit = made.node.fetchers.submit
+        try:
+            yield made, pool
+        finally:
+            pool.close()
+
+
+def test_the_second_node_asks_the_pool_and_not_the_origin(tmp_path: Path, server: Memcached) -> None:
+    with ExitStack() as stack:
+        (one, first_pool), (other, _) = (
+            stack.enter_context(node_of(tmp_path / name, server)) for name in ("one", "other")
+        )
+        datasets = [node.open(memory_source(OBJECTS)) for node in (one, other)]
+        one.plan(1, datasets[0], range(OBJECTS))
+        one.pump_until(lambda: one.num_residents(datasets[0]) == OBJECTS)
+        assert wait_until(lambda: first_pool.counts().stored == OBJECTS, timeout_seconds=10)
+        other.plan(1, datasets[1], range(OBJECTS))
+        other.pump_until(lambda: other.num_residents(datasets[1]) == OBJECTS)
+        counts = [node.node.statistics() for node in (one, other)]
+        assert [count.origin_requests for count in counts] == [OBJECTS, 0]
+        assert [count.pool.hits for count in counts] == [0, OBJECTS]
+        assert other.tier._values == one.tier._values
+
+
+def test_reads_of_the_pool_leave_the_origins_limit_alone(tmp_path: Path, server: Memcached) -> None:
+    with node_of(tmp_path / "one", server) as (one, pool):
+        dataset = one.open(memory_source(OBJECTS))
+        one.plan(1, dataset, range(OBJECTS))
+        one.pump_until(lambda: one.num_residents(dataset) == OBJECTS)
+        assert wait_until(lambda: pool.counts().stored == OBJECTS, timeout_seconds=10)
+    with node_of(tmp_path / "other", server) as (other, _):
+        dataset = other.open(memory_source(OBJECTS))
+        other.plan(1, dataset, range(OBJECTS))
+        other.pump_until(lambda: other.num_residents(dataset) == OBJECTS)
+        assert dataset.limit._best == float("inf")
+
+
+def test_a_file_that_another_node_opened_comes_from_the_pool_and_a_changed_one_does_not(
+    tmp_path: Path, server: Memcached
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    with node_of(tmp_path / "one", server) as (one, pool):
+        asked = one.demand_file(one.open_catalogue(path), path)
+        one.pump_until(lambda: asked.outcome is not None)
+        assert wait_until(lambda: pool.counts().stored == 1, timeout_seconds=10)
+    with node_of(tmp_path / "other", server) as (other, _):
+        asked = other.demand_file(other.open_catalogue(path), path)
+        other.pump_until(lambda: asked.outcome is not None)
+        assert asked.outcome in (Outcome.STORED, Outcome.INLINE)
+        assert other.node.statistics().pool.hits == 1
+        assert other.node.statistics().origin_requests == 0
+    path.write_bytes(b"second")
+    with node_of(tmp_path / "third", server) as (third, _):
+        asked = third.demand_file(third.open_catalogue(path), path)
+        third.pump_until(lambda: asked.outcome is not None)
+        assert third.node.statistics().pool.hits == 0
+        assert third.node.statistics().origin_requests == 1
+
+
+class Unversioned(MemorySource):
+    """An origin that says nothing of versions, as an index over HTTP does."""
+
+    def fetch(self, path: str) -> FetchedObject:
+        return replace(super().fetch(path), version="")
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        for page in super().list_objects():
+            yield [replace(info, version="") for info in page]
+
+
+def test_what_names_no_version_is_neither_stored_nor_looked_for(tmp_path: Path, server: Memcached) -> None:
+    with node_of(tmp_path / "one", server) as (one, pool):
+        asked = one.demand(one.open(Unversioned({"a": b"bytes"}, url="memory://test")), 0)
+        one.pump_until(lambda: asked.outcome is not None)
+        counts = pool.counts()
+        assert (counts.misses, counts.hits, one.node.statistics().origin_requests) == (0, 0, 1)
+    assert server.statistics()["cmd_set"] == "0"
+
+
+def test_settings_name_servers() -> None:
+    def pool(value: object) -> str:
+        return resolve({"pool": value}, environ={}).pool
+
+    assert pool(" b:2, a:1 ,b:2,") == "b:2,a:1"
+    assert pool(["[::1]:11211", "/run/m.sock"]) == "[::1]:11211,/run/m.sock"
+    assert pool("") == ""
+    assert open_pool(Config()) is None
+
+
+@pytest.mark.parametrize(
+    "entry", ["host", "host:", "host:0", "host:65536", ":1", "a b:1", "http://host:1", "::1:11211"]
+)
+def test_a_malformed_server_is_named(entry: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no pool server; write host:port") as raised:
+        resolve({"pool": f"good:1,{entry}"}, environ={})
+    assert repr(entry) in str(raised.value)
+
+
+@pytest.mark.parametrize("seconds", ["0", "61", "soon"])
+def test_a_time_out_is_some_seconds(seconds: str) -> None:
+    with pytest.raises(ConfigError):
+        resolve({"pool_timeout": seconds}, environ={})
