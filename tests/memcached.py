@@ -104,7 +104,8 @@ def proxy(target: Memcached, change: Callable[[bytes], bytes]) -> Iterator[Impos
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a client that closes with an answer unread resets the connection
         while asked := source.recv(65536):
             target.sendall(asked)
+    with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)

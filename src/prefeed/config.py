@@ -129,7 +129,7 @@ def _metrics(value: str | int) -> str | None:
 def _pool(value: str | Sequence[str]) -> str:
     """Return ``host:port``, ``[::1]:port`` and paths of unix sockets in the order given, each once, commas between."""
     entries = value.split(",") if isinstance(value, str) else list(value)
-    found = dict.fromkeys(entry.strip() for entry in entries if entry.strip())
+    found = dict.fromkeys(entry.strip() for entry in entries if entry.strip() not in ("", "none"))
     for entry in found:
         if not re.fullmatch(r"/[^\s]+|(?:\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})", entry) or not _has_port(entry):
             raise ConfigError(
@@ -209,7 +209,7 @@ class Config:
     )
     pool: str = _setting(
         _pool, "", "memcached servers that nodes share, as `host:port`, with commas between them; a path is a unix "
-        "socket; empty = none"
+        "socket; none = there is no pool"
     )  # fmt: skip
     pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
     lookahead: int = _setting(parse_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")

@@ -111,6 +111,12 @@ def test_whether_a_job_waits_comes_first_and_the_source_can_be_chosen() -> None:
     assert all(panel["description"] for panel in dashboard()["panels"])
 
 
+def test_what_is_divided_has_the_labels_of_what_it_is_divided_by() -> None:
+    """``a / (a + on (instance) b)`` shows nothing: the sum keeps ``instance`` alone, and ``a`` has more."""
+    for expression in expressions():
+        assert not re.search(r"/ \(.*\bon \(", expression), expression
+
+
 def test_parentheses_are_closed() -> None:
     for expression in expressions():
         for opening, closing in ("()", "[]", "{}"):

@@ -20,6 +20,7 @@ def command(ctx: click.Context, url: str | None, everything: bool, home: str | N
     """Free what the cache holds of a URL, or all of it.
 
     URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Nor are the caches of stages: `prefeed session drop` removes those.
+    What is in a pool stays: other nodes use it, and its bytes are never out of date.
     """
     if (url is None) != everything:
         raise click.UsageError("give either a URL or --all")

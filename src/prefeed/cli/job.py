@@ -184,7 +184,7 @@ def rmr(
             render.print_json(job_view.doomed_object(root, doomed))
             return
         if not as_json:
-            for line in job_view.doomed_lines(root, doomed):
+            for line in job_view.doomed_lines(root, doomed, dry=dry):
                 click.echo(line, err=not dry)
         if dry:
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -20,17 +22,19 @@ from prefeed.jobs.options import SyncEvents
 from prefeed.jobs.places import located
 from prefeed.jobs.records import FAILED, all_jobs, find_job
 from prefeed.jobs.rmr import relative_paths, survey
-from prefeed.jobs.running import JobEvents, apply_job, detach_job, terminate, work_detached
+from prefeed.jobs.running import JobEvents, TerminatedError, apply_job, detach_job, terminate, work_detached
 from prefeed.jobs.spec import RMR, JobSpec, parse_job
 from prefeed.jobs.warming import WarmEvents
 from prefeed.jobs.work import WorkEvents
 from prefeed.sampleset.strict import load_documents
 
+EXIT_TERMINATED: Final = 143
+
 
 @click.command()
 @click.option(
-    "-f", "--file", "file", required=True, metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="YAML of kind SampleJob; - is stdin.",
+    "-f", "--filename", "file", required=True, metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="YAML documents of kind SampleJob; - is stdin.",
 )  # fmt: skip
 @click.option("--detach", is_flag=True, help="Let each job run in a process of its own, and do not wait.")
 @click.option("--yes", is_flag=True, help="Do not ask before data is removed at its origin.")
@@ -50,12 +54,15 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
         if spec.type == RMR and not yes:
             _ask(spec, config)
     begin = detach_job if detach else apply_job
-    records = [begin(spec, config, _events()) for spec in specs]
+    now = time.time()
+    with _ended_when_terminated(ctx):
+        records = [begin(spec, config, _events()) for spec in specs]
     if as_json:
         render.print_json({"jobs": [job_view.record_object(record) for record in records]})
     else:
         for record in records:
-            click.echo(printable(f"{record.id}: {record.phase}{f': {record.message}' if record.message else ''}"))
+            was = " before, and not done again: give it another name for that" if 0 < record.finished < now else ""
+            click.echo(printable(f"{record.id}: {record.phase}{was}{f': {record.message}' if record.message else ''}"))
     if any(record.phase == FAILED for record in records):
         ctx.exit(EXIT_FAILED)
 
@@ -104,10 +111,20 @@ def terminate_jobs(names: tuple[str, ...], home: str | None, as_json: bool) -> N
 @click.pass_context
 def work(ctx: click.Context, name: str) -> None:
     """Do a job that `apply --detach` has recorded; its set is named by the environment."""
-    record = work_detached(name, os.environ.get("PREFEED_JOB_SET", ""), config_of(), _events())
+    with _ended_when_terminated(ctx):
+        record = work_detached(name, os.environ.get("PREFEED_JOB_SET", ""), config_of(), _events())
     click.echo(printable(f"{record.id}: {record.phase}{f': {record.message}' if record.message else ''}"))
     if record.phase == FAILED:
         ctx.exit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def _ended_when_terminated(ctx: click.Context) -> Iterator[None]:
+    try:
+        yield
+    except TerminatedError:
+        _say("terminated; what was done stays whole, and the jobs that are left of the file were not begun")
+        ctx.exit(EXIT_TERMINATED)
 
 
 def _read(file: Path) -> list[JobSpec]:

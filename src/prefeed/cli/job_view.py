@@ -48,16 +48,17 @@ def sync_lines(result: SyncResult, *, dry: bool) -> list[str]:
     return lines
 
 
-def doomed_lines(root: str, doomed: Sequence[Doomed]) -> list[str]:
+def doomed_lines(root: str, doomed: Sequence[Doomed], *, dry: bool = False) -> list[str]:
     """Return what would be removed, one line a path."""
     lines = [
         f"{printable(root.rstrip('/'))}/{printable(one.path)}: {format_count(one.num_files, 'file')}, {format_bytes(one.bytes)}"
         for one in doomed
     ]
     total = format_count(sum(one.num_files for one in doomed), "file")
+    will = "would" if dry else "will"
     return [
         *lines,
-        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} will be removed at the origin, for good",
+        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} {will} be removed at the origin, for good",
     ]
 
 
@@ -107,9 +108,15 @@ def record_rows(record: JobRecord) -> tuple[str, list[Row]]:
         ("finished", _when(record.finished)),
         ("process", str(record.process.pid)),
     ]
-    rows += [(name, printable(value)) for name, value in record.result.items() if value not in ("", [], None)]
+    rows += [(name, _counted(name, value)) for name, value in record.result.items() if value not in ("", [], None)]
     rows += [("spec" if not at else "", line) for at, line in enumerate(_yaml_lines(record.spec))]
     return record.id, rows
+
+
+def _counted(name: str, value: Any) -> str:
+    if name == "seconds":
+        return format_duration(value)
+    return format_bytes(value) if "bytes" in name else printable(value)
 
 
 def _yaml_lines(spec: Any) -> list[str]:

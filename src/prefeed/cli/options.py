@@ -10,6 +10,7 @@ import click
 from prefeed.cli.failure import EXIT_NO_SERVER
 from prefeed.config import Config, resolve
 from prefeed.errors import PrefeedError, ServerUnavailableError
+from prefeed.sampleset.names import find_named, is_named
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +30,24 @@ def json_option(command: Command) -> Command:
 def home_option(command: Command) -> Command:
     """Add ``--home``."""
     return click.option("--home", metavar="DIR", help="Directory of the node cache (PREFEED_HOME).")(command)
+
+
+def node_option(command: Command) -> Command:
+    """Add ``--home`` to a command that looks at one node: a sample set has its own, and can be named."""
+    text = "Directory of the node cache (PREFEED_HOME), or sampleset://NAME for the node of a sample set."
+    return click.option("--home", metavar="DIR", help=text)(command)
+
+
+def node_config_of(home: str | None) -> Config:
+    """Return the settings of the node that ``--home`` of ``node_option`` names.
+
+    Raises:
+        SampleSetNotFoundError: There is no such set.
+    """
+    if home is None or not is_named(home):
+        return config_of(home=home)
+    config = config_of()
+    return find_named(home, config).settings(config)
 
 
 def config_of(**overrides: Any) -> Config:

@@ -8,7 +8,7 @@ import click
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
-from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits
+from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits, node_config_of, node_option
 
 
 @click.group(name="server")
@@ -47,7 +47,7 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
 
 
 @command.command()
-@home_option
+@node_option
 @json_option
 @click.pass_context
 def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
     Training goes on: readers find the data at its origin.
     """
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
+    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
         pid = client.status().pid
         client.stop()
     if as_json:
@@ -66,13 +66,13 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@home_option
+@node_option
 @json_option
 @click.pass_context
 def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Show whether the node server runs, since when, and for whom."""
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
+    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
         value = client.status()
     if as_json:
         render.print_json(render.status_object(value))

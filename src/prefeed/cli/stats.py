@@ -6,11 +6,11 @@ import click
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
-from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits
+from prefeed.cli.options import json_option, missing_server_exits, node_config_of, node_option
 
 
 @click.command(name="stats")
-@home_option
+@node_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, home: str | None, as_json: bool) -> None:
@@ -20,7 +20,7 @@ def command(ctx: click.Context, home: str | None, as_json: bool) -> None:
     with this much memory.
     """
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
+    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
         value = client.statistics()
     if as_json:
         render.print_json(render.statistics_object(value))

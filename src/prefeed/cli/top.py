@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
-from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits
+from prefeed.cli.options import json_option, missing_server_exits, node_config_of, node_option
 from prefeed.cli.top_model import History, Look
 from prefeed.cli.top_source import ServerSource
 from prefeed.cli.top_view import frame
@@ -31,7 +31,7 @@ _PLAIN_WIDTH = 100
 @click.option(
     "--interval", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between two looks."
 )
-@home_option
+@node_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, once: bool, interval: float, home: str | None, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def command(ctx: click.Context, once: bool, interval: float, home: str | None, a
     The server is only looked at, and never started: without one, this waits until there is one. Rates are those
     between two looks, also with --once and --json.
     """
-    config = config_of(home=home)
+    config = node_config_of(home)
     with ServerSource(backend_of(ctx), config) as source:
         if as_json or once or not sys.stdout.isatty():
             missing_server_exits(ctx)

@@ -25,8 +25,8 @@ from prefeed.types import WarmResult
 def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_json: bool) -> None:
     """Fill the cache from a URL before training starts.
 
-    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://. Fills until everything is in the cache or the memory tier is
-    full. Ends with 1 when an object could not be fetched.
+    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME. Fills memory, then the disk tier, until everything is
+    in one of them or both are full. Ends with 1 when an object could not be fetched.
     """
     where, config = located(url, config_of(home=home))
     with backend_of(ctx).connect(config) as client:

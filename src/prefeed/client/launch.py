@@ -114,9 +114,15 @@ def server_environment(config: Config, environ: Mapping[str, str]) -> dict[str, 
         if value is None:
             environment.pop(name, None)
         else:
-            environment[name] = str(int(value)) if isinstance(value, bool) else str(value)
+            environment[name] = _as_text(value)
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return environment
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return os.pathsep.join(value)
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _last_words(log: Path, start: int) -> str:

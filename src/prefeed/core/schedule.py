@@ -181,10 +181,10 @@ class Scheduler:
 
     def end_consumer(self, consumer: int) -> None:
         """The consumer is gone."""
-        dataset = self.dataset_of(consumer)
+        datasets = {plan.dataset for plan in self._consumers.plans() if plan.consumer == consumer}
         if self._consumers.end(consumer):
             self._lookahead.plan_room()  # nothing more has to stream through for it
-        if dataset is not None:
+        for dataset in datasets:
             self._next_use.forget(dataset)
 
     # ------------------------------------------------------------ events: readers

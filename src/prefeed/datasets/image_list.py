@@ -112,6 +112,6 @@ def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str) -> None:
         first = os.fsdecode(paths[missing[0]])
         raise ObjectNotFoundError(
             f"{where} names {len(missing)} of {len(paths)} images that are not there, the first of them {first!r}; "
-            "paths are relative to the root. If they were added since it was listed, list it anew: prefeed warm --refresh",
+            "paths are relative to the root. If they were added since it was listed, list it anew: prefeed warm --refresh URL",
             missing=first,
         )

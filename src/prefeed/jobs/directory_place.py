@@ -42,6 +42,7 @@ class DirectoryPlace:
         self.url = root
         self.enters_not: frozenset[tuple[int, int]] = frozenset()
         self.directories: list[str] = []
+        self.broken_links: list[str] = []
         self._step_ns = TIME_STEPS[0]
         self._beneath: Beneath | None = None
         try:
@@ -65,13 +66,22 @@ class DirectoryPlace:
         return self._beneath
 
     def list_in_order(self, rules: Rules) -> Iterator[Listed]:
-        """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``."""
+        """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``.
+
+        What leads nowhere is put by in ``broken_links``: what was behind it is not known to be gone.
+        """
+
+        def on_broken(path: str) -> None:
+            if rules.takes(path) or rules.takes_below(path):
+                self.broken_links.append(path)
+
         tree = Tree(
             self.url,
             follow=True,
             never=self.enters_not,
             enters=rules.takes_below,
             on_directory=self.directories.append,
+            on_broken=on_broken,
         )
         return _taken(tree, rules)
 
@@ -79,12 +89,12 @@ class DirectoryPlace:
         """See ``Target.list_target``."""
         if not os.path.isdir(self.url):  # a dry run makes nothing
             return iter(())
-        return _taken(Tree(self.url, follow=False, enters=rules.takes_below), rules)
+        return _taken(Tree(self.url, follow=False, never=self.enters_not, enters=rules.takes_below), rules)
 
-    def directories_there(self) -> list[str]:
-        """Return all directories below the root, those above before those below; links are not followed."""
+    def directories_there(self, rules: Rules) -> list[str]:
+        """Return the directories that are not excluded, those above before those below; links are not followed."""
         found: list[str] = []
-        for _ in Tree(self.url, follow=False, on_directory=found.append):
+        for _ in Tree(self.url, follow=False, enters=rules.takes_below, on_directory=found.append):
             pass
         return found
 
@@ -151,8 +161,15 @@ class DirectorySink:
         self._modes_of = modes_of
         self._expected: dict[str, tuple[Listed, bool]] = {}
         self._names = itertools.count()
-        self._work = _made_and_held(beneath)
-        self.step_ns = _probe_time_step(self._work)
+        try:
+            self._work = _made_and_held(beneath)
+        except OSError as err:
+            raise JobError(f"{beneath.root} cannot be written to: {err.strerror}", path=beneath.root) from err
+        try:
+            self.step_ns, self.folds_case = _probe(self._work)
+        except OSError as err:
+            os.close(self._work)
+            raise JobError(f"{beneath.root} cannot be written to: {err.strerror}", path=beneath.root) from err
 
     def expect(self, listed: Listed, *, compare: bool) -> None:
         """See ``TargetSink.expect``."""
@@ -313,6 +330,9 @@ def _made_and_held(beneath: Beneath) -> int:
             raise JobConflictError(
                 f"another sync writes to {beneath.root}; wait until it is done, or stop it", path=beneath.root
             ) from err
+        except OSError:
+            os.close(work)
+            raise
         os.close(work)
 
 
@@ -324,11 +344,16 @@ def _empty(work: int) -> None:
         shutil.rmtree(name, dir_fd=work, ignore_errors=True)
 
 
-def _probe_time_step(work: int) -> int:
-    """Return the smallest difference in time, in nanoseconds, that files there keep."""
-    name = "probe-time"
+def _probe(work: int) -> tuple[int, bool]:
+    """Return the smallest difference in time, in nanoseconds, that files there keep; and whether ``A`` and ``a`` are one name."""
+    name = "probe"
     os.close(os.open(name, _FLAGS, 0o600, dir_fd=work))
     os.utime(name, ns=(_PROBED_TIME, _PROBED_TIME), dir_fd=work)
     seen = os.stat(name, dir_fd=work).st_mtime_ns
+    folds_case = _is_there(work, name.upper())
     os.unlink(name, dir_fd=work)
-    return next((step for step in TIME_STEPS if _PROBED_TIME // step * step == seen), COARSEST_STEP)
+    return next((step for step in TIME_STEPS if _PROBED_TIME // step * step == seen), COARSEST_STEP), folds_case
+
+
+def _is_there(directory: int, name: str) -> bool:
+    return os.access(name, os.F_OK, dir_fd=directory)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefeed.errors import JobSpecError
+from prefeed.jobs.trees import WORK_NAME
 
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 
@@ -51,12 +52,12 @@ class Rules:
         self._start, self._end = _key(start), _key(end)
 
     def takes(self, path: str) -> bool:
-        """Return whether a file or object of this path is taken."""
-        if not self._is_in_range(path):
+        """Return whether a file or object of this path is taken; what a killed sync left never is, wherever it came to."""
+        parts = path.split("/")
+        if WORK_NAME in parts or not self._is_in_range(path):
             return False
         if not self._rules:
             return True
-        parts = path.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts)))
         return not any(self._excludes(each, is_directory=True) for each in above) and not self._excludes(path)
 

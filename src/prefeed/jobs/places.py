@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from prefeed.config import Config
 from prefeed.copying.engine import Sink
+from prefeed.copying.names import why_unsafe
 from prefeed.errors import JobSpecError, ObjectNotFoundError
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.listed import Listed
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.store_place import WRITABLE, HttpPlace, StorePlace
+from prefeed.sampleset.locations import without_keys
 from prefeed.sampleset.names import find_named, is_named, resolve
 from prefeed.sampleset.records import working_at
 from prefeed.sources.protocol import RangeSource
-from prefeed.sources.urls import PACK, canonical_url, without_credentials
-
-_CREDENTIALS = re.compile(r"://[^/?#]*@")
+from prefeed.sources.urls import PACK, canonical_url
 
 
 class Root(Protocol):
@@ -86,10 +85,12 @@ class TargetSink(Sink, Protocol):
     Attributes:
         num_same: Objects that were left alone, having the same bytes already.
         bytes_same: Their size.
+        folds_case: Whether ``A`` and ``a`` are one name there.
     """
 
     num_same: int
     bytes_same: int
+    folds_case: bool
 
     def expect(self, listed: Listed, *, compare: bool) -> None:
         """An object is coming; ``compare``: it is left alone where the same bytes are there."""
@@ -118,9 +119,10 @@ def refuse_credentials(url: str) -> None:
     Raises:
         JobSpecError: It does.
     """
-    if _CREDENTIALS.search(url) or "?" in url.partition("://")[2]:
+    place = without_keys(url) if "://" in url else None
+    if place is not None:
         raise JobSpecError(
-            f"{without_credentials(url)} was given with credentials in it, which every process on this machine could read: "
+            f"{place} was given with credentials in it, which every process on this machine could read: "
             "put them into credentials.json in the home (mode 0600), or into the environment, and name the URL without them"
         )
 
@@ -129,13 +131,18 @@ def root_of(url: str) -> str:
     """Return the canonical URL of a place of a job.
 
     Raises:
-        JobSpecError: It has credentials in it, or is a pack.
+        JobSpecError: It has credentials in it, is a pack, or has a part that clients of stores leave out or take for another:
+            ``s3://b//x`` is read as ``s3://b/x``, and two spellings of one place would not be seen to be one.
         UnknownSchemeError, ConfigError: It is no place that is known.
     """
     refuse_credentials(url)
     root = canonical_url(url)
     if root.startswith(PACK):
         raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")
+    prefix = root.partition("://")[2].partition("/")[2]
+    reason = why_unsafe(prefix) if prefix and root.startswith(WRITABLE) else None
+    if reason is not None:
+        raise JobSpecError(f"{root}: the path in the bucket {reason}; write it without")
     return root
 
 

@@ -18,6 +18,7 @@ from prefeed.config import Config
 from prefeed.copying.names import why_unsafe
 from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError
 from prefeed.jobs.beneath import Beneath
+from prefeed.jobs.listed import Listed
 from prefeed.jobs.places import root_of
 from prefeed.jobs.store_place import WRITABLE, StorePlace
 
@@ -271,6 +272,7 @@ class StoreRemover:
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
         """Remove what lies there; yield the size of each object that went."""
+        empty: list[Listed] = []
         listed = self._place.list_below(path)
         while batch := list(islice(listed, _BATCH)):
             try:
@@ -280,7 +282,16 @@ class StoreRemover:
                     raise
                 failures.append(str(err))
                 return
-            yield from (one.size_bytes for one in batch)
+            yield from (one.size_bytes for one in batch if one.size_bytes)
+            empty += (one for one in batch if not one.size_bytes)
+        # ``a/``, as consoles make it for a directory, is listed as ``a``, and the client has no way to name it.
+        left = {one.path for one in self._place.list_below(path)} if empty else set()
+        for one in empty:
+            if one.path in left:
+                where = self._place.locate(one.path)
+                failures.append(f"{where}/ marks a directory: not removed, the tools of the store can do that")
+            else:
+                yield 0
 
     def close(self) -> None:
         """Let go of connections."""

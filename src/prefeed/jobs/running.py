@@ -57,6 +57,7 @@ def apply_job(spec: JobSpec, config: Config, events: JobEvents) -> JobRecord:
     Raises:
         JobConflictError: It is under way, or has succeeded with other options.
         SampleSetNotFoundError: There is no such set.
+        TerminatedError: SIGTERM came; that is recorded.
     """
     records = Records.of(spec.sample_set, config)
     before = _claimed(spec, config, records, events)
@@ -117,7 +118,7 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
 
 
 def run_claimed(spec: JobSpec, config: Config, records: Records, events: JobEvents) -> JobRecord:
-    """Do a job that this process has recorded as its own, when it is its turn."""
+    """Do a job that this process has recorded as its own, when it is its turn; raises as ``apply_job``."""
 
     def wait(before: Sequence[str]) -> None:
         events.waiting(before)
@@ -127,10 +128,10 @@ def run_claimed(spec: JobSpec, config: Config, records: Records, events: JobEven
         with _ended_by_sigterm(), records.turn_of(spec.name, wait=wait), _holding(spec, config):
             _note(records, spec.name, phase=RUNNING, started=time.time())
             done = do_job(spec, config, events.work)
-    except TerminatedError:
-        return _note(records, spec.name, phase=FAILED, message="terminated", finished=time.time())
-    except KeyboardInterrupt:
-        _note(records, spec.name, phase=FAILED, message="interrupted", finished=time.time())
+    except KeyboardInterrupt as err:
+        # Whoever terminates waits for the process: it ends, and begins no other job of the same file.
+        message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
+        _note(records, spec.name, phase=FAILED, message=message, finished=time.time())
         raise
     except PrefeedError as err:
         return _note(records, spec.name, phase=FAILED, message=str(err), finished=time.time())

@@ -72,7 +72,12 @@ def parse_job(document: Section) -> JobSpec:
     """
     kind, version = document.text("kind"), document.text("apiVersion")
     if kind != KIND or version != API_VERSION:
-        raise SpecError(f"a job has kind {KIND} and apiVersion {API_VERSION}, not {kind!r:.60} and {version!r:.60}")
+        hint = (
+            "; sets and secrets are applied with `prefeed sampleset apply`" if kind in ("SampleSet", "Secret") else ""
+        )
+        raise SpecError(
+            f"a job has kind {KIND} and apiVersion {API_VERSION}, not {kind!r:.60} and {version!r:.60}{hint}"
+        )
     metadata = take_metadata(document)
     section = document.section("spec")
     if section is None:
@@ -116,7 +121,7 @@ def _require_places(spec: JobSpec, section: Section) -> None:
         return
     if spec.type == SYNC and not (spec.source and spec.target):
         raise SpecError(f"{section.at('syncOptions')}: without a sampleSetRef a sync needs source and destination")
-    if spec.type in (WARMUP, RMR) and not spec.url:
+    if spec.type != SYNC and not spec.url:
         raise SpecError(
             f"{section.at('sampleSetRef')} is missing: name the sample set, or give {spec.type}Options a url"
         )
@@ -165,6 +170,20 @@ def _url(section: Section, name: str) -> str:
     return found
 
 
+def _root(section: Section) -> str:
+    """Return the place of a job but a sync, whose places are never relative."""
+    found = _url(section, "url")
+    if found and "://" not in found:
+        _require_absolute(section, "url", found)
+    return found
+
+
+def _require_absolute(section: Section, name: str, path: str) -> None:
+    """Refuse a path that is another one in another directory: a detached job runs in one of its own."""
+    if not path.startswith("/"):
+        section.wrong(name, "an absolute path")
+
+
 def _rules(section: Section) -> tuple[Rule, ...]:
     """Return patterns in the order in which ``exclude`` and ``include`` were written."""
     order = [name for name in section.fields if name in ("exclude", "include")]
@@ -178,9 +197,12 @@ def _rules(section: Section) -> tuple[Rule, ...]:
 
 
 def _one_or_many(section: Section, name: str) -> list[str]:
-    if isinstance(section.fields.get(name), str):
+    if not isinstance(section.fields.get(name), str):
+        return section.texts(name)
+    try:
         return shlex.split(section.text(name))
-    return section.texts(name)
+    except ValueError as err:
+        raise SpecError(f"{section.at(name)}: {err}; patterns with quotes in them are written as a list") from err
 
 
 def _warmup(section: Section, _: list[str]) -> dict[str, Any]:
@@ -192,6 +214,8 @@ def _warmup(section: Section, _: list[str]) -> dict[str, Any]:
     if partition >= partitions:
         raise SpecError(f"{section.at('partition')} must be below {partitions}: partitions are counted from 0")
     file = section.text("file", "")
+    if file:
+        _require_absolute(section, "file", file)
     options = WarmupOptions(
         paths=tuple(section.texts("paths")),
         strategy=strategy,
@@ -202,7 +226,7 @@ def _warmup(section: Section, _: list[str]) -> dict[str, Any]:
         threads=section.whole("threads", 0) or None,
         refresh=section.flag("refresh"),
     )
-    return {"warmup": options, "url": _url(section, "url")}
+    return {"warmup": options, "url": _root(section)}
 
 
 def _rmr(section: Section, _: list[str]) -> dict[str, Any]:
@@ -210,8 +234,8 @@ def _rmr(section: Section, _: list[str]) -> dict[str, Any]:
     if not paths:
         raise SpecError(f"{section.at('paths')} must name at least one path: rmr removes data at its origin")
     section.flag("relative", True)  # both kinds of paths are taken for what they are
-    return {"paths": paths, "url": _url(section, "url")}
+    return {"paths": paths, "url": _root(section)}
 
 
 def _clear(section: Section, _: list[str]) -> dict[str, Any]:
-    return {"paths": tuple(section.texts("paths")), "url": _url(section, "url")}
+    return {"paths": tuple(section.texts("paths")), "url": _root(section)}

@@ -185,6 +185,8 @@ def _listed(meta: ObjectMeta, path: str) -> Listed:
 class StoreSink:
     """Puts objects, and checks what the store says that it got. See ``places.TargetSink``."""
 
+    folds_case = False
+
     def __init__(self, place: StorePlace) -> None:
         self.num_same = self.bytes_same = 0
         self._place = place
@@ -238,9 +240,9 @@ class StoreSink:
         if told and told == chunks.md5.hexdigest():
             return
         if told and self._tells_md5:
-            self._tells_md5 = False  # unless they are wrong, these etags are no digests: encrypted stores have such
             if not self._holds(path, body):
                 raise TruncatedBodyError(f"{self._place.locate(path)} has other bytes than were sent", path=path)
+            self._tells_md5 = False  # the bytes are right, so these etags are no digests: encrypted stores have such
             return
         found = self._place.head(path)
         if found is None or found.size_bytes != body.size_bytes:

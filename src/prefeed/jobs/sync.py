@@ -14,16 +14,17 @@ was killed is gone on with by running it again.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from prefeed.config import Config
 from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.copying.flow import CopyLimits
-from prefeed.errors import EmptyListingError, JobError, JobSpecError
+from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError
 from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.listed import Listed, is_newer, side_by_side
@@ -74,9 +75,20 @@ def sync(
     with contextlib.ExitStack() as stack:
         origin = stack.enter_context(contextlib.closing(open_root(ends.source, source_config)))
         place = stack.enter_context(contextlib.closing(open_target(ends.target, target_config, make=not options.dry)))
-        if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and not options.dry:
-            origin.enters_not = frozenset({place.beneath.identity})
+        if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(ends.target):
+            _keep_apart(origin, place)
         return _Sync(origin, place, options, config, events or SyncEvents()).run()
+
+
+def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
+    """Neither listing goes into the other place, however it is mounted or linked there.
+
+    Raises:
+        JobSpecError: They are one directory, under two names.
+    """
+    if origin.beneath.identity == place.beneath.identity:
+        raise JobSpecError(f"{origin.url} and {place.url} are the same directory, mounted at two places")
+    origin.enters_not, place.enters_not = frozenset({place.beneath.identity}), frozenset({origin.beneath.identity})
 
 
 def _plain(root: str, options: SyncOptions) -> str:
@@ -115,6 +127,8 @@ class _Sync:
         self._started = time.monotonic()
         self._num_listed = self._num_skipped = self._num_to_copy = self._bytes_to_copy = 0
         self._num_failed = 0
+        self._empty: set[str] = set()
+        self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
 
     def run(self) -> SyncResult:
@@ -142,16 +156,30 @@ class _Sync:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
                 continue
+            self._require_own_name(our.path)
             self._num_listed += 1
             task = self._task_of(our, their)
             if task is None:
                 self._num_skipped += 1
                 continue
+            if our.etag and not our.size_bytes:
+                self._empty.add(our.path)
             if self._options.delete_src:
                 done.add(our)
             self._num_to_copy += 1
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
+
+    def _require_own_name(self, path: str) -> None:
+        """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
+        if self._folded is None:
+            return
+        other = self._folded.setdefault(path.casefold(), path)
+        if other != path:
+            raise JobError(
+                f"{other!r} and {path!r} of {self._origin.url} are one name in {self._place.url}, whose file system does not "
+                "tell upper from lower case: rename or --exclude one of them; nothing was deleted"
+            )
 
     def _task_of(self, our: Listed, their: Listed | None) -> _Task | None:
         options = self._options
@@ -170,6 +198,7 @@ class _Sync:
     def _copy(self, extra: Spool, done: Spool) -> CopySummary:
         source = self._paced(self._origin.source())
         sink = self._place.open_sink(source, perms=self._options.perms)
+        self._folded = {} if sink.folds_case else None
         with (
             contextlib.closing(sink),
             BackgroundGenerator(_chunked(self._tasks(extra, done)), _CHUNKS_AHEAD) as chunks,
@@ -184,9 +213,14 @@ class _Sync:
         self._num_skipped += sink.num_same
         return replace(
             summary,
+            failures=tuple(failure for failure in summary.failures if not self._is_marker(failure)),
             num_copied=summary.num_copied - sink.num_same,
             bytes_copied=summary.bytes_copied - sink.bytes_same,
         )
+
+    def _is_marker(self, failure: CopyFailure) -> bool:
+        """Return whether it is about no object: ``a/``, which consoles make for a directory, is listed as ``a``."""
+        return failure.path in self._empty and failure.code == ObjectNotFoundError.code
 
     def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[ObjectInfo]:
         for chunk in chunks:
@@ -244,11 +278,16 @@ class _Sync:
                 f"{self._origin.url} has nothing that is to be copied: nothing was deleted, for a storage that is not "
                 "mounted must not empty its copy. Check the source, and --exclude"
             )
+        if self._options.delete_dst and isinstance(self._origin, DirectoryPlace) and self._origin.broken_links:
+            raise JobError(
+                f"{self._origin.source().locate(self._origin.broken_links[0])} is a link that leads nowhere: nothing was deleted, "
+                "for what it led to may only not be mounted. Remove or --exclude it, or mount what it leads to"
+            )
         if not result.is_complete:
             self._events.note("nothing was deleted, because not everything could be copied")
             return result
         if self._options.delete_dst:
-            num_deleted, failures = self._delete_from(self._place, extra)
+            num_deleted, failures = self._delete_from(self._place, extra, keep=self._folded or ())
             result = _with_failures(replace(result, num_deleted_dst=num_deleted), failures)
             self._remove_directories()
         if self._options.delete_src:
@@ -256,13 +295,14 @@ class _Sync:
             result = _with_failures(replace(result, num_deleted_src=num_deleted), failures)
         return result
 
-    def _delete_from(self, place: Root, listed: Spool) -> tuple[int, list[CopyFailure]]:
+    def _delete_from(self, place: Root, listed: Spool, *, keep: Collection[str] = ()) -> tuple[int, list[CopyFailure]]:
+        """Return how many went, and what did not; ``keep``: names in lower case that others have by now."""
         if self._options.dry:
             for one in listed:
                 self._events.would("delete", place.source().locate(one.path))
             return listed.num_listed, []
         num_deleted, failures = 0, []
-        for one, reason in place.remove_unchanged(listed):
+        for one, reason in place.remove_unchanged(one for one in listed if not keep or one.path.casefold() not in keep):
             if reason:
                 where = place.source().locate(one.path)
                 failures.append(
@@ -275,11 +315,11 @@ class _Sync:
     def _remove_directories(self) -> None:
         """With ``dirs``: directories that the source does not have go, if nothing is in them."""
         place, origin = self._place, self._origin
-        if self._options.dry or not self._options.dirs:
-            return
+        if self._options.dry or not self._options.dirs or self._options.start or self._options.end:
+            return  # behind the last key the source was not looked at
         if isinstance(place, DirectoryPlace) and isinstance(origin, DirectoryPlace):
             wanted = set(origin.directories)
-            for path in reversed(place.directories_there()):
+            for path in reversed(place.directories_there(self._rules)):
                 if path not in wanted:
                     place.beneath.remove_empty(path)
 

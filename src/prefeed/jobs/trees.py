@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import deque
@@ -20,6 +21,9 @@ WORK_NAME: Final = ".prefeed-sync"
 _THREADS: Final = 16
 _CHUNK: Final = 32
 _CHUNKS_AHEAD: Final = 8
+
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""What asking says of a name that is gone, and of a link that leads nowhere or to itself."""
 
 _Chain = frozenset[tuple[int, int]]
 
@@ -53,6 +57,7 @@ class Tree:
         never: Device and inode of directories that are not gone into.
         enters: Says of a directory's path whether to go into it.
         on_directory: Told the path of each directory below the root, in order.
+        on_broken: Told the path of each link that is left out for it leads nowhere. **Threads**: any.
     """
 
     def __init__(
@@ -63,17 +68,19 @@ class Tree:
         never: frozenset[tuple[int, int]] = frozenset(),
         enters: Callable[[str], bool] = lambda _: True,
         on_directory: Callable[[str], None] = lambda _: None,
+        on_broken: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._root, self._prefix = root, root.rstrip("/") + "/"
         self._follow, self._enters, self._on_directory = follow, enters, on_directory
-        self._never = never
+        self._never, self._on_broken = never, on_broken
 
     def __iter__(self) -> Iterator[Listed]:
         """Yield all files.
 
         Raises:
             ObjectNotFoundError: The root is not there, or is no directory.
-            SourceError: Something in it cannot be listed.
+            SourceError: Something in it cannot be listed, or the root is another directory in the end: what was mounted
+                there is gone, and what seems to have vanished may be there still.
         """
         try:
             status = os.stat(self._root)
@@ -87,6 +94,8 @@ class Tree:
                 yield from self._walk(pool, self._scan("", chain), chain)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+        if self._identity("") != (status.st_dev, status.st_ino):
+            raise TransientSourceError(f"{self._root} was unmounted or replaced while it was listed", path=self._root)
 
     def _walk(self, pool: ThreadPoolExecutor, names: list[_Name], chain: _Chain) -> Iterator[Listed]:
         rest = iter(names)
@@ -124,7 +133,7 @@ class Tree:
         try:
             with os.scandir(self._prefix + relative) as entries:
                 for entry in entries:
-                    path, is_directory = relative + entry.name, entry.is_dir(follow_symlinks=self._follow)
+                    path, is_directory = relative + entry.name, _is_directory(entry, follow=self._follow)
                     if entry.name != WORK_NAME and (not is_directory or self._enters(path)):
                         key = key_of(entry.name + "/" if is_directory else entry.name)
                         found.append((key, _Name(path, is_directory)))
@@ -140,10 +149,12 @@ class Tree:
     def _status(self, path: str) -> Listed | None:
         try:
             status = os.stat(self._prefix + path, follow_symlinks=self._follow)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as err:
-            raise _translated(err, self._prefix + path) from err
+            if err.errno not in _NOTHING_THERE:
+                raise _translated(err, self._prefix + path) from err
+            if self._follow and os.path.islink(self._prefix + path):
+                self._on_broken(path)
+            return None
         is_file = stat.S_ISREG(status.st_mode)
         if not is_file and self._follow:
             return None
@@ -155,6 +166,15 @@ class Tree:
         except OSError:
             return None
         return status.st_dev, status.st_ino
+
+
+def _is_directory(entry: os.DirEntry[str], *, follow: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follow)
+    except OSError as err:
+        if err.errno not in _NOTHING_THERE:
+            raise
+        return False
 
 
 def _translated(err: OSError, path: str) -> Exception:

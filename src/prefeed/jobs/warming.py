@@ -146,7 +146,7 @@ def _listed_in(manifest: Manifest, file: Path) -> Ids:
         [relative] = relative_paths(manifest.url, [line.removeprefix("./")])
         found = manifest.index_of(relative)
         if found is None:
-            raise EmptyListingError(f"{file}, line {number}: {manifest.url} has no {relative!r}")
+            raise EmptyListingError(f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with --refresh")
         ids.append(found)
     return _each_once(np.asarray(ids, dtype=np.int64))
 
@@ -161,7 +161,8 @@ def _require_possible(options: WarmupOptions) -> None:
         raise JobSpecError(f"a warm-up has the strategy {' or '.join(STRATEGIES)}, not {options.strategy!r}")
     if options.partitions < 1 or not 0 <= options.partition < options.partitions:
         raise JobSpecError(
-            f"partition {options.partition} of {options.partitions}: partitions are at least 1, and counted from 0"
+            f"there is no partition {options.partition} of {options.partitions}: partitions are counted from 0, the last of "
+            f"{options.partitions} is {options.partitions - 1}"
         )
     if options.threads is not None and options.threads < 1:
         raise JobSpecError(f"--threads must be at least 1: {options.threads}")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from prefeed.config import Config
+from prefeed.errors import JobSpecError
 from prefeed.jobs.clearing import clear, free_removed
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncResult
 from prefeed.jobs.places import located
@@ -16,6 +17,8 @@ from prefeed.jobs.sync import sync
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.locations import locate
 from prefeed.sampleset.records import find
+from prefeed.sources.credentials import FILE
+from prefeed.sources.objectstore import endpoint_of
 from prefeed.types import WarmResult
 
 _FAILURES_KEPT: Final = 20
@@ -59,7 +62,7 @@ def do_job(spec: JobSpec, config: Config, events: WorkEvents) -> Done:
         return warmed(warm_up(spec.place, spec.warmup, config, events.warm))
     if spec.type == RMR:
         return removed(remove_named(spec.place, spec.paths, config, events=events))
-    result = clear(spec.place or None, spec.paths, config)
+    result = clear(spec.place, spec.paths, config)
     return Done(problem="", counts=asdict(result), result=result)
 
 
@@ -125,13 +128,30 @@ def _sync(spec: JobSpec, config: Config, events: WorkEvents) -> Done:
         found = find(spec.sample_set, config)
         settings = found.settings(config)  # with its credentials
         source, target = source or found.source_url, target or found.origin_url
+        if found.source_url == found.origin_url and not (spec.source or spec.target):
+            raise JobSpecError(
+                f"the sample set {found.name} is read at its source, and nothing of it is copied: give syncOptions a destination"
+            )
         is_whole = (source, target) == (found.source_url, found.origin_url) and not spec.sync.dry
     else:
         is_whole = False
-    done = synced(sync_and_renew(_place(source), _place(target), spec.sync, settings, events.sync))
+    ends = _place(source, settings), _place(target, settings)
+    done = synced(sync_and_renew(*ends, spec.sync, settings, events.sync))
     return Done(problem=done.problem, counts=done.counts, filled_origin=is_whole, result=done.result)
 
 
-def _place(uri: str) -> str:
-    """Return a place as URL: documents have the original's spellings, too."""
-    return uri if uri.startswith("sampleset://") else locate(uri, "the place of a sync").url
+def _place(uri: str, settings: Config) -> str:
+    """Return a place as URL: documents have the original's spellings, too.
+
+    Raises:
+        JobSpecError: They say which server it is on, and the settings name another: buckets of the same name are many.
+    """
+    if uri.startswith("sampleset://"):
+        return uri
+    place = locate(uri, "the place of a sync")
+    if place.endpoint and endpoint_of(place.url, settings).rstrip("/") != place.endpoint.rstrip("/"):
+        raise JobSpecError(
+            f"{uri} is {place.url} at {place.endpoint}, which is not where {place.url} would be looked for: say so with "
+            f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or with AWS_ENDPOINT_URL'
+        )
+    return place.url

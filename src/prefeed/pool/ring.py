@@ -14,6 +14,8 @@ from prefeed.pool.servers import PoolServer
 from prefeed.pool.values import DEFAULT_ITEM_BYTES, OVERHEAD_BYTES
 
 _LEAST_PART_BYTES: Final = 4096
+_MOST_TIME_OUTS: Final = 3
+"""That a question takes: one to connect, two to be answered, and what it takes to resolve a name."""
 
 
 class Ring:
@@ -32,6 +34,7 @@ class Ring:
     """
 
     def __init__(self, addresses: Sequence[str], *, timeout_seconds: float, clock: Clock) -> None:
+        self.longest_question_seconds = _MOST_TIME_OUTS * timeout_seconds
         self._clock = clock
         self._changed = threading.Condition()
         self._is_closing = False
@@ -61,13 +64,13 @@ class Ring:
         return max(_LEAST_PART_BYTES, min(least, DEFAULT_ITEM_BYTES) - OVERHEAD_BYTES)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask nobody any more; waits for a question under way, but not for a name to be resolved."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         for server in self.servers:
             server.close()
-        self._watch.join()
+        self._watch.join(self.longest_question_seconds)
 
     # ------------------------------------------------------------ inside
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
+from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 from pymemcache.exceptions import MemcacheError, MemcacheServerError  # type: ignore[import-untyped]
@@ -16,10 +19,10 @@ from prefeed.pool.connection import Address, Connection
 from prefeed.pool.values import DEFAULT_ITEM_BYTES
 from prefeed.types import Buffer
 
-_MOST_CONNECTIONS: Final = 4
-"""Reads under way to one server: measured, more than that are no faster, and cost each other CPU time."""
+_MOST_READS: Final = 4
+"""Under way to one server: measured, more than that are no faster, and cost each other CPU time."""
 
-_MOST_IDLE: Final = 8
+_MOST_IDLE_WRITERS: Final = 4
 """Connections that are kept: a memcached takes 1,024 of all nodes together unless told otherwise."""
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
@@ -46,8 +49,8 @@ class Stored(Enum):
 class PoolServer:
     """A memcached, and what is known of it.
 
-    A server that does not answer in time, breaks off or answers something else is left out at once: requests that wait
-    for a connection are let go, and no other is made until ``probe`` finds that it answers again. So it costs the whole
+    A server that does not answer in time, breaks off or answers something else is left out at once: no other request is
+    made until ``probe`` finds that it answers again. So it costs the whole
     process one time-out, and then one a pause, which grows from 1 to 30 s until a request has been answered.
 
     **Threads.** Any thread may ask. Four reads are under way at most; writes do not wait for them: other nodes may.
@@ -72,15 +75,14 @@ class PoolServer:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._tell = changed
-        self._changed = threading.Condition()
-        self._idle: list[Connection] = []
-        self._num_open = 0
-        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._forget_connections()
         self._is_out = False
         self._is_closed = False
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._probe_at = clock()
         self._full_until = -float("inf")
+        self._is_full = False
 
     @property
     def is_out(self) -> bool:
@@ -96,27 +98,39 @@ class PoolServer:
         """Return the value under the key; None when there is none, or the server cannot tell."""
         return self._ask(lambda connection: connection.read(key), None)
 
+    def read_many(self, keys: Sequence[bytes], *, expected_bytes: int) -> dict[bytes, memoryview]:
+        """Return the values under those of the keys that have one; none when the server cannot tell."""
+        return self._ask(lambda connection: connection.read_many(keys, expected_bytes=expected_bytes), {})
+
     def write(self, key: bytes, *pieces: Buffer) -> Stored:
         """Store a value, made of these pieces."""
         if self._clock() < self._full_until:
             return Stored.FULL
+        is_trial = self._is_full
 
         def ask(connection: Connection) -> Stored:
             try:
                 connection.write(key, *pieces)
             except MemcacheServerError:
-                self._full_until = self._clock() + _FULL_SECONDS
+                self._full_until, self._is_full = self._clock() + _FULL_SECONDS, True
                 return Stored.FULL
+            if is_trial:  # not one that was on its way already when another was refused
+                self._is_full = False
             return Stored.YES
 
-        return self._ask(ask, Stored.NO, waits_its_turn=False)
+        return self._ask_at_once(ask, Stored.NO)
 
     def add(self, key: bytes, value: bytes, *, seconds: int) -> bool:
-        """Return False if there is a value under the key; else there is this one, for that long, if the server takes it."""
+        """Return False if there is a value under the key; else there is this one, for that long, if the server takes it.
+
+        One that has no room is not asked, until it has stored something again: what others are to wait for would not come.
+        """
+        if self._is_full:
+            return True
 
         def ask(connection: Connection) -> bool:
             try:
-                return bool(connection.add(key, value, expire=seconds))
+                return connection.add(key, value, seconds=seconds)
             except MemcacheServerError:
                 return True
 
@@ -125,7 +139,7 @@ class PoolServer:
     def probe(self) -> None:
         """Ask what it takes, and so whether it answers; takes at most the time-out."""
         self._probe_at = float("inf")
-        connection = Connection(self._address, timeout_seconds=self._timeout_seconds)
+        connection = self._connection()
         try:
             self.item_bytes = connection.item_bytes()
         except _FAILURES as err:
@@ -137,94 +151,106 @@ class PoolServer:
 
     def close(self) -> None:
         """Let go of the connections; nothing is asked any more."""
-        with self._changed:
+        with self._lock:
             self._is_closed = self._is_out = True
-            self._let_go()
+        self._close_idle()
 
     # ------------------------------------------------------------ asking
 
-    def _ask(self, question: Callable[[Connection], T], otherwise: T, *, waits_its_turn: bool = True) -> T:
-        while (connection := self._take(waits_its_turn)) is not None:
+    def _ask(self, question: Callable[[Connection], T], otherwise: T) -> T:
+        """Ask when it is this thread's turn."""
+        if self._pid != os.getpid():
+            self._forget_connections()
+        if self._is_out:
+            return otherwise
+        turns = self._turns
+        try:
+            connection = turns.get(timeout=self._timeout_seconds)
+        except Empty:
+            return otherwise
+        try:
+            return self._ask_over(connection, question, otherwise)
+        finally:
+            turns.put(connection)
+            if self._is_closed:
+                self._close_idle()
+
+    def _ask_at_once(self, question: Callable[[Connection], T], otherwise: T) -> T:
+        if self._pid != os.getpid():
+            self._forget_connections()
+        writers = self._writers
+        try:
+            connection = writers.pop()
+        except IndexError:
+            connection = self._connection()
+        try:
+            return self._ask_over(connection, question, otherwise)
+        finally:
+            if len(writers) < _MOST_IDLE_WRITERS:
+                writers.append(connection)
+            else:
+                connection.close()
+            if self._is_closed:
+                self._close_idle()
+
+    def _ask_over(self, connection: Connection, question: Callable[[Connection], T], otherwise: T) -> T:
+        while not self._is_out:
             was_used = connection.has_answered
             try:
                 answer = question(connection)
             except _FAILURES as err:
-                self._drop(connection)
-                if was_used and isinstance(err, ConnectionError) and self._forget_idle():
+                connection.close()
+                if was_used and isinstance(err, ConnectionError):
                     continue  # the server closed it while it was idle: it was started again, say
                 self._fail(err)
-                return otherwise
+                break
             connection.has_answered = True
-            self._give_back(connection)
+            self._pause_seconds = _FIRST_PAUSE_SECONDS
             return answer
         return otherwise
 
-    def _take(self, waits_its_turn: bool) -> Connection | None:
-        with self._changed:
-            self._notice_fork()
-            if waits_its_turn and not self._changed.wait_for(self._can_ask, self._timeout_seconds):
-                return None
-            if self._is_out:
-                return None
-            if self._idle:
-                return self._idle.pop()
-            self._num_open += 1
+    def _connection(self) -> Connection:
         return Connection(self._address, timeout_seconds=self._timeout_seconds)
 
-    def _can_ask(self) -> bool:
-        return bool(self._is_out or self._idle or self._num_open < _MOST_CONNECTIONS)
+    def _forget_connections(self) -> None:
+        """Begin with none: those that a parent process made are the parent's."""
+        self._turns: SimpleQueue[Connection] = SimpleQueue()
+        for _ in range(_MOST_READS):
+            self._turns.put(self._connection())
+        self._writers: deque[Connection] = deque()
+        self._pid = os.getpid()
 
-    def _give_back(self, connection: Connection) -> None:
-        with self._changed:
-            self._pause_seconds = _FIRST_PAUSE_SECONDS
-            if not self._is_out and len(self._idle) < _MOST_IDLE:
-                self._idle.append(connection)
-                self._changed.notify()
-                return
-        self._drop(connection)
-
-    def _drop(self, connection: Connection) -> None:
-        connection.close()
-        with self._changed:
-            self._num_open -= 1
-            self._changed.notify()
-
-    def _forget_idle(self) -> bool:
-        """Close the connections that are idle, for they are as old; True while it may be asked once more."""
-        with self._changed:
-            self._let_go()
-            return not self._is_out
-
-    def _let_go(self) -> None:
-        for connection in self._idle:
+    def _close_idle(self) -> None:
+        """Close what nobody uses now; who asks next connects anew."""
+        idle: list[Connection] = []
+        with contextlib.suppress(Empty):
+            while True:
+                idle.append(self._turns.get_nowait())
+        for connection in idle:
             connection.close()
-        self._num_open -= len(self._idle)
-        self._idle.clear()
-        self._changed.notify_all()
-
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._pid, self._num_open = os.getpid(), 0
-            self._idle = []
+            self._turns.put(connection)
+        with contextlib.suppress(IndexError):
+            while True:
+                self._writers.pop().close()
 
     # ------------------------------------------------------------ left out, and back
 
     def _fail(self, err: Exception, *, is_probe: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             is_new = not self._is_out
             if self._is_closed or not (is_new or is_probe):
                 return  # one of several that were under way when the first one failed
             self._is_out = True
             self._probe_at = self._clock() + self._pause_seconds
             self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
-            self._let_go()
             self.failures += is_new
+        self._close_idle()  # they are as old as the one that failed, and may be as dead
         if is_new:
             _log.warning("prefeed: pool server %s is left out for now: %s", self.name, str(err) or type(err).__name__)
         self._tell()
 
     def _come_back(self) -> None:
-        with self._changed:
+        with self._lock:
             was_out = self._is_out
             self._is_out = self._is_closed
         if was_out:

@@ -111,9 +111,7 @@ def _parsed(document: Section) -> tuple[Metadata, SampleSetSpec]:
     section = document.section("spec")
     if section is None:
         document.missing("spec")
-    if document.has("status"):
-        raise SpecError("status is what `prefeed sampleset get` reports; leave it out")
-    document.ignore("status")
+    document.ignore("status")  # a document that a cluster wrote out has one; kubectl passes it over, too
     document.end()
     spec = parse_spec(section)
     plan_tiers(spec)
@@ -192,6 +190,7 @@ def _apply_set(wanted: _Wanted, base: Config) -> Applied:
         directory=directory_of(wanted.metadata.name, base),
         created=time.time() if before is None else before.created,
     )
+    now.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Credentials first: whoever finds the record can use it.
     is_changed = write_credentials(now.home, wanted.places.entries)
     action = CREATED if before is None else CONFIGURED if is_changed or before != now else UNCHANGED

@@ -90,18 +90,25 @@ def require_no_credentials(uri: str, what: str) -> None:
     Raises:
         SpecError: It has; nothing of it is in the message but the place.
     """
+    place = without_keys(uri)
+    if place is not None:
+        raise SpecError(
+            f"{what} has credentials in it, or parameters, where lists of processes and logs would show them; write {place} "
+            "here, and the keys as access-key and secret-key into a document of kind Secret that secretRef names"
+        )
+
+
+def without_keys(uri: str) -> str | None:
+    """Return what is left of a URI with a name, a key, a token or parameters in it; None when it has none."""
     if uri.startswith("/"):
-        return
+        return None
     # Not by urlsplit: a key may hold a slash, and it is a key all the same.
     scheme, separator, rest = uri.rpartition("://")
     before, at, place = re.sub(r"^[^/:@]*:[0-9]+/", "/", rest).rpartition("@")
     is_keyed = bool(at) and (":" in before or "/" not in before)
     if is_keyed or (separator and "?" in rest):
-        place = without_credentials(f"{scheme}{separator}{place if is_keyed else rest}")
-        raise SpecError(
-            f"{what} has credentials in it, or parameters, where lists of processes and logs would show them; write {place} "
-            "here, and the keys as access-key and secret-key into a document of kind Secret that secretRef names"
-        )
+        return without_credentials(f"{scheme}{separator}{place if is_keyed else rest}")
+    return None
 
 
 def _locate(uri: str, what: str) -> Location:

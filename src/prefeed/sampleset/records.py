@@ -166,7 +166,7 @@ def write_record(found: SampleSet) -> None:
     found.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     values = ("name", "namespace", "source_url", "origin_url", "created")
     record = {"format": FORMAT, "spec": found.spec.document, **{name: getattr(found, name) for name in values}}
-    write_private(found.directory / RECORD, json.dumps(record, indent=1).encode())
+    write_private(found.directory / RECORD, json.dumps(record, indent=1, default=str).encode())
 
 
 def remove_record(found: SampleSet) -> None:

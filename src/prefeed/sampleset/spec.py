@@ -14,6 +14,10 @@ API_VERSION: Final = "batch.paddlepaddle.org/v1alpha1"
 KIND: Final = "SampleSet"
 MEDIA: Final = ("MEM", "SSD", "HDD")
 DEFAULT_NAMESPACE: Final = "default"
+_OF_THE_CLUSTER: Final = (
+    "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "ownerReferences", "finalizers", "selfLink",
+)  # fmt: skip
+"""What `kubectl get -o yaml` writes beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ def take_metadata(document: Section) -> Metadata:
     if section is None:
         document.missing("metadata")
     metadata = Metadata(name=section.name("name"), namespace=section.name("namespace", DEFAULT_NAMESPACE))
-    section.ignore("labels", "annotations")
+    section.ignore("labels", "annotations", *_OF_THE_CLUSTER)
     section.end()
     return metadata
 
@@ -91,7 +95,8 @@ def take_kind(document: Section, kinds: Mapping[str, str]) -> str:
     """
     kind = document.text("kind")
     if kind not in kinds:
-        raise SpecError(f"kind: {kind!r:.60} is not known here; known are {', '.join(kinds)}")
+        hint = "; jobs are applied with `prefeed job apply`" if kind == "SampleJob" else ""
+        raise SpecError(f"kind: {kind!r:.60} is not known here; known are {', '.join(kinds)}{hint}")
     version = document.text("apiVersion")
     if version != kinds[kind]:
         raise SpecError(f"apiVersion: a {kind} has {kinds[kind]}, not {version!r:.60}")
@@ -164,7 +169,7 @@ def _take_level(section: Section) -> Level:
     level = Level(
         medium=medium,
         path=section.text("path", ""),
-        cache_mib=section.whole("cacheSize", least=1) if section.has("cacheSize") else None,
+        cache_mib=section.whole("cacheSize", least=1, unit="MiB") if section.has("cacheSize") else None,
     )
     section.ignore("cacheSize")
     section.end()

@@ -14,6 +14,8 @@ from prefeed.errors import SpecError
 MAX_DOCUMENT_BYTES: Final = 4 * 1024**2
 MAX_NAME: Final = 63
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_QUOTED: Final = re.compile(r"""'[^<].+'|".+"|(?<=name )\S+""")
+"""What PyYAML quotes from a text, but for its own ``'<block end>'``: a value that begins with ! or & is in it."""
 
 
 class Section:
@@ -71,15 +73,15 @@ class Section:
             self.wrong(name, "a list of texts")
         return list(value)
 
-    def whole(self, name: str, default: int | None = None, *, least: int = 0) -> int:
-        """Return a whole number of at least ``least``; without a default it must be there."""
+    def whole(self, name: str, default: int | None = None, *, least: int = 0, unit: str = "") -> int:
+        """Return a whole number of at least ``least``; without a default it must be there. Messages name the unit."""
         value = self.take(name)
         if value is None:
             if default is None:
                 self.missing(name)
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.wrong(name, f"a whole number of at least {least}")
+            self.wrong(name, f"a whole number {f'of {unit}, ' if unit else 'of '}at least {least}")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -140,7 +142,9 @@ class Section:
 
     def missing(self, name: str) -> NoReturn:
         """Refuse the document: a field must be there."""
-        raise SpecError(f"{self.at(name)} is missing")
+        near = difflib.get_close_matches(name, [given for given in self.fields if given not in self._known], n=1)
+        meant = f": {near[0]} stands there, which is not known" if near else ""
+        raise SpecError(f"{self.at(name)} is missing{meant}")
 
     def wrong(self, name: str, wanted: str) -> NoReturn:
         """Refuse the value of a field."""
@@ -178,7 +182,7 @@ def load_documents(text: str | bytes, file: str) -> Iterator[Section]:
         mark = err.problem_mark or err.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(
-            f"{file}{where}: {err.problem or 'this is no YAML'}"
+            f"{file}{where}: {_QUOTED.sub('…', err.problem or 'this is no YAML')}"
         ) from None  # its text has a piece of the file
     except (yaml.YAMLError, RecursionError, ValueError):
         raise SpecError(f"{file} is no YAML that can be read") from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from prefeed.clock import Clock
@@ -18,12 +19,16 @@ from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
 from prefeed.sources.posix import stat_files
 from prefeed.sources.protocol import Source
-from prefeed.types import FetchedObject
+from prefeed.types import Buffer, FetchedObject
 
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache
     from prefeed.server.pool import PoolTier
 
 _STACK_BYTES = 512 * 1024
+_MOST_IN_GROUP = 16
+_GROUP_BYTES = 2 * 1024**2
+"""What one thread asks the pool for at once."""
+
 _WAKE_AFTER = 16
 """Arrivals that wake the loop at once; fewer wait for its next turn, which saves most wake-ups."""
 
@@ -37,6 +42,18 @@ class Job:
     manifest: Manifest | CatalogueWriter
     lasting_key: bytes = b""
     started: float = 0.0
+    was_sought: bool = False
+
+    @property
+    def may_be_grouped(self) -> bool:
+        """True when tiers can be asked for it as for any other: nothing has to be asked of its file first, nor was."""
+        return not self.was_sought and bool(self.lasting_key) and isinstance(self.manifest, Manifest)
+
+    @property
+    def listed_bytes(self) -> int:
+        """Size of the object, 0 when the listing does not say."""
+        size = int(self.manifest.sizes[self.ticket.object_id])
+        return 0 if size == UNKNOWN_SIZE else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +154,12 @@ class Fetchers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
-            self._results.append(self._fetch(job) if isinstance(job, Job) else self._check(job))
+            if isinstance(job, CheckJob):
+                self._results.append(self._check(job))
+            elif self._pool is not None and job.may_be_grouped and self._pool.is_rich:
+                self._fetch_group(self._with_others(job), self._pool)
+            else:
+                self._results.append(self._fetch(job))
             under_way = self._num_submitted - self._num_finished
             if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
@@ -160,8 +182,49 @@ class Fetchers:
             return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
         result = Result(job, found, None, self._clock() - job.started, where)
         if self._pool is not None and where == Where.ORIGIN:
-            offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
+            with suppress(Exception):  # the object has come, and is to be told of whatever becomes of the offer
+                offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
         return result
+
+    def _with_others(self, job: Job) -> list[Job]:
+        """Return the job, and others that wait for a thread, as far as one question is to be for."""
+        group, size = [job], job.listed_bytes
+        while len(group) < _MOST_IN_GROUP and size < _GROUP_BYTES:
+            try:
+                other = self._jobs.get_nowait()
+            except Empty:
+                break
+            if not isinstance(other, Job) or not other.may_be_grouped:
+                self._jobs.put(other)
+                break
+            group.append(other)
+            size += other.listed_bytes
+        return group
+
+    def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
+        """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
+        started = self._clock()
+        jobs = {job.lasting_key: job for job in group}
+        found = {job.lasting_key: (data, Where.DISK) for job in group if (data := self._on_disk(job)) is not None}
+        absent = [key for key in jobs if key not in found]
+        expected = sum(jobs[key].listed_bytes for key in absent)
+        try:
+            values = pool.read_many(absent, expected_bytes=expected)
+        except Exception:  # a defect must not end the thread, nor those who wait be forgotten
+            values = {}
+        found.update((key, (data, Where.POOL)) for key, data in values.items())
+        for job in group:
+            if job.lasting_key in found:
+                data, where = found[job.lasting_key]
+                job.started = started
+                fetched = FetchedObject(data=data, version="")
+                self._results.append(Result(job, fetched, None, self._clock() - started, where))
+            else:
+                job.was_sought = True
+                self._jobs.put(job)
+
+    def _on_disk(self, job: Job) -> Buffer | None:
+        return None if self._disk is None else self._disk.read(job.lasting_key)
 
     def _find(self, job: Job) -> tuple[FetchedObject | None, Where]:
         """Return what a tier behind memory has of it, if one has it, and which."""

@@ -7,8 +7,10 @@ memory ─absent→ disk ─absent→ pool ─absent→ claim ─mine→ origin 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +34,11 @@ _WAIT_SECONDS: Final = 1.0
 
 _URGENT_WAIT_SECONDS: Final = 0.3
 """And one for which a reader may be waiting."""
+
+_RECENT: Final = 1 / 32
+"""Weight of one answer in the share of those that were found."""
+
+_RICH: Final = 0.8
 
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 0.05
@@ -76,7 +83,7 @@ class PoolTier:
     **Threads.** Any. What was offered is written by threads of the tier's own.
 
     **Blocking.** ``read`` takes at most a time-out for each part and server that fails, and a second where another node
-    has said that it fetches the object; ``offer`` does not wait; ``close`` waits for requests under way.
+    has said that it fetches the object; ``offer`` does not wait; ``close`` waits for requests under way, three time-outs at most.
 
     Args:
         addresses: Servers, as the setting ``pool`` has them.
@@ -89,6 +96,7 @@ class PoolTier:
         self._clock = clock
         self._id = secrets.token_bytes(8)
         self._counts = _Counts()
+        self._recent = 0.0
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._waiting: dict[bytes, Buffer] = {}
@@ -112,10 +120,38 @@ class PoolTier:
         found = None if server is None else self._find(key, server, is_urgent)
         if found is None:
             self._counts.misses += 1
+            self._recent *= 1 - _RECENT
         else:
-            self._counts.hits += 1
-            self._counts.read_bytes += value_size(found)
+            self._count_hit(found)
         return found
+
+    def read_many(self, keys: Sequence[bytes], *, expected_bytes: int) -> dict[bytes, Buffer]:
+        """Return the bytes of those objects that the pool has in one part; ``read`` is for the others.
+
+        Nobody is told anything, nobody is waited for, and what is not found is not counted.
+
+        Args:
+            keys: Entry keys, each once.
+            expected_bytes: About what they take together.
+        """
+        by_server: dict[PoolServer, list[bytes]] = {}
+        for key in keys:
+            if (server := self._ring.server_of(pool_key(key))) is not None:
+                by_server.setdefault(server, []).append(key)
+        found: dict[bytes, Buffer] = {}
+        for server, wanted in by_server.items():
+            names = [pool_key(key) for key in wanted]
+            values = server.read_many(names, expected_bytes=expected_bytes * len(wanted) // len(keys))
+            alone = (
+                (key, self._alone(key, values[name])) for key, name in zip(wanted, names, strict=True) if name in values
+            )
+            found.update((key, data) for key, data in alone if data is not None)
+        return found
+
+    @property
+    def is_rich(self) -> bool:
+        """True while it has most of what it is asked for."""
+        return self._recent > _RICH
 
     def counts(self) -> PoolCounts:
         """Return a snapshot."""
@@ -164,10 +200,28 @@ class PoolTier:
             self._waiting.clear()
             self._changed.notify_all()
         self._ring.close()
+        deadline = time.monotonic() + self._ring.longest_question_seconds
         for writer in self._writers:
-            writer.join()
+            writer.join(max(0.0, deadline - time.monotonic()))
 
     # ------------------------------------------------------------ one object
+
+    def _count_hit(self, data: Buffer) -> None:
+        size = value_size(data)  # first: a call between the two halves of an addition lets other threads in
+        self._counts.hits += 1
+        self._counts.read_bytes += size
+        self._recent += _RECENT * (1 - self._recent)
+
+    def _alone(self, key: bytes, value: memoryview) -> Buffer | None:
+        """Return the object if the value is all of it; what is wrong with another one ``read`` finds out, and counts."""
+        header = read_header(value, key, 0)
+        if header is None or header.num_parts > 1:
+            return None
+        data = value[HEADER_BYTES:]
+        if not is_whole(data, header):
+            return None
+        self._count_hit(data)
+        return data
 
     def _find(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
         found = self._look(key, server)
@@ -230,8 +284,9 @@ class PoolTier:
 
     def _start_writer(self) -> None:
         writer = threading.Thread(target=self._write, name=f"prefeed-pool-{len(self._writers)}", daemon=True)
-        self._writers.append(writer)
-        writer.start()
+        with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it, or nobody
+            writer.start()
+            self._writers.append(writer)
 
     def _write(self) -> None:
         while (taken := self._take()) is not None:

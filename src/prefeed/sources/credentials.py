@@ -194,7 +194,8 @@ def _text(value: object, field: str, path: Path) -> str:
     found = os.environ.get(name)
     if not found:
         raise CredentialsError(
-            f"{path} takes {field} from the environment, and {name} is not set: set it before the node server starts",
+            f"{path} takes {field} from the environment, and {name} is not set: set it, and apply again or, if a server was "
+            f"started without it, run `prefeed server stop --home {path.parent}`",
             path=str(path),
         )
     return found

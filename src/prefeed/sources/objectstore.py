@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -21,13 +21,14 @@ from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
 
 _LIST_TIMEOUT: Final = "1h"
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK: Final = ",".join(_LOOPBACK_HOSTS)
 _PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _THREADS: Final = "/proc/self/task"
+_S3_TOKENS: Final = ("AWS_SESSION_TOKEN", "AWS_TOKEN")
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 # obstore runs on one tokio runtime a process, made at first use. Its threads do not survive a fork, and a call in
@@ -185,18 +186,33 @@ def _open(url: str, config: Config, authorization: str | None, *, listing: bool)
     given: Any = options_for(url, config)
     if parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
-    options = _client_options(given.get("endpoint") or _endpoint(url), config, authorization, listing=listing)
+    options = _client_options(_endpoint(url, given), config, authorization, listing=listing)
     retries: RetryConfig = {"max_retries": 0}
     if parts.scheme == "s3":
         if not given and parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
             given = {"skip_signature": "true"}
-        return S3Store(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
+        speaker: Any = _speaker(given)
+        return S3Store(
+            parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries, **speaker
+        )
     if parts.scheme == "gs":
         return GCSStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
     if parts.scheme == "az":
         return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
     whole_server = f"{parts.scheme}://{parts.netloc}"
     return HTTPStore(whole_server if listing else url, client_options=options, retry_config=retries)
+
+
+def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:
+    """Return what keeps a token of the environment, which is Amazon's, from being sent along with keys that are another's."""
+    if "access_key_id" not in given or "session_token" in given or not any(map(os.environ.get, _S3_TOKENS)):
+        return {}
+    key, secret = given["access_key_id"], given.get("secret_access_key", "")
+
+    def speak() -> S3Credential:
+        return {"access_key_id": key, "secret_access_key": secret, "token": None, "expires_at": None}
+
+    return {"credential_provider": speak}
 
 
 def _basic(options: Mapping[str, str]) -> str | None:
@@ -212,8 +228,15 @@ def _prefix(path: str) -> str | None:
     return path.strip("/") or None
 
 
-def _endpoint(url: str) -> str:
+def endpoint_of(url: str, config: Config) -> str:
+    """Return the URL of the server that is spoken to for a canonical URL; raises as ``options_for``."""
+    return _endpoint(url, options_for(url, config))
+
+
+def _endpoint(url: str, given: Mapping[str, str]) -> str:
     """Return the URL that is spoken to: the root itself, or the endpoint that stands in for Amazon's."""
+    if given.get("endpoint"):
+        return given["endpoint"]
     if url.startswith("s3://"):
         return next((os.environ[name] for name in _S3_ENDPOINTS if os.environ.get(name)), "https://amazonaws.com")
     if url.startswith("az://"):

@@ -20,6 +20,7 @@ FIELDS = {
     "hit": {"us_per_sample", "page_cache_us_per_sample", "ratio"},
     "fetch": {"objects_per_s", "cpu_us_per_object"},
     "sync": {"objects_per_s", "cpu_us_per_object", "compared_per_s"},
+    "pool_read": {"objects_per_s", "cpu_us_per_object"},
     "scale": {"open_s", "server_rss_mib", "plan_register_s"},
 }
 

@@ -93,6 +93,8 @@ def test_rmr_wants_a_yes_where_nobody_can_be_asked(run: Run, source: Path) -> No
     asked = run(None, "job", "rmr", str(source), "c0")
     assert (asked.exit_code, len(tree(source))) == (2, 30)
     assert "10 files, 9.8 KiB will be removed at the origin, for good" in asked.stderr
+    dry = run(None, "job", "rmr", str(source), "c0", "--dry")
+    assert "10 files, 9.8 KiB would be removed at the origin, for good" in dry.stdout
 
     done = run(None, "job", "rmr", str(source), "c0", "--yes")
     assert (done.exit_code, done.stdout) == (0, "10 files, 9.8 KiB removed\n")
@@ -142,6 +144,7 @@ def test_a_job_is_recorded_and_done_once(run: Run, source: Path, tmp_path: Path)
 
     assert (first.exit_code, first.stdout) == (0, "one: Succeeded\n")
     assert (again.exit_code, tree(tmp_path / "t")) == (0, FILES)
+    assert again.stdout.startswith("one: Succeeded before, and not done again")
     assert other.exit_code == 1
     assert "give the new one another name" in other.stderr
     assert "sync  -    Succeeded" in run(None, "job", "list").stdout
@@ -233,6 +236,34 @@ def test_terminate_in_a_document_ends_those_before_it(run: Run, source: Path, tm
     assert (result.exit_code, result.stdout) == (0, "second: Succeeded\n")
     assert "first: " in result.stderr
     assert "ended" in result.stderr
+
+
+def test_what_is_terminated_ends_and_begins_no_other_job_of_its_file(source: Path, tmp_path: Path, run: Run) -> None:
+    """Whoever terminates waits for the process, and would kill whatever job it has gone on to."""
+    write_index(source)
+    with http_server(source) as server:
+        server.answers["/c0/3.jpg"] = silent
+        first, second = (
+            Path(job_file(tmp_path, sync_spec(place, tmp_path / name), name)).read_text()
+            for name, place in (("first", server.url), ("second", source))
+        )
+        file = tmp_path / "both.yaml"
+        file.write_text(f"{first}---\n{second}")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefeed", "job", "apply", "-f", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )  # fmt: skip
+        assert wait_until(lambda: len(tree(tmp_path / "first")) >= 29, timeout_seconds=30)
+        said = run(None, "job", "terminate", "first").stdout
+        server.released.set()
+        _, err = process.communicate(timeout=30)
+
+    assert said == f"first: running as process {process.pid}, ended\n"
+    assert process.returncode == 143
+    assert b"the jobs that are left of the file were not begun" in err
+    assert [(record.id, record.phase, record.message) for _, record in all_jobs(resolve())] == [
+        ("first", FAILED, "terminated")
+    ]
+    assert not (tmp_path / "second").exists()
 
 
 # ---------------------------------------------------------------- secrets

@@ -21,8 +21,9 @@ from prefeed.sampleset.observing import observe
 from prefeed.sampleset.records import applying, find, is_worked_at, note_progress, read_progress, working_at
 from process.conditions import wait_for
 from sandbox import Sandbox
+from servers import http_server, write_index
 from slow_files import write_files
-from unit.sampleset.documents import SECRET, keys, sample_set
+from unit.sampleset.documents import SECRET, keys, sample_set, secret
 
 FILES = {"train/a/1": b"x" * 5000, "train/b/2": b"y" * 7000, "train_list.txt": b"train/a/1 0\n"}
 
@@ -90,6 +91,38 @@ def test_a_set_from_its_document_to_its_end(
     assert list((sandbox.home / "samplesets").iterdir()) == [sandbox.home / "samplesets" / ".lock"]
     assert (origin / "train/a/1").read_bytes() == FILES["train/a/1"]
     assert "there are no sample sets" in run(None, "sampleset", "get").stdout
+
+
+def test_a_variable_that_was_missing_is_set_and_the_set_applied_again(
+    run: Any, write: Any, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that could not read it was started without the variable, and keeps its environment."""
+    write_index(origin)
+    with http_server(origin) as server:
+        who = secret(**{"access-key": {"env": "SET_USER"}, "secret-key": {"env": "SET_PASSWORD"}})
+        file = write(who, sample_set(source={"uri": server.url, "secretRef": {"name": "keys"}}))
+        failed = run(None, "sampleset", "apply", "-f", file, "--wait")
+        monkeypatch.setenv("SET_USER", "me")
+        monkeypatch.setenv("SET_PASSWORD", "hush")
+        done = run(None, "sampleset", "apply", "-f", file, "--wait")
+    assert (failed.exit_code, done.exit_code) == (1, 0)
+    assert "SET_USER is not set: set it, and apply again" in failed.stderr
+    assert status(run)["phase"] == "Ready"
+
+
+def test_commands_that_look_at_a_node_know_it_by_the_name_of_its_set(
+    run: Any, write: Any, document: dict[str, Any]
+) -> None:
+    run(None, "sampleset", "apply", "-f", write(document), "--wait")
+    node = str(find("imagenet", resolve()).home)
+    seen = run(None, "server", "status", "--home", "sampleset://imagenet", "--json")
+    counts = run(None, "stats", "--home", "sampleset://imagenet", "--json")
+    top = run(None, "top", "--json", "--interval", "0.05", "--home", "sampleset://imagenet")
+    assert (json.loads(seen.stdout)["home"], json.loads(top.stdout)["status"]["home"]) == (node, node)
+    assert json.loads(counts.stdout)["budget_bytes"] <= 16 * 1024**2
+    assert "there: imagenet" in run(None, "stats", "--home", "sampleset://image").stderr
+    run(None, "server", "stop", "--home", "sampleset://imagenet")
+    assert status(run)["phase"] == "Bound"
 
 
 def test_without_waiting_a_process_of_its_own_does_it(run: Any, write: Any, document: dict[str, Any]) -> None:

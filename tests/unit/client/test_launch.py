@@ -100,6 +100,7 @@ def test_nothing_is_started_where_others_may_write(config: Config, sandbox: Sand
         {},
         {"memory": None, "enabled": False, "trust_samplers": True, "idle_timeout": 0.5},
         {"memory": 12345678, "lookahead": "1MiB", "max_in_flight": 7, "index": "my list.txt", "progress": False},
+        {"roots": "/a:sampleset://photos/train:/b c", "pool": "h:1,g:2"},
     ],
 )
 def test_the_server_s_settings_are_the_client_s(settings: dict[str, object], sandbox: Sandbox) -> None:

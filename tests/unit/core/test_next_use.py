@@ -155,3 +155,14 @@ def test_a_changed_object_is_not_kept() -> None:
     ring.scheduler.foresee(1, as_ids([40]))
     ring.collect()
     assert ring.arrive(0, 40, changed=True) == Placement.TRANSIENT
+
+
+def test_who_goes_before_its_first_plan_began_wants_nothing_any_more() -> None:
+    """Of two loaders one has said nothing of what follows; then it is gone."""
+    ring = ring_with_full_tier()
+    ring.upcoming(2, 0, range(10))
+    ring.scheduler.foresee(1, as_ids([59, 55]))
+    read(ring, range(40, 50))
+    ring.scheduler.end_consumer(2)
+    read(ring, range(50, 60))
+    assert 59 in kept(ring)

@@ -62,12 +62,12 @@ def test_a_warm_up_has_its_strategy_and_partitions() -> None:
     spec = parsed("""
   type: warmup
   sampleSetRef: imagenet
-  warmupOptions: {paths: [train], strategyName: random, partitions: 4, partition: 3, file: list.txt, threads: 50}
+  warmupOptions: {paths: [train], strategyName: random, partitions: 4, partition: 3, file: /list.txt, threads: 50}
 """)
 
     warmup = spec.warmup
     assert (warmup.paths, warmup.strategy, warmup.partitions, warmup.partition) == (("train",), "random", 4, 3)
-    assert (warmup.file, warmup.threads) == (Path("list.txt"), 50)
+    assert (warmup.file, warmup.threads) == (Path("/list.txt"), 50)
     assert spec.place == "sampleset://imagenet"
 
 
@@ -75,6 +75,7 @@ REFUSED = [
     ("type: sink", "spec.type must be one of"),
     ("type: rmr\n  sampleSetRef: a", "spec.rmrOptions.paths must name"),
     ("type: rmr\n  rmrOptions: {paths: [a]}", "spec.sampleSetRef is missing"),
+    ("type: clear", "spec.sampleSetRef is missing: name the sample set, or give clearOptions a url"),
     ("type: warmup\n  sampleSetRef: a\n  warmupOptions: {strategyName: fast}", "spec.warmupOptions.strategyName"),
     ("type: warmup\n  sampleSetRef: a\n  warmupOptions: {partitions: 2, partition: 2}", "spec.warmupOptions.partition"),
     (
@@ -85,7 +86,13 @@ REFUSED = [
     ("type: clear\n  sampleSetRef: a\n  rmrOptions: {paths: [a]}", "spec.rmrOptions: this job is a clear"),
     ("type: clear\n  sampleSetRef: a\n  schedule: '* * * * *'", "cron or a systemd timer"),
     ("type: sync\n  sampleSetRef: a\n  syncOptions: {exclude: '['}", "spec.syncOptions.exclude"),
+    (
+        'type: sync\n  sampleSetRef: a\n  syncOptions: {exclude: "it\'s"}',
+        "spec.syncOptions.exclude: No closing quotation",
+    ),
     ("type: sync\n  sampleSetRef: ../a", "lower-case letters"),
+    ("type: rmr\n  rmrOptions: {paths: [a], url: data}", "spec.rmrOptions.url must be an absolute path, not 'data'"),
+    ("type: warmup\n  warmupOptions: {url: /data, file: list.txt}", "spec.warmupOptions.file must be an absolute path"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from memcached import impostor, memcached, memcached_ring, proxy
+from memcached import Impostor, Memcached, impostor, memcached, memcached_ring, proxy
 from prefeed.pool.ring import Ring, parse_address
 from prefeed.pool.servers import PoolServer, Stored
 
@@ -217,12 +218,127 @@ def test_parts_are_as_large_as_the_smallest_server_takes() -> None:
 def test_a_forked_child_makes_connections_of_its_own() -> None:
     with memcached() as server, ring_of(server.address) as ring:
         only(ring).write(b"k", VALUE)
-        (ours,) = only(ring)._idle
+        ours = only(ring)._turns
         child = os.fork()
         if child == 0:
             is_right = bytes(only(ring).read(b"k") or b"") == VALUE
-            (theirs,) = only(ring)._idle
-            os._exit(0 if is_right and theirs is not ours else 1)
+            os._exit(0 if is_right and only(ring)._turns is not ours else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert bytes(only(ring).read(b"k") or b"") == VALUE
-        assert only(ring)._idle == [ours]
+        assert only(ring)._turns is ours
+
+
+def test_connections_as_old_as_one_that_went_silent_are_not_tried_one_after_the_other() -> None:
+    """A machine that came back behind a firewall knows nothing of them, and does not say so."""
+    is_silent, connections = threading.Event(), itertools.count()
+
+    with memcached() as server:
+        host, port = server.address.split(":")
+
+        def talk(client: socket.socket) -> None:
+            number = next(connections)
+            with socket.create_connection((host, int(port))) as upstream:
+                while asked := client.recv(65536):
+                    if not is_silent.is_set() or number >= before:
+                        upstream.sendall(asked)
+                        client.sendall(upstream.recv(65536))
+
+        between = Impostor(talk)
+        try:
+            with ring_of(between.address) as ring:
+                for _ in range(8):
+                    assert only(ring).read(b"k") is None
+                    assert only(ring).write(b"k", b"value") == Stored.YES
+                    assert bytes(only(ring).read(b"k") or b"") == b"value"
+                    raw_delete(server)
+                assert only(ring).write(b"k", b"value") == Stored.YES
+                before = between.connections
+                is_silent.set()
+                assert only(ring).read(b"k") is None
+                assert soon(lambda: not only(ring).is_out)
+                assert [bytes(only(ring).read(b"k") or b"") for _ in range(8)] == [b"value"] * 8
+                assert only(ring).write(b"k", b"value") == Stored.YES
+                assert only(ring).failures == 1
+        finally:
+            between.close()
+
+
+def raw_delete(server: Memcached) -> None:
+    with server._connect() as connection:
+        connection.sendall(b"delete k\r\n")
+        connection.recv(100)
+
+
+@pytest.mark.parametrize("piece", [b"A", b""], ids=["endless", "closed"])
+def test_a_server_that_goes_wrong_at_a_claim_is_left_out(piece: bytes) -> None:
+    def talk(client: socket.socket) -> None:
+        while asked := client.recv(65536):
+            if asked.startswith(b"add"):
+                while piece:
+                    client.sendall(piece * 100)
+                client.shutdown(socket.SHUT_RDWR)
+            else:
+                client.sendall(MISS if asked.startswith(b"get") else b"STAT item_size_max 1048576\r\nEND\r\n")
+
+    server = Impostor(talk)
+    try:
+        with ring_of(server.address) as ring:
+            assert only(ring).read(b"k") is None
+            assert only(ring).add(b"k", b"claim", seconds=1)
+            assert only(ring).is_out
+    finally:
+        server.close()
+
+
+def test_a_server_without_room_is_not_asked_to_hold_claims_until_it_has_stored_something() -> None:
+    now = [0.0]
+    with memcached() as server:
+        ring = Ring([server.address], timeout_seconds=5, clock=lambda: now[0])
+        try:
+            assert only(ring).write(b"large", bytes(2 * 1024**2)) == Stored.FULL
+            for seconds in (1.0, 10.0):  # while it is offered nothing, and after that
+                now[0] = seconds
+                assert only(ring).add(b"k", b"claim", seconds=5)
+                assert only(ring).read(b"k") is None
+            assert only(ring).write(b"small", b"value") == Stored.YES
+            assert only(ring).add(b"k", b"claim", seconds=5)
+            assert bytes(only(ring).read(b"k") or b"") == b"claim"
+        finally:
+            ring.close()
+
+
+def test_a_write_that_was_on_its_way_when_another_was_refused_says_nothing_of_room() -> None:
+    is_refused, is_stored = threading.Event(), threading.Event()
+
+    def hold_up(answer: bytes) -> bytes:
+        if answer == b"STORED\r\n":
+            is_stored.set()
+            is_refused.wait(5)
+        return answer
+
+    with memcached() as server, proxy(server, hold_up) as slow, ring_of(slow.address, timeout_seconds=5) as ring:
+        writing = threading.Thread(target=lambda: only(ring).write(b"small", b"value"))
+        writing.start()
+        assert is_stored.wait(10)
+        assert only(ring).write(b"large", bytes(2 * 1024**2)) == Stored.FULL
+        is_refused.set()
+        writing.join()
+        assert only(ring).add(b"k", b"claim", seconds=5)
+        assert only(ring).read(b"k") is None
+
+
+def test_the_end_does_not_wait_for_a_name_that_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        is_asked.set()
+        is_over.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    ring = Ring(["nowhere.invalid:1"], timeout_seconds=0.01, clock=time.monotonic)
+    assert is_asked.wait(10)
+    ring.close()
+    assert ring._watch.is_alive()
+    is_over.set()
+    ring._watch.join()

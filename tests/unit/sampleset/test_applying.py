@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 import threading
@@ -30,6 +31,26 @@ def test_a_set_is_recorded_whole(sandbox: Sandbox) -> None:
     assert found.directory == sandbox.home / "samplesets" / "imagenet"
     assert names(resolve()) == ["imagenet"]
     assert {path.stat().st_mode & 0o077 for path in (sandbox.home / "samplesets").rglob("*")} == {0}
+
+
+def test_a_document_that_a_cluster_wrote_out_is_taken(sandbox: Sandbox) -> None:
+    document = sample_set(**DATA, nodeAffinity={"since": dt.date(2026, 1, 1)})
+    document["metadata"] |= {
+        "uid": "a-b",
+        "resourceVersion": "12",
+        "generation": 2,
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    document["metadata"] |= {"creationTimestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "finalizers": ["x"]}
+    document["status"] = {"phase": "Ready"}
+
+    assert applied(document).source_url == "/data/photos"
+    assert [a.action for a in apply(sample_set(**DATA, nodeAffinity={}))] == ["unchanged"]
+
+
+def test_nobody_else_looks_into_the_directory_of_a_set(sandbox: Sandbox) -> None:
+    directory = applied(keys(), sample_set(source={"uri": "s3://photos", "secretRef": {"name": "keys"}})).directory
+    assert {path.stat().st_mode & 0o077 for path in (directory, *directory.rglob("*"))} == {0}
 
 
 def test_applied_again_it_says_what_was_done() -> None:

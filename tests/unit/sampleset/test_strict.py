@@ -17,6 +17,17 @@ def test_an_unknown_field_is_named_with_its_path_and_what_is_known() -> None:
     )
 
 
+def test_a_missing_field_that_was_meant_by_another_is_said_so() -> None:
+    with pytest.raises(SpecError) as caught:
+        Section({"partition": 1, "size": 2}, "spec").whole("partitions")
+    assert str(caught.value) == "spec.partitions is missing: partition stands there, which is not known"
+
+
+def test_a_number_with_a_unit_names_it() -> None:
+    with pytest.raises(SpecError, match="a whole number of MiB, at least 1, not '8GiB'"):
+        Section({"cacheSize": "8GiB"}, "level").whole("cacheSize", least=1, unit="MiB")
+
+
 @pytest.mark.parametrize(
     ("method", "value", "said"),
     [
@@ -71,6 +82,9 @@ def test_documents_that_are_empty_are_left_out() -> None:
         ("secret-key: [hush\n", r"f\.yaml, line 2"),
         ("a: &x hush\nb: *x\n", r"aliases \(\*name\) are not taken"),
         ("a: !!python/name:os.system hush\n", "could not determine a constructor"),
+        ("secret-key: !hush\n", "could not determine a constructor"),
+        ("secret-key: !hush!hush\n", "found undefined tag handle"),
+        ("%hush\n---\na: b\n%hush", "f.yaml"),
         ("a: \x00hush", "no YAML"),
         ("[" * 1000 + "hush", "no YAML|f.yaml"),
         ("- hush", "must have fields; it is a list"),

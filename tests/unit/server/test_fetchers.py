@@ -16,15 +16,15 @@ from prefeed.errors import ObjectNotFoundError, SourceError
 from prefeed.server.fetchers import Fetchers, Job
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
 
-MANIFEST: Any = SimpleNamespace(path=lambda object_id: f"{object_id:05d}.bin")
+MANIFEST: Any = SimpleNamespace(path=lambda object_id: f"{object_id:05d}.bin", url="memory://test")
 
 
 class Pool:
     """A pool and its wake-ups."""
 
-    def __init__(self) -> None:
+    def __init__(self, behind: Any = None) -> None:
         self.wakes = threading.Semaphore(0)
-        self.fetchers = Fetchers(max_threads=4, clock=FakeClock(), wake=self.wakes.release)
+        self.fetchers = Fetchers(max_threads=4, clock=FakeClock(), wake=self.wakes.release, pool=behind)
 
     def submit(self, source: Any, *ids: int) -> None:
         for object_id in ids:
@@ -140,3 +140,22 @@ def test_the_end_lets_go_of_requests_that_were_not_made(pool: Pool) -> None:
     for thread in pool.fetchers._threads:
         thread.join(10.0)
     assert source.source.fetches == 4  # type: ignore[attr-defined]
+
+
+def test_an_offer_that_fails_costs_no_request_and_no_thread() -> None:
+    """The catalogue was closed meanwhile, or no thread is to be had: the object has come all the same."""
+
+    class Refusing:
+        def offer(self, key: bytes, data: bytes) -> None:
+            raise RuntimeError("a defect")
+
+        def read(self, key: bytes, *, is_urgent: object) -> None:
+            return None
+
+    pool = Pool(Refusing())
+    source = memory_source(3)
+    pool.submit(source, 0, 1, 2)
+    assert {r.job.ticket.object_id: r.fetched.data for r in pool.take(3)} == {i: content(i) for i in range(3)}
+    pool.fetchers.close()
+    for thread in pool.fetchers._threads:
+        thread.join(10.0)

@@ -249,3 +249,28 @@ def test_closing_ends_a_wait(server: Memcached) -> None:
         assert wait_until(lambda: second.counts().waits == 1, timeout_seconds=10)
         second.close()
         waiting.join()
+
+
+def test_without_threads_nothing_is_stored_and_nothing_breaks(
+    server: Memcached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with tier_of(server.address) as tier:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            tier.offer(OTHER, VALUE)
+        store(tier, KEY, VALUE)
+        assert wait_until(lambda: tier.counts().stored == 2, timeout_seconds=10)
+        assert read(tier, OTHER) == VALUE
+
+
+def test_nobody_waits_for_what_a_full_server_will_not_take() -> None:
+    with memcached(memory_mib=2) as full, tier_of(full.address) as first, tier_of(full.address) as second:
+        for number in range(60):
+            first.offer(number.to_bytes(16, "big"), VALUE)
+        assert wait_until(lambda: first.counts().refused > 0, timeout_seconds=10)
+        assert read(first, KEY) is None
+        assert read(second, KEY) is None
+        assert second.counts().waits == 0

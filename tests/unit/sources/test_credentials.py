@@ -166,3 +166,21 @@ def test_a_web_server_gets_name_and_password(home: Path, tmp_path: Path) -> None
         ((_, _, headers),) = server.requests
     found = {name.lower(): value for name, value in headers.items()}
     assert found["authorization"] == "Basic YW5uOmh1c2gvaHVzaCtodXNoPT0="
+
+
+def test_a_token_of_the_environment_does_not_go_with_keys_of_the_file(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is Amazon's, and the server of these keys somebody else's, who would refuse it, and has not to know it."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", HUSH)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/1").write_bytes(b"one")
+    with servers.http_server(tmp_path) as server:
+        written(home, {"url": "s3://kept", "access-key": "k", "secret-key": "s", "endpoint": server.url})
+        source = open_source("s3://kept", resolve())
+        assert bytes(source.fetch("1").data) == b"one"
+        source.close()
+        ((_, _, headers),) = server.requests
+    found = {name.lower(): value for name, value in headers.items()}
+    assert "Credential=k/" in found["authorization"]
+    assert "x-amz-security-token" not in found
