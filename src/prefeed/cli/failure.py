@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from prefeed.cli.text import printable
-from prefeed.errors import PrefeedError
+from prefeed.errors import PrefeedError, ServerUnavailableError
 
 EXIT_FAILED: Final = 1
 EXIT_NO_SERVER: Final = 3
@@ -32,6 +32,8 @@ def reported(ctx: click.Context) -> Iterator[None]:
         if ctx.meta.get("prefeed.json"):
             click.echo(json.dumps(error_object(err), default=str))
         click.echo(printable(f"prefeed: {err}"), err=True)
+        if isinstance(err, ServerUnavailableError) and (hint := ctx.meta.get("prefeed.no_server_hint")):
+            click.echo(printable(f"prefeed: {hint}"), err=True)
         ctx.exit(ctx.meta.get("prefeed.exit_codes", {}).get(type(err), EXIT_FAILED))
 
 

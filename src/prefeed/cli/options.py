@@ -11,6 +11,7 @@ from prefeed.cli.failure import EXIT_NO_SERVER
 from prefeed.config import Config, resolve
 from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.sampleset.names import find_named, is_named
+from prefeed.sampleset.records import names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,7 +46,11 @@ def node_config_of(home: str | None) -> Config:
         SampleSetNotFoundError: There is no such set.
     """
     if home is None or not is_named(home):
-        return config_of(home=home)
+        config = config_of(home=home)
+        if sets := ", ".join(sorted(names(config))):
+            hint = f"each sample set has a server of its own: --home sampleset://NAME (there: {sets})"
+            click.get_current_context().meta["prefeed.no_server_hint"] = hint
+        return config
     config = config_of()
     return find_named(home, config).settings(config)
 

@@ -168,7 +168,12 @@ def _pool_rows(pool: PoolCounts) -> list[Row]:
     if pool.waits:
         rows.append(("  waits", f"{pool.waits:,} for another node's request, {pool.waits_in_vain:,} of them in vain"))
     if pool.failures:
-        rows.append(("  failures", f"{format_count(pool.failures, 'time')} a server did not answer in time, or not as memcached does"))
+        rows.append(
+            (
+                "  failures",
+                f"{format_count(pool.failures, 'time')} a server did not answer in time, or not as memcached does",
+            )
+        )
     if pool.corrupt:
         rows.append(("  damaged", f"{format_count(pool.corrupt, 'value')}, fetched elsewhere"))
     if pool.refused:

@@ -65,7 +65,7 @@ def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
         if wanted != SETTINGS[name].default and str(wanted) != running and name not in _said:
             _said.add(name)
             _log.warning(
-                "prefeed: the node server runs with %s = %s, not %s: end it first (`prefeed server stop`)",
+                "prefeed: the node server runs with %s = %s, not %s, until it is stopped (`prefeed server stop`)",
                 name, running, wanted,
             )  # fmt: skip
 

@@ -131,11 +131,15 @@ def root_of(url: str) -> str:
     """Return the canonical URL of a place of a job.
 
     Raises:
-        JobSpecError: It has credentials in it, is a pack, or has a part that clients of stores leave out or take for another:
+        JobSpecError: It is empty, has credentials in it, is a pack, or has a part that clients of stores leave out or take for another:
             ``s3://b//x`` is read as ``s3://b/x``, and two spellings of one place would not be seen to be one.
         UnknownSchemeError, ConfigError: It is no place that is known.
     """
     refuse_credentials(url)
+    if not url.strip():
+        raise JobSpecError(
+            "a place is empty, perhaps of a variable that is not set; the directory that you are in is ."
+        )
     root = canonical_url(url)
     if root.startswith(PACK):
         raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")

@@ -1,4 +1,4 @@
-"""Removing data at its origin: the only place in prefeed that does, and only what is named, below one root.
+"""Removing data at its origin: only what is named, below one root. Beside it a sync with ``delete_src`` does that.
 
 A path is removed with all that is below it. It is walked by open directories, and no link is followed: one that is met is
 removed itself, and what it leads to stays.

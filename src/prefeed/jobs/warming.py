@@ -146,7 +146,9 @@ def _listed_in(manifest: Manifest, file: Path) -> Ids:
         [relative] = relative_paths(manifest.url, [line.removeprefix("./")])
         found = manifest.index_of(relative)
         if found is None:
-            raise EmptyListingError(f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with --refresh")
+            raise EmptyListingError(
+                f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with --refresh"
+            )
         ids.append(found)
     return _each_once(np.asarray(ids, dtype=np.int64))
 

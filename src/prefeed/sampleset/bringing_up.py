@@ -49,7 +49,8 @@ def bring_up(
         note_progress(found, error="", **({} if is_complete else {"begun": 0.0, "listed": 0.0}))
         try:
             settings = found.settings(base)
-            if is_changed or before.error:  # a variable may be set by now, and a server keeps the environment that it was born in
+            # After a failure a variable may be set that was not, and a server keeps the environment it was started with.
+            if is_changed or before.error:
                 stop_unused_server(settings)
             with NodeClient.connect(settings, autostart=True) as node:
                 if not is_complete:

@@ -205,14 +205,15 @@ class Fetchers:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
         started = self._clock()
         jobs = {job.lasting_key: job for job in group}
-        found = {job.lasting_key: (data, Where.DISK) for job in group if (data := self._on_disk(job)) is not None}
-        absent = [key for key in jobs if key not in found]
-        expected = sum(jobs[key].listed_bytes for key in absent)
-        try:
+        found: dict[bytes, tuple[Buffer, Where]] = {}
+        with suppress(Exception):  # a defect must not end the thread, nor those who wait be forgotten
+            for key, job in jobs.items():
+                if (data := self._on_disk(job)) is not None:
+                    found[key] = data, Where.DISK
+            absent = [key for key in jobs if key not in found]
+            expected = sum(jobs[key].listed_bytes for key in absent)
             values = pool.read_many(absent, expected_bytes=expected)
-        except Exception:  # a defect must not end the thread, nor those who wait be forgotten
-            values = {}
-        found.update((key, (data, Where.POOL)) for key, data in values.items())
+            found.update((key, (value, Where.POOL)) for key, value in values.items())
         for job in group:
             if job.lasting_key in found:
                 data, where = found[job.lasting_key]

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from prefeed.types import ClearResult, EpochWait, PlanInfo, ReadCounts, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import (
+    ClearResult,
+    EpochWait,
+    PlanInfo,
+    ReadCounts,
+    ServerStatus,
+    SessionInfo,
+    Statistics,
+    WarmResult,
+)
 
 PROTOCOL = 5
 """Changes with every incompatible message; both sides must agree."""

@@ -121,6 +121,10 @@ def test_commands_that_look_at_a_node_know_it_by_the_name_of_its_set(
     assert (json.loads(seen.stdout)["home"], json.loads(top.stdout)["status"]["home"]) == (node, node)
     assert json.loads(counts.stdout)["budget_bytes"] <= 16 * 1024**2
     assert "there: imagenet" in run(None, "stats", "--home", "sampleset://image").stderr
+    assert (
+        "each sample set has a server of its own: --home sampleset://NAME (there: imagenet)"
+        in run(None, "stats").stderr
+    )
     run(None, "server", "stop", "--home", "sampleset://imagenet")
     assert status(run)["phase"] == "Bound"
 

@@ -6,7 +6,10 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from prefeed.core.actions import Placement
+from prefeed.core.next_use import NextUse
 from ring import Ring, as_ids
 
 BIG = 100
@@ -166,3 +169,67 @@ def test_who_goes_before_its_first_plan_began_wants_nothing_any_more() -> None:
     ring.scheduler.end_consumer(2)
     read(ring, range(50, 60))
     assert 59 in kept(ring)
+
+
+def test_in_any_order_of_events_books_and_budget_hold_and_nothing_goes_that_is_still_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchanges = 0
+
+    def make_room(self: NextUse, dataset: int, object_id: int, cost: int) -> bool:
+        nonlocal exchanges
+        before = kept(ring)
+        is_made = original(self, dataset, object_id, cost)
+        gone = before - kept(ring)
+        assert not any(gone & set(plan.ids[plan.position :].tolist()) for plan in self._consumers.plans())
+        exchanges += is_made
+        return is_made
+
+    original = NextUse.make_room
+    monkeypatch.setattr(NextUse, "make_room", make_room)
+    for seed in range(30):
+        rng = random.Random(seed)
+        ring = Ring(budget=rng.randint(2000, 6000), lookahead=rng.choice([200, 800, 5000]))
+        ring.add(0, [rng.choice([None, rng.randint(1, 200)]) for _ in range(100)], max_in_flight=rng.randint(1, 8))
+        run_at_random(ring, rng)
+    assert exchanges > 20
+
+
+def run_at_random(ring: Ring, rng: random.Random) -> None:
+    """Two consumers read epochs side by side; what is asked for arrives, or does not, and is freed, whenever."""
+    orders: dict[int, list[int]] = {1: [], 2: []}
+    following = {consumer: rng.sample(range(100), 40) for consumer in orders}
+    is_kept = {1: True, 2: rng.random() < 0.7}
+    positions = dict.fromkeys(orders, 0)
+    for _ in range(400):
+        event, consumer = rng.random(), rng.choice([1, 2])
+        if event < 0.5 and positions[consumer] < len(orders[consumer]):
+            object_id = orders[consumer][positions[consumer]]
+            positions[consumer] += 1
+            if (0, object_id) not in ring.tier:
+                ring.demand(0, object_id, consumer=consumer)
+            ring.consume(consumer, 0, [object_id])
+            ring.scheduler.position(consumer, positions[consumer])
+        elif event < 0.5:
+            orders[consumer], positions[consumer] = following[consumer], 0
+            following[consumer] = rng.sample(range(100), 40)
+            ring.scheduler.register_plan(consumer, 0, as_ids(orders[consumer]), resident=is_kept[consumer])
+            ring.scheduler.foresee(consumer, as_ids(following[consumer]))
+        elif event < 0.9 and ring.fetching:
+            key = rng.choice(list(ring.fetching))
+            if rng.random() < 0.9:
+                ring.arrive(*key, size=rng.choice([None, rng.randint(1, 200)]))
+            elif ring.arrive_unstored(*key) != Placement.DIRECT:
+                ring.refuse(*key)
+        elif event < 0.97 and ring.freeing:
+            ring.free(rng.randrange(len(ring.freeing)))
+        elif event > 0.99:
+            ring.scheduler.invalidate(0, rng.randrange(100))
+        ring.collect()
+    for consumer in orders:
+        ring.scheduler.end_consumer(consumer)
+    ring.arrive_all()
+    ring.check()
+    assert not ring.waiting
+    assert ring.scheduler.num_transients == ring.scheduler.residency.transient_bytes == 0
+    assert sum(ring.tier.values()) == ring.scheduler.residency.resident_bytes

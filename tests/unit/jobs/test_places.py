@@ -25,3 +25,10 @@ def test_keys_in_a_url_are_refused_and_not_shown(url: str) -> None:
 @pytest.mark.parametrize("url", ["s3://b", "s3://b/x/", "https://h//x", "data@v1", "/a?b"])
 def test_other_places_are_taken(url: str) -> None:
     assert root_of(url)
+
+
+@pytest.mark.parametrize("url", ["", " "])
+def test_an_empty_place_is_not_the_directory_one_is_in(url: str) -> None:
+    """``prefeed job rmr "$DATA" train`` with a variable that is not set."""
+    with pytest.raises(JobSpecError, match="a place is empty"):
+        root_of(url)

@@ -21,7 +21,9 @@ def test_a_named_server_makes_a_tier_although_it_does_not_answer() -> None:
 
 
 def test_without_the_client_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("prefeed.pool.", "prefeed.server.pool"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("pymemcache.", "prefeed.pool.", "prefeed.server.pool"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymemcache", None)
     with pytest.raises(ConfigError, match=r"pip install 'prefeed\[pool\]'"):

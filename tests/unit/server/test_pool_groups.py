@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +123,18 @@ def test_a_defect_of_the_pool_ends_no_thread_and_forgets_no_object(
         node.plan(1, dataset, range(OBJECTS))
         node.pump_until(lambda: node.num_residents(dataset) == OBJECTS)
         assert node.node.statistics().origin_requests == OBJECTS
+
+
+def test_a_defect_of_the_disk_ends_no_thread_and_forgets_no_object(tmp_path: Path, server: Memcached) -> None:
+    questions = itertools.count()
+
+    def read(key: bytes) -> None:
+        if next(questions) == 0:
+            raise RuntimeError("a defect")
+
+    with node_of(tmp_path / "one", server) as (node, pool):
+        pool._recent = 1.0
+        node.node.fetchers._disk = SimpleNamespace(read=read)  # type: ignore[assignment]
+        dataset = node.open(memory_source(OBJECTS))
+        node.plan(1, dataset, range(OBJECTS))
+        node.pump_until(lambda: node.num_residents(dataset) == OBJECTS, timeout_seconds=5)
