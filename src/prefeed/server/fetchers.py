@@ -153,11 +153,14 @@ class Fetchers:
         self._threads.append(thread)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._is_closed:
+        held: Job | CheckJob | None = None  # taken off the queue, and this thread's next
+        while (job := held or self._jobs.get()) is not None and not self._is_closed:
+            held = None
             if isinstance(job, CheckJob):
                 self._results.append(self._check(job))
             elif self._pool is not None and job.may_be_grouped and self._pool.is_rich:
-                self._fetch_group(self._with_others(job), self._pool)
+                group, held = self._with_others(job)
+                self._fetch_group(group, self._pool)
             else:
                 self._results.append(self._fetch(job))
             under_way = self._num_submitted - self._num_finished
@@ -186,20 +189,22 @@ class Fetchers:
                 offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
         return result
 
-    def _with_others(self, job: Job) -> list[Job]:
-        """Return the job, and others that wait for a thread, as far as one question is to be for."""
+    def _with_others(self, job: Job) -> tuple[list[Job], Job | CheckJob | None]:
+        """Return the job, and others that wait for a thread, as far as one question is to be for; and one that is not for it."""
         group, size = [job], job.listed_bytes
         while len(group) < _MOST_IN_GROUP and size < _GROUP_BYTES:
             try:
                 other = self._jobs.get_nowait()
             except Empty:
                 break
-            if not isinstance(other, Job) or not other.may_be_grouped:
-                self._jobs.put(other)
+            if other is None:
+                self._jobs.put(None)  # the end: it is one thread's, and this one has work
                 break
+            if isinstance(other, CheckJob) or not other.may_be_grouped:
+                return group, other
             group.append(other)
             size += other.listed_bytes
-        return group
+        return group, None
 
     def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""

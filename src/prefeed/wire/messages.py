@@ -381,17 +381,8 @@ class Stopping(Message, frozen=True):
 
 
 UNANSWERED = (
-    RegisterPlan,
-    Foresee,
-    AdoptUpcoming,
-    ExtendPlan,
-    Consumed,
-    SamplesOpened,
-    Position,
-    EpochEnded,
-    EndConsumer,
-    CacheReads,
-)
+    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads,
+)  # fmt: skip
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
