@@ -160,6 +160,7 @@ class Statistics:
         direct_reads: Reads that went past the server to the origin (no server, no room).
         origin_requests: Requests that the server made to origins, retries included.
         origin_bytes: Bytes that came back.
+        origin_seconds: How long the requests took, added up.
         resident_objects: Objects kept for the next epoch.
         resident_bytes: Their size as stored, in bytes.
         transient_objects: Objects that are freed once consumed.
@@ -179,6 +180,7 @@ class Statistics:
     direct_reads: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
+    origin_seconds: float = 0.0
     resident_objects: int = 0
     resident_bytes: int = 0
     transient_objects: int = 0

@@ -166,6 +166,14 @@ class Consumers:
         """Return every plan, present and upcoming."""
         return [plan for entry in self._consumers.values() for plan in entry.plans]
 
+    def present(self) -> list[tuple[Plan, bool]]:
+        """Return the plan that each consumer follows now, and whether it is known what it reads next."""
+        return [
+            (entry.plan, entry.upcoming is not None or entry.following is not None)
+            for entry in self._consumers.values()
+            if entry.plan is not None
+        ]
+
     @property
     def num_plans(self) -> int:
         """Consumers with a plan."""

@@ -303,6 +303,10 @@ class Scheduler:
         """Objects in the tier that are freed once consumed."""
         return self.holdings.num_transients
 
+    def plans(self) -> list[tuple[Plan, bool]]:
+        """Return the plans that consumers follow now, and of each whether it is known what its consumer reads next."""
+        return self._consumers.present()
+
     def has_work(self, consumer: int) -> bool:
         """Return True while the consumer's plan has entries that were not looked at."""
         plan = self._consumers.plan_of(consumer)

@@ -66,6 +66,10 @@ class ObjectTable:
         """About what one object costs in the tier, in bytes."""
         return self.total_bytes // max(1, len(self))
 
+    def num_in(self, state: int) -> int:
+        """Return how many objects are in that state."""
+        return int(np.count_nonzero(self.states == state))
+
     def grow(self, sizes: npt.NDArray[np.uint64]) -> None:
         """Objects were appended, which are absent; amortised O(1) for each.
 

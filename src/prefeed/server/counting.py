@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from prefeed.core.policy import best_hit_ratio
 from prefeed.core.schedule import Scheduler
+from prefeed.core.table import RESIDENT
 from prefeed.server.disk import DiskTier
-from prefeed.server.registry import Registry
 from prefeed.types import DiskCounts, PoolCounts, ReadCounts, Statistics
 
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache
@@ -37,24 +37,28 @@ class Counts:
     direct_reads: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
+    origin_seconds: float = 0.0
     disk_reads: int = 0
     pool_reads: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
-    def arrived(self, where: Where, size_bytes: int) -> None:
-        """A fetch brought an object."""
+    def arrived(self, where: Where, size_bytes: int, seconds: float) -> None:
+        """A fetch brought an object, after so long."""
         if where == Where.DISK:
             self.disk_reads += 1
         elif where == Where.POOL:
             self.pool_reads += 1
         else:
-            self.origin_requests += 1
+            self.asked_origin(seconds)
             self.origin_bytes += size_bytes
 
+    def asked_origin(self, seconds: float) -> None:
+        """A request to an origin has ended, one way or another."""
+        self.origin_requests += 1
+        self.origin_seconds += seconds
 
-def statistics_of(
-    counts: Counts, scheduler: Scheduler, registry: Registry, disk: DiskTier | None, pool: PoolTier | None
-) -> Statistics:
+
+def statistics_of(counts: Counts, scheduler: Scheduler, disk: DiskTier | None, pool: PoolTier | None) -> Statistics:
     """Return a snapshot of all counts."""
     residency = scheduler.residency
     return Statistics(
@@ -64,7 +68,8 @@ def statistics_of(
         direct_reads=counts.direct_reads,
         origin_requests=counts.origin_requests,
         origin_bytes=counts.origin_bytes,
-        resident_objects=sum(len(registry.resident_ids(number)) for number in scheduler.tables),
+        origin_seconds=counts.origin_seconds,
+        resident_objects=sum(table.num_in(RESIDENT) for table in scheduler.tables.values()),
         resident_bytes=residency.resident_bytes,
         transient_objects=scheduler.num_transients,
         transient_bytes=residency.transient_bytes,

@@ -48,6 +48,7 @@ METRICS: Final = (
     Metric("prefeed_best_hit_ratio", "gauge", (), "What no policy exceeds that neither reads ahead nor knows what follows: budget ÷ data, 0 to 1; absent without a plan. A hit ratio above it is what reading ahead brings."),
     Metric("prefeed_origin_requests_total", "counter", (), "Requests that the server made to origins, retries included."),
     Metric("prefeed_origin_bytes_total", "counter", (), "Bytes that came back from origins."),
+    Metric("prefeed_origin_request_seconds_total", "counter", (), "How long these requests took, added up; ÷ requests is their mean latency."),
     Metric("prefeed_origin_requests_in_flight", "gauge", (), "Fetches under way now, also those that disk or pool will serve."),
     Metric("prefeed_origin_requests_limit", "gauge", (), "Requests that may be under way, as tuned from what was observed; absent without a plan. A limit far below PREFEED_MAX_IN_FLIGHT means that the origin is slow under load or throttles."),
     Metric("prefeed_errors_total", "counter", ("code",), "Failures by error code; each was answered by a retry or by reading the origin."),
@@ -111,6 +112,7 @@ def rows(seen: Observation, numbers: PlanNumbers) -> Iterator[Row]:
     yield from _reads(statistics)
     yield "prefeed_origin_requests_total", (), statistics.origin_requests
     yield "prefeed_origin_bytes_total", (), statistics.origin_bytes
+    yield "prefeed_origin_request_seconds_total", (), statistics.origin_seconds
     yield "prefeed_origin_requests_in_flight", (), status.in_flight
     if status.max_in_flight:
         yield "prefeed_origin_requests_limit", (), status.max_in_flight

@@ -201,7 +201,7 @@ class Node:
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counts."""
-        return statistics_of(self._counts, self.scheduler, self.registry, self.disk, self.pool)
+        return statistics_of(self._counts, self.scheduler, self.disk, self.pool)
 
     def read_counts(self, consumer: int) -> ReadCounts:
         """Return how the consumer's reads went; all zero for one that is not known."""
@@ -324,7 +324,7 @@ class Node:
             self.disk.offer(key, fetched.data)
 
     def _fetch_failed(self, result: Result) -> None:
-        self._counts.origin_requests += 1
+        self._counts.asked_origin(result.seconds)
         ticket, error = result.job.ticket, result.error
         assert error is not None
         self._counts.errors[error.code] += 1
@@ -343,7 +343,7 @@ class Node:
             self._call_later(delay, lambda: self._submit(ticket))
 
     def _observe(self, result: Result, size_bytes: int) -> None:
-        self._counts.arrived(result.where, size_bytes)
+        self._counts.arrived(result.where, size_bytes, result.seconds)
         if result.where != Where.ORIGIN:
             return
         table = self.scheduler.tables[result.job.ticket.dataset]

@@ -107,12 +107,9 @@ def read_plans(node: Node, epochs: Epochs) -> tuple[PlanInfo, ...]:
 
     Epochs of consumers that are gone are forgotten.
     """
-    consumers = node.scheduler._consumers
-    plans = consumers.plans()
-    epochs.keep({plan.consumer for plan in plans})
-    present = [plan for plan in plans if consumers.plan_of(plan.consumer) is plan]
-    with_next = {plan.consumer for plan in plans if consumers.plan_of(plan.consumer) is not plan}
-    return tuple(_info(node, epochs, plan, has_next=plan.consumer in with_next) for plan in present[:MOST_PLANS])
+    plans = node.scheduler.plans()
+    epochs.keep({plan.consumer for plan, _ in plans})
+    return tuple(_info(node, epochs, plan, has_next=has_next) for plan, has_next in plans[:MOST_PLANS])
 
 
 def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo:

@@ -150,6 +150,14 @@ def test_a_guess_goes_on_when_the_announced_plan_begins() -> None:
     assert {59, 55} <= kept(ring)
 
 
+def test_it_is_known_of_a_plan_whether_something_is_to_follow() -> None:
+    ring = ring_with_full_tier()
+    ((plan, has_next),) = ring.scheduler.plans()
+    assert (plan.consumer, has_next) == (1, False)
+    ring.scheduler.foresee(1, as_ids([1]))
+    assert [has_next for _, has_next in ring.scheduler.plans()] == [True]
+
+
 def test_a_changed_object_is_not_kept() -> None:
     ring = Ring(budget=50 * BIG, lookahead=1 * BIG)
     ring.add(0, [BIG] * 100, max_in_flight=1)

@@ -1,0 +1,18 @@
+"""What fetches count as."""
+
+from __future__ import annotations
+
+from prefeed.core.schedule import Scheduler
+from prefeed.server.counting import Counts, Where, statistics_of
+
+
+def test_only_the_origin_is_asked() -> None:
+    counts = Counts()
+    for where in (Where.DISK, Where.POOL, Where.ORIGIN):
+        counts.arrived(where, 100, 0.5)
+    counts.asked_origin(0.25)  # and it failed
+
+    seen = statistics_of(counts, Scheduler(budget_bytes=1, lookahead_bytes=1), None, None)
+
+    assert (seen.origin_requests, seen.origin_bytes, seen.origin_seconds) == (2, 100, 0.75)
+    assert (counts.disk_reads, counts.pool_reads) == (1, 1)
