@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import read_proc, wait_until
 from prefeed.client.node import NodeClient
-from prefeed.config import resolve
+from prefeed.config import configure, resolve
 from prefeed.types import ServerStatus, Statistics
 from sandbox import Sandbox, servers_of
 
@@ -546,6 +548,8 @@ BEFORE = "import prefeed.auto\n"
 AFTER = "\nimport prefeed.auto\n"
 PROGRAM = """
 import sys
+import urllib.error
+import urllib.request
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
@@ -578,7 +582,7 @@ def test_order_of_imports_does_not_matter(tmp_path: Path, order: str) -> None:
 
 
 def test_others_can_read_neither_what_is_cached_nor_whatever_the_user_could(paths: list[str], sandbox: Sandbox) -> None:
-    """Directories that only the user may enter, and no port: there is nothing to ask from elsewhere."""
+    """Directories that only the user may enter, and one port, of this machine alone, which shows numbers."""
     epoch(loader_of(Files(paths, contents)))
     store, runtime = Path(server().store), resolve().runtime_dir
     for directory in (store, runtime):
@@ -586,9 +590,20 @@ def test_others_can_read_neither_what_is_cached_nor_whatever_the_user_could(path
     (pid,) = servers_of(sandbox)
     own = inodes_of(pid)
     assert own
-    assert not own & internet_inodes()
+    (address,) = [address for inode, address in internet_sockets().items() if inode in own]
+    host, port = address.split(":")
+    assert host == "0100007F"  # 127.0.0.1
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{int(port, 16)}/{paths[0]}")
     with socket.create_server(("127.0.0.1", 0)):
-        assert inodes_of(os.getpid()) & internet_inodes()  # one that is there is found
+        assert inodes_of(os.getpid()) & internet_sockets().keys()  # one that is there is found
+
+
+def test_without_metrics_there_is_no_port(paths: list[str], sandbox: Sandbox) -> None:
+    configure(metrics="0")
+    epoch(loader_of(Files(paths, contents)))
+    (pid,) = servers_of(sandbox)
+    assert not inodes_of(pid) & internet_sockets().keys()
 
 
 def inodes_of(pid: int) -> set[str]:
@@ -602,12 +617,12 @@ def inodes_of(pid: int) -> set[str]:
     return found
 
 
-def internet_inodes() -> set[str]:
-    """Return the inodes of all sockets of TCP and UDP in this network namespace."""
+def internet_sockets() -> dict[str, str]:
+    """Return the local addresses, in hex, of all sockets of TCP and UDP in this network namespace, by inode."""
     lines = [
         line.split()
         for name in ("tcp", "tcp6", "udp", "udp6")
         if Path(f"/proc/self/net/{name}").exists()
         for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
     ]
-    return {fields[9] for fields in lines}
+    return {line[9]: line[1] for line in lines}
