@@ -33,7 +33,7 @@ from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import read_proc, wait_until
 from prefeed.client.node import NodeClient
-from prefeed.config import configure, resolve
+from prefeed.config import resolve
 from prefeed.types import ServerStatus, Statistics
 from sandbox import Sandbox, servers_of
 
@@ -599,8 +599,8 @@ def test_others_can_read_neither_what_is_cached_nor_whatever_the_user_could(path
         assert inodes_of(os.getpid()) & internet_sockets().keys()  # one that is there is found
 
 
-def test_without_metrics_there_is_no_port(paths: list[str], sandbox: Sandbox) -> None:
-    configure(metrics="0")
+def test_without_metrics_there_is_no_port(paths: list[str], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_METRICS", "0")
     epoch(loader_of(Files(paths, contents)))
     (pid,) = servers_of(sandbox)
     assert not inodes_of(pid) & internet_sockets().keys()
