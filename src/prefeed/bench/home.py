@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,28 +38,24 @@ class Home:
 
 
 @contextlib.contextmanager
-def temporary_home(
-    memory_bytes: int | None = None, *, env: Mapping[str, str] | None = None, **settings: str
-) -> Iterator[Home]:
+def temporary_home(memory_bytes: int | None = None, **settings: str) -> Iterator[Home]:
     """Start a server with an empty cache of its own; stop it and free the cache at the end of the block.
 
     Args:
         memory_bytes: Size of the memory tier; None for prefeed's default.
-        env: Set for the server beside them, as credentials are.
         **settings: Further ones, by name, as in the environment.
     """
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as directory:
-        ours = {"PREFEED_HOME": directory, "PREFEED_PROGRESS": "0"}
+        env = {"PREFEED_HOME": directory, "PREFEED_PROGRESS": "0"}
         if memory_bytes is not None:
-            ours["PREFEED_MEMORY"] = str(memory_bytes)
-        ours.update({f"PREFEED_{name.upper()}": value for name, value in settings.items()})
-        config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in ours.items()})
-        everything = {**(env or {}), **ours}
+            env["PREFEED_MEMORY"] = str(memory_bytes)
+        env.update({f"PREFEED_{name.upper()}": value for name, value in settings.items()})
+        config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
         started = time.perf_counter()
-        pid = _start(everything)
+        pid = _start(env)
         start_seconds = time.perf_counter() - started
         try:
-            yield Home(config=config, env=everything, server_pid=pid, start_seconds=start_seconds)
+            yield Home(config=config, env=env, server_pid=pid, start_seconds=start_seconds)
         finally:
             _stop(config, pid)
             shutil.rmtree(config.runtime_dir, ignore_errors=True)

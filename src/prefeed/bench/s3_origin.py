@@ -77,6 +77,20 @@ def s3_bucket(root: Path, name: str, latency_seconds: float) -> Iterator[Bucket]
         yield Bucket(name=name, origin=origin, env=env)
 
 
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and so of its children, for the time of the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An object of a listing: what nginx says of it in headers."""

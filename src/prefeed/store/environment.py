@@ -21,7 +21,7 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.locking import PATIENCE_SECONDS, directory_lock, when_free
+from prefeed.store.locking import PATIENCE_SECONDS, Turn, directory_lock, when_free
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.reservation import Reservation
 
@@ -50,6 +50,7 @@ class SharedEnvironment:
         self.layout = layout
         self.tables: tuple[Any, Any] = (None, None)
         self.reservation: Reservation | None = None
+        self.turn = Turn(data_path(Path(path)))
         self._data_file: int | None = None
         self.written = not readonly
         self.reopening = 0
@@ -114,6 +115,7 @@ class SharedEnvironment:
         if self._data_file is not None:
             os.close(self._data_file)
             self._data_file = None
+        self.turn.close()
         if self.reservation is not None:
             self.reservation.close()
         self.env.close()
@@ -158,6 +160,7 @@ def _forget_after_fork() -> None:
     global _process_id
     _process_id = os.getpid()
     for shared in _open.values():
+        shared.turn.close()
         if shared.open_batches:
             _inherited.append(shared)
         else:
@@ -328,7 +331,7 @@ def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[], S
         shared.close()
         fresh = open_writing()
     shared.identity, shared.env, shared.tables = fresh.identity, fresh.env, fresh.tables
-    shared.reservation, shared.written = fresh.reservation, True
+    shared.turn, shared.reservation, shared.written = fresh.turn, fresh.reservation, True
     _open[shared.identity] = shared
 
 

@@ -1,10 +1,11 @@
-"""The lock of a directory: one process at a time makes, opens, grows or removes the store in it."""
+"""Locks of the kernel's: of a directory, in which one process at a time makes or removes a store, and of a file."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,45 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
                     _vain_until[directory] = deadline + _FORGIVING_SECONDS
                 raise
         time.sleep(_POLL_SECONDS)
+
+
+class Turn:
+    """A file that one thread of one process at a time holds; made by each process anew, a forked one too.
+
+    Whoever waits has it next, also when the one that held it, and others that waited, are killed at once: the kernel
+    gives back what a process held, and wakes all. A process that is stopped keeps it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mutex = threading.Lock()
+        self._file: int | None = None
+
+    def __enter__(self) -> None:
+        """Wait for it.
+
+        Raises:
+            OSError: There is no such file.
+        """
+        self._mutex.acquire()
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except BaseException:
+            self._mutex.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._mutex.release()
+
+    def close(self) -> None:
+        """Close what was opened. In a forked child: at once, as the copy would keep what a thread of the parent holds."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def _locked(directory: Path) -> int:

@@ -186,7 +186,8 @@ def _prepare(shared: SharedEnvironment, *, on_disk: bool) -> None:
         raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
     if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    shared.open_tables(create=version is None)
+    with shared.turn:  # opening a table is a write transaction to LMDB
+        shared.open_tables(create=version is None)
     if version is None:
         with shared.env.begin(write=True) as txn:
             txn.put(LAYOUT_KEY, SHARED_LAYOUT.version)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import lmdb
 from xxhash import xxh3_64_digest
 
-from prefeed.store.batches import read_transaction, write_transaction
+from prefeed.store.batches import read_transaction, write_in_turn
 from prefeed.store.checksums import get_checksum, put_checksum
 from prefeed.store.environment import SharedEnvironment
 from prefeed.store.layout import PAGE_BYTES, TOTALS_KEY, num_pages
@@ -44,7 +44,7 @@ _REFUSED_CALLS: Final = 32
 class SharedWriter:
     """Writes groups of values into the store of one directory.
 
-    **Threads and processes.** Any; LMDB lets one write at a time.
+    **Threads and processes.** Any; one writes at a time.
     """
 
     def __init__(self, directory: Path, *, on_disk: bool, min_free_bytes: int) -> None:
@@ -104,7 +104,7 @@ class SharedWriter:
     ) -> bool:
         """Store all or none; False when there is no room."""
         try:
-            with write_transaction(shared) as txn:
+            with write_in_turn(shared) as txn:
                 end = end_of_data(shared)
                 if seen_end is not None:
                     self._drift_bytes = end - seen_end
@@ -167,7 +167,7 @@ class SharedWriter:
 
     def _delete(self, shared: SharedEnvironment, keys: Sequence[bytes], *, corrupt: bool = False) -> int:
         values, checksums = shared.tables
-        with write_transaction(shared) as txn:
+        with write_in_turn(shared) as txn:
             sizes = {key: size for key in keys if (size := self._size(shared, txn, key)) is not None}
             if corrupt:
                 sizes = {key: size for key, size in sizes.items() if not _is_right(shared, txn, key)}

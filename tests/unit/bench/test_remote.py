@@ -12,6 +12,7 @@ from prefeed.bench.loading import EpochOutcome, LoadingOutcome
 from prefeed.bench.photos import PhotoFolder, PhotoRecipe, make_photos
 from prefeed.bench.plain import ListedPictures
 from prefeed.bench.requirements import BenchFailedError
+from prefeed.bench.s3_origin import environment
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_cold_and_fuse_are_first_epochs_warm_and_local_second_ones() -> None:
 
 def test_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "mine")
-    with remote._environment({"AWS_REGION": "other", "AWS_ENDPOINT_URL": "http://x"}):
+    with environment({"AWS_REGION": "other", "AWS_ENDPOINT_URL": "http://x"}):
         assert os.environ["AWS_ENDPOINT_URL"] == "http://x"
     assert os.environ["AWS_REGION"] == "mine"
     assert "AWS_ENDPOINT_URL" not in os.environ

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from prefeed.bench.fleet import Epoch, EpochOutcome, NodeJob, checksum, node_process
@@ -15,9 +13,10 @@ from prefeed.bench.harness import BenchResult, Options, Samples, alternate
 from prefeed.bench.home import Home, temporary_home
 from prefeed.bench.memcached import memcached_ring
 from prefeed.bench.phases import run_phase
+from prefeed.bench.photo_bucket import photo_bucket
 from prefeed.bench.photos import PhotoFolder
 from prefeed.bench.requirements import BenchFailedError
-from prefeed.bench.s3_origin import Bucket, s3_bucket
+from prefeed.bench.s3_origin import Bucket
 from prefeed.client.node import NodeClient
 from prefeed.types import Statistics
 
@@ -32,8 +31,6 @@ _LEAST_MEMORY_BYTES: Final = 6 * 1024**2
 _POOL_ROOM: Final = 1.5
 """Times the data, in all memcached together: slabs do not fill up to the last byte."""
 
-_BUCKET: Final = "photos"
-
 _SETTLE_SECONDS: Final = 0.2
 _MOST_SETTLING: Final = 100
 
@@ -42,9 +39,7 @@ def run(options: Options) -> BenchResult:
     """Count what all nodes together ask the origin for, epoch by epoch: parts of one epoch, and everybody everything."""
     photos = options.photos()
     expected = sum(checksum(path.read_bytes()) for path in sorted(photos.root.rglob("*.jpg"))) % (1 << 64)
-    with tempfile.TemporaryDirectory(prefix="prefeed-buckets-") as buckets, ExitStack() as stack:
-        Path(buckets, _BUCKET).symlink_to(photos.root)
-        bucket = stack.enter_context(s3_bucket(Path(buckets), _BUCKET, _LATENCY_SECONDS))
+    with photo_bucket(photos, _LATENCY_SECONDS) as bucket:
         num_nodes = _QUICK_NODES if options.quick else _NODES
         train = partial(_train, bucket, photos, expected, num_nodes)
         variants: dict[str, Callable[[], dict[str, Any]]] = {"parts": partial(train, parts=True)}
@@ -66,7 +61,7 @@ def _train(
             each_mib = 16 + int(_POOL_ROOM * photos.total_bytes / num_nodes) // 1024**2
             ring = stack.enter_context(memcached_ring(num_nodes, memory_mib=each_mib))
             pool = {"pool": ",".join(server.address for server in ring)}
-        homes = [stack.enter_context(temporary_home(memory, env=bucket.env, **pool)) for _ in range(num_nodes)]
+        homes = [stack.enter_context(temporary_home(memory, **pool)) for _ in range(num_nodes)]
         jobs = [NodeJob(url=bucket.url, rank=rank, num_nodes=num_nodes if parts else 1) for rank in range(num_nodes)]
         nodes = [stack.enter_context(node_process(job, home.env)) for job, home in zip(jobs, homes, strict=True)]
         for node in nodes:

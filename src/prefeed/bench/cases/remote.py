@@ -7,7 +7,6 @@ read through a FUSE mount of the store, through prefeed from the same endpoint, 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from prefeed.bench.loading import EpochOutcome, LoadingJob, LoadingOutcome, run_
 from prefeed.bench.photos import PhotoFolder
 from prefeed.bench.plain import LIST_NAME
 from prefeed.bench.requirements import BenchFailedError
-from prefeed.bench.s3_origin import Bucket, s3_bucket
+from prefeed.bench.s3_origin import Bucket, environment, s3_bucket
 
 _LATENCY_SECONDS: Final = 0.02
 _BUCKET: Final = "imagenet"
@@ -69,7 +68,7 @@ def _laid_out(photos: PhotoFolder) -> Iterator[_Place]:
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as scratch:
         directory = Path(scratch, _BUCKET)
         lay_out(photos, directory)
-        with s3_bucket(Path(scratch), _BUCKET, _LATENCY_SECONDS) as bucket, _environment(bucket.env):
+        with s3_bucket(Path(scratch), _BUCKET, _LATENCY_SECONDS) as bucket, environment(bucket.env):
             yield _Place(bucket=bucket, directory=directory)
 
 
@@ -83,20 +82,6 @@ def lay_out(photos: PhotoFolder, directory: Path) -> None:
     labels = {name: label for label, name in enumerate(sorted({picture.parent.name for picture in pictures}))}
     lines = [f"train/{p.parent.name}/{p.name} {labels[p.parent.name]}\n" for p in pictures]
     (directory / LIST_NAME).write_text("".join(lines))
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, and so of its children, for the time of the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _job(loader: Any, data: str, *, epochs: int, origin_url: str = "", torchvision: bool = False) -> LoadingJob:
