@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -13,6 +16,8 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_digest
 
+from leaks import wait_until
+from prefeed.store.batches import write_in_turn
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
@@ -124,6 +129,67 @@ def test_killed_at_any_instant_the_others_go_on(tier: SharedTier) -> None:
             survivor.recv()
     _check(tier)
     assert tier.statistics().entries > 25
+
+
+def _stay_inside(tier: SharedTier, pipe: Connection) -> None:
+    tier.put_many([(key_of(0), b"before")])
+    shared = tier._attach_to_write()
+    assert shared is not None
+    with write_in_turn(shared) as txn:
+        txn.put(key_of(0), b"half done", db=shared.tables[0])
+        pipe.send("inside")
+        threading.Event().wait()
+
+
+def _put_when_told(tier: SharedTier, number: int, pipe: Connection) -> None:
+    tier.put_many([(key_of(number), b"before")])
+    pipe.send("open")
+    pipe.recv()
+    pipe.send(tier.put_many([(key_of(number), b"after")]))
+
+
+def _num_waiting_for(tier: SharedTier) -> int:
+    inode = (tier.directory / "data.mdb").stat().st_ino
+    return sum(f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines() if "-> FLOCK" in line)
+
+
+def test_who_writes_and_who_waits_killed_at_once_leave_the_turn_to_the_others(tier: SharedTier) -> None:
+    """LMDB's mutex wakes one of those who wait, who may be dead: nobody but the next to write waits there."""
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(child_running(_put_when_told, tier, number)) for number in range(1, 4)]
+        assert [pipe.recv() for _, pipe in waiting] == ["open"] * 3
+        holder, inside = stack.enter_context(child_running(_stay_inside, tier))
+        assert inside.recv() == "inside"
+        for count, (_, pipe) in enumerate(waiting, start=1):
+            pipe.send("go")
+            assert wait_until(lambda count=count: _num_waiting_for(tier) == count, timeout_seconds=60)
+        for process in (waiting[0][0], holder):
+            process.kill()
+        assert [pipe.recv() for _, pipe in waiting[1:]] == [1, 1]
+    assert [tier.get(key_of(number)) for number in range(4)] == [b"before", b"before", b"after", b"after"]
+
+
+def _fork_while_inside(tier: SharedTier, pipe: Connection) -> None:
+    here, there = multiprocessing.Pipe()
+    threading.Thread(target=_stay_inside, args=(tier, there), daemon=True).start()
+    assert here.recv() == "inside"
+    child = os.fork()
+    if child == 0:
+        threading.Event().wait()
+    pipe.send(child)
+    threading.Event().wait()
+
+
+def test_a_child_forked_while_a_thread_writes_does_not_keep_the_turn(tier: SharedTier) -> None:
+    with child_running(_fork_while_inside, tier) as (process, pipe):
+        grandchild = pipe.recv()
+        try:
+            process.kill()
+            process.join()
+            assert tier.put_many([(key_of(0), b"after")]) == 1
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+    assert tier.get(key_of(0)) == b"after"
 
 
 def _put_own(tier: SharedTier, number: int, pipe: Connection) -> None:
