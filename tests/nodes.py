@@ -72,11 +72,11 @@ class HandFetchers:
         self._pool = Fetchers(max_threads=1, clock=clock, wake=lambda: None)
         self._results: list[Result | CheckResult] = []
 
-    def submit(self, job: Job | CheckJob) -> None:
-        if isinstance(job, Job):
-            self.jobs.append(job)
-        else:
-            self.checks.append(job)
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.jobs.extend(jobs)
+
+    def submit_check(self, job: CheckJob) -> None:
+        self.checks.append(job)
 
     def take(self, most: int) -> list[Result | CheckResult]:
         taken, self._results = self._results[:most], self._results[most:]
@@ -269,7 +269,7 @@ def rig(
     if not threads:
         made.fetchers = HandFetchers(clock)
         node.fetchers = made.fetchers
-        node.checks._submit = made.fetchers.submit
+        node.checks._submit = made.fetchers.submit_check
     try:
         yield made
     finally:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.integer]
 
-_SCAN_CHUNK = 4096
+_FIRST_CHUNK = 64
+_LARGEST_CHUNK = 4096
 _NO_LIMIT = 1 << 62
 
 
@@ -82,9 +83,11 @@ class Plan:
         The cursor stands at the entry yielded: the caller moves past it with ``pass_entry`` or stops, and the
         same entry comes again. ``states`` is looked at a chunk at a time, so the caller checks it once more.
         """
+        length = _FIRST_CHUNK  # mostly a few are asked for, and the next ones are among the next
         while self.cursor < len(self.ids):
             start = self.cursor
-            chunk = self.ids[start : start + _SCAN_CHUNK]
+            chunk = self.ids[start : start + length]
+            length = min(_LARGEST_CHUNK, 4 * length)
             hits = np.flatnonzero(wanted[states[chunk]]).tolist()
             for offset in hits:
                 self.cursor = start + offset

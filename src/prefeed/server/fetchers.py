@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from prefeed.clock import Clock
@@ -42,12 +42,11 @@ class Job:
     manifest: Manifest | CatalogueWriter
     lasting_key: bytes = b""
     started: float = 0.0
-    was_sought: bool = False
 
     @property
     def may_be_grouped(self) -> bool:
-        """True when tiers can be asked for it as for any other: nothing has to be asked of its file first, nor was."""
-        return not self.was_sought and bool(self.lasting_key) and isinstance(self.manifest, Manifest)
+        """True when tiers can be asked for it as for any other: nothing has to be asked of its file first."""
+        return bool(self.lasting_key) and isinstance(self.manifest, Manifest)
 
     @property
     def listed_bytes(self) -> int:
@@ -64,6 +63,10 @@ class CheckJob:
     ids: list[int]
     catalogue: CatalogueWriter
     generation: int = 0
+
+
+_Task = list[Job] | CheckJob
+"""What one thread does at a time; several jobs only for the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +111,25 @@ class Fetchers:
         self._max_threads = max_threads
         self._clock = clock
         self._wake = wake
-        self._jobs: SimpleQueue[Job | CheckJob | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._results: deque[Result | CheckResult] = deque()
         self._threads: list[threading.Thread] = []
         self._num_submitted = 0
         self._num_finished = 0
         self._is_closed = False
 
-    def submit(self, job: Job | CheckJob) -> None:
-        """Queue the request; a thread takes it as soon as one is free."""
-        self._num_submitted += 1
-        pending = self._num_submitted - self._num_finished
-        if pending > len(self._threads) < self._max_threads:
-            self._start_thread()
-        self._jobs.put(job)
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue the requests; a thread takes each as soon as one is free, or several where the pool may have them."""
+        if self._pool is not None and self._pool.is_rich:
+            for task in _grouped(jobs):
+                self._queue(task)
+        else:
+            for job in jobs:
+                self._queue([job])
+
+    def submit_check(self, job: CheckJob) -> None:
+        """Queue the question."""
+        self._queue(job)
 
     def take(self, most: int) -> list[Result | CheckResult]:
         """Return results that came in since, at most that many."""
@@ -140,7 +148,14 @@ class Fetchers:
         """End the threads; requests under way are abandoned, and those that wait are not made."""
         self._is_closed = True
         for _ in self._threads:
-            self._jobs.put(None)
+            self._tasks.put(None)
+
+    def _queue(self, task: _Task) -> None:
+        self._num_submitted += 1 if isinstance(task, CheckJob) else len(task)
+        pending = self._num_submitted - self._num_finished
+        if pending > len(self._threads) < self._max_threads:
+            self._start_thread()
+        self._tasks.put(task)
 
     def _start_thread(self) -> None:
         previous = threading.stack_size(_STACK_BYTES)
@@ -153,16 +168,13 @@ class Fetchers:
         self._threads.append(thread)
 
     def _run(self) -> None:
-        held: Job | CheckJob | None = None  # taken off the queue, and this thread's next
-        while (job := held or self._jobs.get()) is not None and not self._is_closed:
-            held = None
-            if isinstance(job, CheckJob):
-                self._results.append(self._check(job))
-            elif self._pool is not None and job.may_be_grouped and self._pool.is_rich:
-                group, held = self._with_others(job)
-                self._fetch_group(group, self._pool)
+        while (task := self._tasks.get()) is not None and not self._is_closed:
+            if isinstance(task, CheckJob):
+                self._results.append(self._check(task))
+            elif self._pool is not None and len(task) > 1:
+                self._fetch_group(task, self._pool)
             else:
-                self._results.append(self._fetch(job))
+                self._results.extend(self._fetch(job) for job in task)
             under_way = self._num_submitted - self._num_finished
             if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
@@ -189,23 +201,6 @@ class Fetchers:
                 offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
         return result
 
-    def _with_others(self, job: Job) -> tuple[list[Job], Job | CheckJob | None]:
-        """Return the job, and others that wait for a thread, as far as one question is to be for; and one that is not for it."""
-        group, size = [job], job.listed_bytes
-        while len(group) < _MOST_IN_GROUP and size < _GROUP_BYTES:
-            try:
-                other = self._jobs.get_nowait()
-            except Empty:
-                break
-            if other is None:
-                self._jobs.put(None)  # the end: it is one thread's, and this one has work
-                break
-            if isinstance(other, CheckJob) or not other.may_be_grouped:
-                return group, other
-            group.append(other)
-            size += other.listed_bytes
-        return group, None
-
     def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
         started = self._clock()
@@ -226,8 +221,7 @@ class Fetchers:
                 fetched = FetchedObject(data=data, version="")
                 self._results.append(Result(job, fetched, None, self._clock() - started, where))
             else:
-                job.was_sought = True
-                self._jobs.put(job)
+                self._tasks.put([job])
 
     def _on_disk(self, job: Job) -> Buffer | None:
         return None if self._disk is None else self._disk.read(job.lasting_key)
@@ -239,6 +233,23 @@ class Fetchers:
         if self._pool is not None and (found := read_pool(self._pool, job, lambda: self.is_urgent)) is not None:
             return found, Where.POOL
         return None, Where.ORIGIN
+
+
+def _grouped(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """Yield the jobs, those together that are for one question."""
+    group: list[Job] = []
+    size = 0
+    for job in jobs:
+        if not job.may_be_grouped:
+            yield [job]
+            continue
+        group.append(job)
+        size += job.listed_bytes
+        if len(group) == _MOST_IN_GROUP or size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:

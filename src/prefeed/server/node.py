@@ -69,7 +69,7 @@ class Node:
         self.pool = pool
         if disk is not None:
             disk.keys_in_use = self.registry.entry_keys
-        self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit)
+        self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
         self._tier = tier
         self._clock = clock
         self._call_later = call_later
@@ -226,18 +226,20 @@ class Node:
     # ------------------------------------------------------------ carrying out
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
-        frees = []
+        frees, fetches = [], []
         for action in actions:
             if isinstance(action, Fetch):
-                self._submit(action.ticket)
+                fetches.append(action.ticket)
             elif isinstance(action, Answer):
                 self._answer(action)
             else:
                 frees.append(action)
+        if fetches:
+            self.fetchers.submit([self._job(ticket) for ticket in fetches])
         for start in range(0, len(frees), _GROUP):
             self._commit([], frees[start : start + _GROUP])
 
-    def _submit(self, ticket: Ticket) -> None:
+    def _job(self, ticket: Ticket) -> Job:
         dataset = self.datasets[ticket.dataset]
         ticket.attempts += 1
         if ticket.attempts == 1:
@@ -245,7 +247,7 @@ class Node:
         dataset.note_lookup()
         has_tiers = self.disk is not None or self.pool is not None
         key = dataset.lasting_key(ticket.object_id) if has_tiers else b""
-        self.fetchers.submit(Job(ticket, dataset.source, dataset.manifest, key))
+        return Job(ticket, dataset.source, dataset.manifest, key)
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[tuple[Ticket, Buffer]] = []
@@ -340,7 +342,7 @@ class Node:
         if delay is None:
             self.scheduler.failed(ticket, code=error.code, message=str(error), permanent=not error.retryable)
         else:
-            self._call_later(delay, lambda: self._submit(ticket))
+            self._call_later(delay, lambda: self.fetchers.submit([self._job(ticket)]))
 
     def _observe(self, result: Result, size_bytes: int) -> None:
         self._counts.arrived(result.where, size_bytes, result.seconds)

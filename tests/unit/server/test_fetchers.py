@@ -28,7 +28,7 @@ class Pool:
 
     def submit(self, source: Any, *ids: int) -> None:
         for object_id in ids:
-            self.fetchers.submit(Job(Ticket(1, object_id, Placement.RESIDENT, 0), source, MANIFEST))
+            self.fetchers.submit([Job(Ticket(1, object_id, Placement.RESIDENT, 0), source, MANIFEST)])
 
     def take(self, count: int) -> list[Any]:
         results: list[Any] = []
@@ -146,6 +146,8 @@ def test_an_offer_that_fails_costs_no_request_and_no_thread() -> None:
     """The catalogue was closed meanwhile, or no thread is to be had: the object has come all the same."""
 
     class Refusing:
+        is_rich = False
+
         def offer(self, key: bytes, data: bytes) -> None:
             raise RuntimeError("a defect")
 

@@ -39,7 +39,7 @@ def node_of(directory: Path, server: Memcached) -> Iterator[tuple[Rig, PoolTier]
         pool = PoolTier([server.address], timeout_seconds=0.5, clock=time.monotonic)
         made.node.pool = pool
         made.node.fetchers = Fetchers(max_threads=8, clock=time.monotonic, wake=made.woken.set, pool=pool)
-        made.node.checks._submit = made.node.fetchers.submit
+        made.node.checks._submit = made.node.fetchers.submit_check
         try:
             yield made, pool
         finally:
