@@ -46,6 +46,11 @@ class Reservation:
         """Whether pages made outside of any lock are sure to stay."""
         return self._address is not None and _POPULATES
 
+    def has_pages(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
+        """Return whether a part of the file is known to be backed."""
+        start, end = self._backed
+        return start <= from_bytes and min(upto_bytes, self.map_bytes) <= end
+
     def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
         """Back a part of the file; False when the file system has no room, what was reserved stays reserved.
 

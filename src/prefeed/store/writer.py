@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ from prefeed.store.layout import (
     piece_bytes,
     stored_bytes,
 )
-from prefeed.store.reservation import Reservation
+from prefeed.store.page_maker import PageMaker
 from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -103,7 +104,7 @@ class TierWriter:
         self._owed_deletes: list[bytes] = []
         self._process_id = process_id()
         info = shared.env.info()
-        self._reservation = Reservation(
+        self._reservation = PageMaker(
             data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
         )
         self._closed = False
@@ -213,19 +214,12 @@ class TierWriter:
             for table, transient in ((self._shared.resident, False), (self._shared.transient, True)):
                 yield from ((key, size, transient) for key, size in value_sizes(txn, table))
 
-    def reserve_ahead(self, size_bytes: int) -> int:
-        """Make pages for so many more bytes before they are needed; returns how many bytes of the file have pages.
-
-        For idle moments: the first write to a new page costs three times one to a page that is there.
-        """
-        self._reservation.try_reserve(self._reservation.reserved_bytes + size_bytes)
-        return self._reservation.reserved_bytes
-
     def resize(self, budget_bytes: int) -> int:
-        """Let the store take so much from now on; returns what it may take: not less than its file has pages."""
-        map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), self._reservation.reserved_bytes)
-        if map_bytes != self._reservation.map_bytes and try_resize(self._shared, map_bytes):
-            self._reservation.remapped(map_bytes)
+        """Let the store take so much from now on; returns what it may take: not less than its data do."""
+        data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
+        map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), data_bytes)
+        if map_bytes != self._reservation.map_bytes:
+            self._reservation.remap(map_bytes, partial(try_resize, self._shared))
         self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES
         return self._budget_bytes
 
@@ -341,22 +335,22 @@ class TierWriter:
 
     def _try_reserve_for(self, puts: Sequence[Put]) -> bool:
         """Back every page that this group may need; where the file system has no more, LMDB gets no more either."""
+        if self._reservation.reserved_bytes >= self._reservation.map_bytes:
+            return True
+        values = sum(value_size(value) for _, value, _ in puts)
+        return self._try_reserve(values + len(puts) * _TREE_PAGES_A_PUT * PAGE_BYTES + _SLACK_BYTES)
+
+    def _try_reserve(self, growth_bytes: int) -> bool:
         reservation = self._reservation
-        if reservation.reserved_bytes >= reservation.map_bytes:
+        if reservation.try_reserve(_end_of_data(self._shared.env) + growth_bytes):
             return True
-        growth = (
-            sum(value_size(value) for _, value, _ in puts) + len(puts) * _TREE_PAGES_A_PUT * PAGE_BYTES + _SLACK_BYTES
-        )
-        if reservation.try_reserve(_end_of_data(self._shared.env) + growth):
-            return True
-        if not try_resize(self._shared, reservation.reserved_bytes):
-            return False
-        reservation.remapped(reservation.reserved_bytes)
-        return True
+        backed = reservation.reserved_bytes
+        reservation.remap(backed, partial(try_resize, self._shared))
+        return reservation.map_bytes == backed
 
     def _recover(self) -> None:
         with translated(self._directory):
-            if not self._reservation.try_reserve(_end_of_data(self._shared.env) + _SLACK_BYTES):
+            if not self._try_reserve(_SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)
             if self._shared.layout_version() != LAYOUT_VERSION:

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from leaks import wait_until
 from prefeed.errors import StoreError, TierFullError
 from prefeed.store.layout import LAYOUT_KEY, data_path, lock_path
 from prefeed.store.reservation import Reservation
@@ -190,9 +192,37 @@ def test_where_the_file_system_ends_the_tier_ends(directory: Path, monkeypatch: 
     writer.close()
 
 
-def test_pages_can_be_made_ahead(writer: TierWriter, directory: Path) -> None:
-    assert writer.reserve_ahead(100 * MIB) == writer.statistics().reserved_bytes
-    assert 15 * MIB < _taken_bytes(directory) <= 16 * MIB
+def test_pages_are_made_ahead_of_who_writes_within_the_budget(writer: TierWriter, directory: Path) -> None:
+    writer.put_many([(key_of(0), value_of(0, 100_000), False)])
+    assert wait_until(lambda: writer.file_bytes > 8 * MIB, timeout_seconds=20)
+    writer.put_many([(key_of(i), value_of(i, 100_000), False) for i in range(40)])
+    assert wait_until(lambda: _taken_bytes(directory) > 15 * MIB, timeout_seconds=20)
+    _fill(writer, 100_000)
+    assert _taken_bytes(directory) <= 16 * MIB
+
+
+def test_the_thread_that_makes_pages_ends_with_the_writer(directory: Path) -> None:
+    before = set(threading.enumerate())
+    writer = TierWriter.open(directory, budget_bytes=16 * MIB)
+    writer.put_many([(key_of(0), value_of(0, 100_000), False)])
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["prefeed-pages"]
+    writer.close()
+    assert set(threading.enumerate()) == before
+
+
+def test_where_no_thread_is_to_be_had_the_writer_makes_the_pages(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer = TierWriter.open(directory, budget_bytes=16 * MIB)
+    keys = _fill(writer, 100_000)
+    reader = TierReader(directory)
+    assert reader.get(keys[-1]) == value_of(len(keys) - 1, 100_000)
+    reader.close()
+    writer.close()
 
 
 _FULL_TMPFS = """
@@ -205,9 +235,9 @@ directory = sys.argv[1]
 writer, reader, stored = TierWriter.open(directory + "/store", budget_bytes=64 * 2**20), TierReader(directory + "/store"), []
 try:
     for number in range(1000):
-        if number == 50:
+        if number == 5:
             with open(directory + "/other", "wb") as file:
-                file.write(bytes(4 * 2**20))
+                file.write(bytes(10 * 2**20))
         writer.put_many([(key_of(number), value_of(number, 84_000), False)])
         stored.append(number)
 except TierFullError:
@@ -225,7 +255,7 @@ print("survived")
 
 def test_a_full_tmpfs_is_an_error_and_no_bus_error(sandbox: Sandbox) -> None:
     """In a mount namespace of its own: needs no root where user namespaces are allowed."""
-    mount = f'mount -t tmpfs -o size=16m none "{sandbox.home}" && exec "$0" -c "$1" "{sandbox.home}"'
+    mount = f'mount -t tmpfs -o size=24m none "{sandbox.home}" && exec "$0" -c "$1" "{sandbox.home}"'
     command = ["unshare", "--mount", "--user", "--map-root-user", "sh", "-c", mount, sys.executable, _FULL_TMPFS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 and "unshare" in done.stderr:
