@@ -29,6 +29,9 @@ _MOST_IN_GROUP = 16
 _GROUP_BYTES = 2 * 1024**2
 """What one thread asks the pool for at once."""
 
+_LARGE_BYTES = 1024**2
+"""Such an object lies in the pool in parts, of which one question finds the first."""
+
 _WAKE_AFTER = 16
 """Arrivals that wake the loop at once; fewer wait for its next turn, which saves most wake-ups."""
 
@@ -45,8 +48,9 @@ class Job:
 
     @property
     def may_be_grouped(self) -> bool:
-        """True when tiers can be asked for it as for any other: nothing has to be asked of its file first."""
-        return bool(self.lasting_key) and isinstance(self.manifest, Manifest)
+        """True when tiers can be asked for it as for any other: nothing has to be asked of its file, and it is no large one."""
+        is_listed = bool(self.lasting_key) and isinstance(self.manifest, Manifest)
+        return is_listed and self.listed_bytes < _LARGE_BYTES
 
     @property
     def listed_bytes(self) -> int:

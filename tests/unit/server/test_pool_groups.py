@@ -110,6 +110,18 @@ def test_a_node_reads_a_rich_pool_in_groups_and_the_origin_for_what_is_missing(
         assert sum(asked) <= OBJECTS  # an object that was sought is not sought in a group again
 
 
+def test_large_objects_which_lie_in_parts_are_asked_for_one_by_one(
+    tmp_path: Path, server: Memcached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node_of(tmp_path / "one", server) as (node, pool):
+        pool._recent = 1.0
+        asked = questions_of(pool, monkeypatch)
+        dataset = node.open(memory_source(20, size=1024**2))
+        node.plan(1, dataset, range(20))
+        node.pump_until(lambda: node.num_residents(dataset) == 20)
+        assert asked == []
+
+
 def test_a_defect_of_the_pool_ends_no_thread_and_forgets_no_object(
     tmp_path: Path, server: Memcached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
