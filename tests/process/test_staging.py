@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -63,7 +64,7 @@ def die() -> None:
 
 def _stage_and_die(origin: Path, sandbox: Sandbox, step: str, pipe: Connection) -> None:
     place, write_record = DirectorySink._place, staging_module.write_record
-    placed = 0
+    placed, counting = 0, threading.Lock()
 
     class HalfBody:
         version = "v"
@@ -75,13 +76,15 @@ def _stage_and_die(origin: Path, sandbox: Sandbox, step: str, pipe: Connection) 
 
     def dying_place(self: DirectorySink, temporary: str, path: str) -> None:
         nonlocal placed
-        placed += 1
-        if placed == DIE_AT and step == "a file is half written":
+        with counting:  # several threads place files
+            placed += 1
+            number = placed
+        if number == DIE_AT and step == "a file is half written":
             directory_module._write_file(f"{temporary}-half", HalfBody())
-        if placed == DIE_AT and step == "a file is written":
+        if number == DIE_AT and step == "a file is written":
             die()
         place(self, temporary, path)
-        if placed == DIE_AT and step == "a file has its name":
+        if number == DIE_AT and step == "a file has its name":
             die()
 
     def dying_write_record(record: object, config: object) -> None:
