@@ -188,9 +188,9 @@ def _prepare(shared: SharedEnvironment, *, on_disk: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with shared.turn:  # opening a table is a write transaction to LMDB
         shared.open_tables(create=version is None)
-    if version is None:
-        with shared.env.begin(write=True) as txn:
-            txn.put(LAYOUT_KEY, SHARED_LAYOUT.version)
+        if version is None:
+            with shared.env.begin(write=True) as txn:
+                txn.put(LAYOUT_KEY, SHARED_LAYOUT.version)
 
 
 def end_of_data(shared: SharedEnvironment) -> int:
