@@ -21,6 +21,7 @@ class Ring:
 
     Attributes:
         tier: What the tier holds: cost in bytes, by object.
+        aside: What the tier refused and readers expect.
         fetching: Requests under way, in order.
         freeing: Deletions that were asked for and not made yet.
         answers: What readers were told, by token.
@@ -38,6 +39,7 @@ class Ring:
     ) -> None:
         self.scheduler = Scheduler(budget_bytes=budget, lookahead_bytes=lookahead)
         self.tier: dict[Key, int] = {}
+        self.aside: set[Key] = set()
         self.fetching: dict[Key, Ticket] = {}
         self.freeing: list[Free] = []
         self.answers: dict[int, Answer] = {}
@@ -116,7 +118,7 @@ class Ring:
     def arrive(self, dataset: int, object_id: int, *, size: int | None = None, changed: bool = False) -> Placement:
         """The object is here; store it where it belongs."""
         placement = self.arrive_unstored(dataset, object_id, size=size, changed=changed)
-        if placement != Placement.DIRECT:
+        if (dataset, object_id) in self.fetching:
             self.store(dataset, object_id)
         self.collect()
         return placement
@@ -129,9 +131,13 @@ class Ring:
         if size is None:
             size = self.scheduler.tables[dataset].size_bytes(object_id)
         placement = self.scheduler.arrived(ticket, size, changed=changed)
-        if placement == Placement.DIRECT:
-            del self.fetching[dataset, object_id]
+        if placement in (Placement.DIRECT, Placement.ASIDE):
+            self._passed_by(self.fetching.pop((dataset, object_id)))
         return placement
+
+    def _passed_by(self, ticket: Ticket) -> None:
+        if ticket.placement == Placement.ASIDE:
+            self.aside.add((ticket.dataset, ticket.object_id))
 
     def store(self, dataset: int, object_id: int) -> None:
         """The tier took the entry."""
@@ -140,8 +146,10 @@ class Ring:
         self.scheduler.stored(ticket)
 
     def refuse(self, dataset: int, object_id: int) -> None:
-        """The tier did not take the entry."""
-        self.scheduler.store_failed(self.fetching.pop((dataset, object_id)))
+        """The tier did not take the entry: it is set aside, where readers find it by asking, or dropped."""
+        ticket = self.fetching.pop((dataset, object_id))
+        self.scheduler.refused(ticket)
+        self._passed_by(ticket)
         self.collect()
 
     def set_budget(self, budget: int) -> None:
@@ -160,6 +168,7 @@ class Ring:
         """Make one of the deletions that were asked for."""
         action = self.freeing.pop(index)
         self.tier.pop((action.dataset, action.object_id), None)
+        self.aside.discard((action.dataset, action.object_id))
         self.scheduler.freed(action)
 
     def settle_frees(self) -> list[Key]:

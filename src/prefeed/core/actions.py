@@ -13,6 +13,8 @@ class Placement(enum.IntEnum):
     TRANSIENT = 2
     DIRECT = 3
     """To the readers that wait for it, and nowhere else."""
+    ASIDE = 4
+    """The tier has no room for it: it stays with the server until the readers that a plan expects are done with it."""
 
 
 class Outcome(enum.IntEnum):

@@ -129,10 +129,15 @@ class Consumers:
 
     def pass_over(self, consumer: int, dataset: int, object_id: int) -> None:
         """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
-        plan = self.plan_of(consumer)
-        if plan is not None and plan.dataset == dataset and object_id not in plan.outstanding:
-            plan.skip_once(object_id)
-            plan.expect_report(object_id)
+        entry = self._consumers.get(consumer)
+        plans = [] if entry is None else [plan for plan in entry.plans if plan.dataset == dataset]
+        for plan in plans:
+            if object_id in plan.outstanding:
+                return
+            if not plan.is_scanned:  # else the reader is in the next epoch, whose beginning the loop has yet to tell
+                plan.skip_once(object_id)
+                plan.expect_report(object_id)
+                return
 
     # ------------------------------------------------------------ what there is
 

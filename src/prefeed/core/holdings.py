@@ -37,6 +37,7 @@ class Holdings:
         self._tickets: dict[Key, Ticket] = {}
         self._waiters: dict[Key, list[int]] = {}
         self._uses: dict[Key, int] = {}
+        self._aside: dict[Key, int] = {}  # transients outside the tier, and the bytes reserved for each
         self._actions: list[Action] = []
         self._freeing_bytes = 0
 
@@ -119,6 +120,13 @@ class Holdings:
         """Tell one reader how its question ended."""
         self._actions.append(Answer(token, *key, outcome, code, message))
 
+    def answer_held(self, token: int, key: Key) -> None:
+        """Tell one reader where the object is, which has come."""
+        self.answer(token, key, self._outcome_of_held(key))
+
+    def _outcome_of_held(self, key: Key) -> Outcome:
+        return Outcome.INLINE if key in self._aside else Outcome.STORED
+
     def settle(self, ticket: Ticket, state: int) -> None:
         """The object is no longer on its way."""
         del self._tickets[ticket.dataset, ticket.object_id]
@@ -148,6 +156,16 @@ class Holdings:
         self.residency.resident_bytes += ticket.reserved_bytes
         ticket.placement = Placement.RESIDENT
 
+    def set_aside(self, ticket: Ticket) -> None:
+        """The object has come and a plan expects it, but the tier has no room for it: it must not be asked for twice.
+
+        It is a transient that lies outside the tier, and takes of the budget what is still reserved for it.
+        """
+        self._aside[ticket.dataset, ticket.object_id] = ticket.reserved_bytes
+        self.residency.transient_bytes += ticket.reserved_bytes
+        ticket.placement = Placement.ASIDE
+        self.keep(ticket)
+
     def cancel(self, placement: Placement, cost: int) -> None:
         """Give back what ``reserve`` returned."""
         if placement == Placement.RESIDENT:
@@ -169,7 +187,9 @@ class Holdings:
     def free(self, dataset: int, object_id: int) -> None:
         """Delete the entry; its room is free once the tier says so."""
         table = self.tables[dataset]
-        cost = table.stored_bytes(object_id)
+        cost = self._aside.pop((dataset, object_id), None)
+        if cost is None:
+            cost = table.stored_bytes(object_id)
         was_resident = table.state[object_id] == states.RESIDENT
         table.state[object_id] = states.FREEING
         self._freeing_bytes += cost
@@ -218,9 +238,9 @@ class Holdings:
         else:
             self.settle(ticket, states.TRANSIENT)
             self.num_transients += 1
-        self.answer_waiters(ticket, Outcome.STORED)
         key = (ticket.dataset, ticket.object_id)
-        if ticket.placement == Placement.TRANSIENT and not self.is_expected(key):
+        self.answer_waiters(ticket, self._outcome_of_held(key))
+        if ticket.placement != Placement.RESIDENT and not self.is_expected(key):
             self.free(*key)
 
     def validate(self, expected: dict[Key, int]) -> None:
@@ -230,6 +250,7 @@ class Holdings:
         assert self._waiters.keys() <= self._tickets.keys()
         for key in self._tickets:
             assert self.state(key) == states.FETCHING
+        assert all(self.state(key) == states.TRANSIENT for key in self._aside)
         for dataset, table in self.tables.items():
             assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
             assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())

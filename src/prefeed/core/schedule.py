@@ -194,8 +194,8 @@ class Scheduler:
         table = self.tables[dataset]
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
-            self._count(consumer, is_late=True)  # it came between the reader's look and its question
-            self.holdings.answer(token, (dataset, object_id), Outcome.STORED)
+            self._count(consumer, is_late=True)  # it came between the reader's look and its question, or is set aside
+            self.holdings.answer_held(token, (dataset, object_id))
         elif state == states.FAILED:
             code, message = table.failures[object_id]
             self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
@@ -220,7 +220,7 @@ class Scheduler:
     # ------------------------------------------------------------ events: fetches
 
     def arrived(self, ticket: Ticket, size_bytes: int, *, changed: bool) -> Placement:
-        """The bytes are here; return where to put them. Anything but DIRECT must be followed by ``stored``.
+        """The bytes are here; return where to put them. RESIDENT and TRANSIENT must be followed by ``stored`` or ``refused``.
 
         Args:
             ticket: The ticket of the fetch.
@@ -231,9 +231,14 @@ class Scheduler:
         cost = self.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
         wanted = self._wanted_placement(ticket, changed=changed)
         if wanted != ticket.placement or cost != ticket.reserved_bytes:
+            reserved = ticket.reserved_bytes
             self.holdings.unreserve(ticket)
-            ticket.placement = self.holdings.reserve(cost, wanted, is_expected=self.holdings.is_expected(key))
+            is_expected = self.holdings.is_expected(key)
+            ticket.placement = self.holdings.reserve(cost, wanted, is_expected=is_expected)
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
+            if ticket.placement == Placement.DIRECT and is_expected:  # larger than was thought
+                ticket.reserved_bytes = reserved
+                self.holdings.set_aside(ticket)
         if ticket.placement == Placement.TRANSIENT and not changed and self._next_use.make_room(*key, cost):
             self.holdings.exchange(ticket)
         if ticket.placement == Placement.DIRECT:
@@ -245,12 +250,17 @@ class Scheduler:
         """The entry is committed: readers find it from now on."""
         self.holdings.keep(ticket)
 
-    def store_failed(self, ticket: Ticket) -> None:
-        """The tier refused the entry; readers that wait get the bytes all the same."""
-        self.holdings.unreserve(ticket)
-        ticket.placement = Placement.DIRECT
-        self.holdings.settle(ticket, states.ABSENT)
-        self.holdings.answer_waiters(ticket, Outcome.INLINE)
+    def refused(self, ticket: Ticket) -> Placement:
+        """The tier did not take the entry; return where it goes: ASIDE when a plan expects it, else DIRECT."""
+        self.holdings.cancel(ticket.placement, ticket.reserved_bytes)
+        if self.holdings.is_expected((ticket.dataset, ticket.object_id)):
+            self.holdings.set_aside(ticket)
+        else:
+            ticket.reserved_bytes = 0
+            ticket.placement = Placement.DIRECT
+            self.holdings.settle(ticket, states.ABSENT)
+            self.holdings.answer_waiters(ticket, Outcome.INLINE)
+        return ticket.placement
 
     def set_budget(self, budget_bytes: int) -> None:
         """The tier holds that much: less than was thought, or an earlier life left more than it may hold now.

@@ -78,6 +78,7 @@ class Node:
         self._answerers: dict[int, Answerer] = {}
         self._next_token = 1
         self._inline: dict[tuple[int, int], Buffer] = {}
+        self._aside: dict[tuple[int, int], Buffer] = {}  # transients that the tier refused, until they are freed
         self._counts = Counts()
 
     def resize_tier(self, budget_bytes: int) -> int:
@@ -269,12 +270,21 @@ class Node:
                 manifest.observe(ticket.object_id, result.fetched.version, size)
             if not changed:
                 self._offer_to_disk(result)
-            if placement == Placement.DIRECT:
-                self._inline[ticket.dataset, ticket.object_id] = data
-            else:
+            if placement in (Placement.RESIDENT, Placement.TRANSIENT):
                 puts.append((ticket, data))
+            else:
+                self._hold(ticket, placement, data)
         if puts:
             self._commit(puts, [])
+
+    def _hold(self, ticket: Ticket, placement: Placement, data: Buffer) -> None:
+        """Keep what does not go to the tier for its readers: those of this turn, or those that a plan expects."""
+        key = (ticket.dataset, ticket.object_id)
+        if placement == Placement.ASIDE:
+            self._aside[key] = data
+            self.checks.stored(*key)
+        else:
+            self._inline[key] = data
 
     def _take_checks(self, results: list[CheckResult]) -> None:
         for result in results:
@@ -296,8 +306,7 @@ class Node:
         except StoreError as err:
             self._counts.errors[err.code] += 1
             for ticket, data in puts:
-                self._inline[ticket.dataset, ticket.object_id] = data
-                self.scheduler.store_failed(ticket)
+                self._hold(ticket, self.scheduler.refused(ticket), data)
             if isinstance(err, TierFullError):
                 self.scheduler.set_budget(self._tier.capacity_bytes)
         else:
@@ -305,16 +314,23 @@ class Node:
                 self.scheduler.stored(ticket)
                 self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:
+            self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
 
     def _answer(self, action: Answer) -> None:
-        answerer, dataset, object_id = self._answerers.pop(action.token), action.dataset, action.object_id
+        answerer, key = self._answerers.pop(action.token), (action.dataset, action.object_id)
         if action.outcome != Outcome.INLINE:
             answerer(action.outcome, action.code, action.message, b"")
-        elif (dataset, object_id) in self._inline:
-            answerer(action.outcome, action.code, action.message, self._inline[dataset, object_id])
+        elif key in self._inline:
+            answerer(Outcome.INLINE, "", "", self._inline[key])
+        elif key in self._aside and self._is_present(*key):
+            answerer(Outcome.INLINE, "", "", self._aside[key])
         else:
             answerer(Outcome.READ_ORIGIN, "", "", b"")  # what came is out of date
+
+    def _is_present(self, dataset: int, object_id: int) -> bool:
+        catalogue = self.datasets[dataset].catalogue
+        return catalogue is None or catalogue.is_published(object_id)
 
     def _offer_to_disk(self, result: Result) -> None:
         ticket, fetched = result.job.ticket, result.fetched

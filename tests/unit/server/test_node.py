@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -198,9 +199,44 @@ def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig, refusal: ty
     assert node.node.statistics().errors == {refusal.code: 1}
     assert node.node.statistics().resident_bytes == 0
     node.tier.refusal = None
-    again = node.demand(dataset, 3, consumer=READER)
+    node.node.end_consumer(READER)
+    node.deliver_all()
+    again = node.demand(dataset, 3)
     node.deliver_all()
     assert again.outcome == Outcome.STORED
+
+
+def test_what_the_tier_refuses_waits_for_its_reader_and_is_not_asked_for_again(node: Rig) -> None:
+    source = CountingSource(memory_source(8))
+    dataset = node.open(source)
+    node.tier.refusal = TierFullError("pages are pinned")
+    node.plan(READER, dataset, range(8))
+    node.deliver_all()
+    node.tier.refusal = None
+    assert node.node.statistics().transient_objects == 8
+    for object_id in range(8):
+        reader = node.demand(dataset, object_id, consumer=READER)
+        assert (reader.outcome, reader.data) == (Outcome.INLINE, content(object_id))
+        node.consume(READER, dataset, [object_id])
+    assert set(source.fetches_by_path.values()) == {1}
+    statistics = node.node.statistics()
+    assert (statistics.transient_objects, statistics.transient_bytes, statistics.resident_bytes) == (0, 0, 0)
+    assert not node.node._aside
+
+
+def test_a_file_that_changed_while_its_bytes_were_set_aside_is_read_anew(node: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "label"
+    path.write_bytes(b"old")
+    dataset = node.open_catalogue(path)
+    node.tier.refusal = TierFullError("pages are pinned")
+    node.begin(READER, dataset, [0])
+    node.deliver_all()
+    assert node.demand(dataset, 0, consumer=READER).data == b"old"
+    path.write_bytes(b"newer")
+    node.begin(READER + 1, dataset, [0])
+    reader = node.demand(dataset, 0, consumer=READER + 1)
+    node.deliver_all()
+    assert reader.outcome == Outcome.READ_ORIGIN
 
 
 def test_a_tier_that_filled_up_is_used_as_far_as_it_goes(sandbox: Sandbox) -> None:
