@@ -10,7 +10,7 @@ FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/
 
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 
-.PHONY: help demo bench check lint format test test-frameworks gpu system clean
+.PHONY: help demo bench check lint format test test-all test-frameworks gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the lin
 
 test: $(VENV)/.installed-dev system  ## every test
 	$(PYTEST)
+
+test-all: $(VENV)/.installed-dev system  ## every test, and every combination of parameters
+	$(PYTEST) -m ""
 
 test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpore, Paddle and Grain, each in an environment of its own
 	@for name in $(FRAMEWORKS); do \

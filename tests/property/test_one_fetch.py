@@ -155,7 +155,13 @@ class Race:
     are_sizes_listed=st.booleans(),
 )
 def test_each_object_is_asked_for_once_an_epoch(
-    seed: int, num_objects: int, budget: int, num_workers: int, refusals: int, announced: bool, residents: int,
+    seed: int,
+    num_objects: int,
+    budget: int,
+    num_workers: int,
+    refusals: int,
+    announced: bool,
+    residents: int,
     are_sizes_listed: bool,
 ) -> None:
     race = Race(
