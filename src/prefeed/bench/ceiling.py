@@ -39,7 +39,7 @@ class CeilingJob(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType
     num_rows: int
     batches: int
-    batch_size: int = 64
+    batch_size: int
     num_workers: int = 2
 
 

@@ -16,6 +16,8 @@ from prefeed.bench.loading import LoadingJob, LoadingOutcome, run_loading
 from prefeed.bench.photos import PhotoRecipe, make_photos
 from prefeed.bench.requirements import BenchFailedError
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FIELDS = {
     "hit": {"us_per_sample", "page_cache_us_per_sample", "ratio"},
     "fetch": {"objects_per_s", "cpu_us_per_object"},

@@ -19,6 +19,8 @@ from prefeed.bench.fuse_mount import CacheMode, mounted, rclone_mount
 from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed.bench.s3_origin import Bucket, s3_bucket
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 DATA = {"train/cat/1.jpg": b"cat" * 40_000, "train/ä 2.jpg": b"x", "train_list.txt": b"train/cat/1.jpg 0\n"}
 
 

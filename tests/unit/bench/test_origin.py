@@ -22,6 +22,8 @@ from prefeed.bench import origin as module
 from prefeed.bench.origin import Origin, nginx_origin, python_origin
 from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 OriginFactory = Callable[..., AbstractContextManager[Origin]]
 both = pytest.mark.parametrize("factory", [nginx_origin, python_origin])
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from prefeed.bench.cases import run_case
 from prefeed.bench.harness import Options
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def test_each_object_is_asked_of_the_origin_once_by_all_nodes_together(tmp_path: Path) -> None:

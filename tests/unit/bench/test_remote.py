@@ -14,6 +14,8 @@ from prefeed.bench.plain import ListedPictures
 from prefeed.bench.requirements import BenchFailedError
 from prefeed.bench.s3_origin import environment
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoFolder:

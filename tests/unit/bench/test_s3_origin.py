@@ -14,6 +14,8 @@ from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.objectstore import ObjectStoreSource
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 ENTRIES = [Entry(key, 10, 0x5000) for key in ["a&b", "train/cat/1.jpg", "train/cat/2.jpg", "train/dog/3.jpg", "train2"]]
 
 

@@ -22,6 +22,9 @@ from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed.bench.rows import SHAPE, DType, LoggedPictures, MadeRows, ReadyRows, row_bytes, times_made
 from prefeed.bench.sharing import PhaseOutcome, SharingJob, sharing_process
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+NUM_PHOTOS = 20
 FIELDS = {
     "stage_fill": {
         "first_epoch_ratio",
@@ -42,7 +45,7 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("photos")
-    make_photos(PhotoRecipe(num_photos=40), cache_dir=directory, num_processes=1)
+    make_photos(PhotoRecipe(num_photos=NUM_PHOTOS), cache_dir=directory, num_processes=1)
     return directory
 
 
@@ -50,7 +53,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_benchmark_gives_its_fields(name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
-    found = run_case(name, Options(runs=1, num_photos=40, quick=True, data_dir=data_dir)).to_json()
+    found = run_case(name, Options(runs=1, num_photos=NUM_PHOTOS, quick=True, data_dir=data_dir)).to_json()
 
     assert found["bench"] == name
     assert FIELDS[name] <= set(found)
@@ -59,10 +62,10 @@ def test_benchmark_gives_its_fields(name: str, data_dir: Path, monkeypatch: pyte
 
 
 def test_samples_that_processes_share_are_made_once(data_dir: Path) -> None:
-    found = run_case("multi", Options(runs=1, num_photos=40, quick=True, data_dir=data_dir)).to_json()
+    found = run_case("multi", Options(runs=1, num_photos=NUM_PHOTOS, quick=True, data_dir=data_dir)).to_json()
 
     made = {name: found[f"{name}_computed_per_object"] for name in ("disjoint", "same_order", "shuffled")}
-    assert found["objects"] == 40
+    assert found["objects"] == NUM_PHOTOS
     assert made["disjoint"] == 1
     assert found["computed_per_object"] == max(made.values())
 

@@ -11,20 +11,23 @@ from prefeed.bench.cases import run_case
 from prefeed.bench.cases.loader import write_charts
 from prefeed.bench.harness import BenchResult, Options
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(300)]
 
+NUM_PHOTOS = 20
 VARIANTS = ("background", "device", "both", "prefeed", "all_together", "disk", "tmpfs")
 
 
 def small(tmp_path: Path) -> Options:
-    return Options(runs=1, num_photos=96, quick=True, data_dir=tmp_path / "photos", charts_dir=tmp_path / "charts")
+    return Options(
+        runs=1, num_photos=NUM_PHOTOS, quick=True, data_dir=tmp_path / "photos", charts_dir=tmp_path / "charts"
+    )
 
 
 def test_loader(tmp_path: Path) -> None:
     result = run_case("loader", small(tmp_path))
     assert set(result.fields) == {*VARIANTS, "lean", "original_seconds", "disk_seconds"}
     for epochs in result.runs.values():
-        assert [epoch["images"] for epoch in epochs[0]] == [96, 96]
+        assert [epoch["images"] for epoch in epochs[0]] == [NUM_PHOTOS, NUM_PHOTOS]
     charts = sorted(path.name for path in (tmp_path / "charts").iterdir())
     assert charts == ["loader-helpers.png", "loader-preprocessing.png", "loader-storage.png"]
 

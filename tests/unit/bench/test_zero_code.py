@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +17,15 @@ from prefeed.bench.photos import PhotoFolder, PhotoRecipe, make_photos
 from prefeed.bench.program import SCRIPTS, run_program
 from prefeed.bench.requirements import BenchFailedError
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+NUM_PHOTOS = 20
+Printed = Callable[..., list[dict[str, Any]]]
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoFolder:
-    return make_photos(PhotoRecipe(num_photos=40), cache_dir=tmp_path_factory.mktemp("photos"), num_processes=1)
+    return make_photos(PhotoRecipe(num_photos=NUM_PHOTOS), cache_dir=tmp_path_factory.mktemp("photos"), num_processes=1)
 
 
 def epoch(*checksums: int, images: int = 100, seconds: float = 1.0) -> dict[str, object]:
@@ -41,36 +51,52 @@ def test_the_scripts_know_nothing_of_prefeed(script: str) -> None:
     assert not [name for name in imported if name.startswith("prefeed")]
 
 
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Return what runs a script in this process, as the program that it is, and returns what it printed."""
+
+    def run(script: str, *arguments: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
 def test_the_script_sees_every_picture_each_epoch(photos: PhotoFolder) -> None:
-    first, second = run_program("train.py", [str(photos.root), "--epochs", "2", "--batch-size", "8"])
-    assert (first["images"], second["images"]) == (40, 40)
+    first, second = run_program("train.py", [str(photos.root), "--epochs", "2", "--batch-size", "4"])
+    assert (first["images"], second["images"]) == (NUM_PHOTOS, NUM_PHOTOS)
     assert len(first["checksums"]) == 5
     assert first["checksums"] != second["checksums"]
     assert first["seconds"] > 0
 
 
-def test_an_epoch_ends_after_the_wanted_batches(photos: PhotoFolder) -> None:
-    (whole,) = run_program("train.py", [str(photos.root), "--batch-size", "8", "--workers", "1"])
-    (part,) = run_program("train.py", [str(photos.root), "--batch-size", "8", "--batches", "2"])
-    assert part["images"] == 16
+def test_an_epoch_ends_after_the_wanted_batches(photos: PhotoFolder, printed: Printed) -> None:
+    (whole,) = printed("train.py", str(photos.root), "--batch-size", "4", "--workers", "1")
+    (part,) = printed("train.py", str(photos.root), "--batch-size", "4", "--batches", "2")
+    assert part["images"] == 8
     assert part["checksums"] == whole["checksums"][:2]
 
 
-def test_computed_paths_are_those_of_the_pictures(photos: PhotoFolder) -> None:
-    (found,) = run_program("train.py", [str(photos.root), "--numbered", "40", "--batch-size", "8"])
-    assert found["images"] == 40
+def test_computed_paths_are_those_of_the_pictures(photos: PhotoFolder, printed: Printed) -> None:
+    (found,) = printed("train.py", str(photos.root), "--numbered", str(NUM_PHOTOS), "--batch-size", "4")
+    assert found["images"] == NUM_PHOTOS
 
 
-def test_opening_is_timed(photos: PhotoFolder, tmp_path: Path) -> None:
+def test_opening_is_timed(photos: PhotoFolder, tmp_path: Path, printed: Printed) -> None:
     (tmp_path / "local").write_bytes(b"")
-    found = run_program("open_cost.py", [str(photos.root), str(tmp_path / "local"), "2"])
+    found = printed("open_cost.py", str(photos.root), str(tmp_path / "local"), "2")
     assert len(found) == 3
     assert all(epoch["open_us"] > 0 for epoch in found)
 
 
 def test_a_script_that_fails_says_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(BenchFailedError, match=r"^python train.py \S+ ended with status 1:\n(.|\n)*FileNotFoundError"):
-        run_program("train.py", [str(tmp_path / "nothing")])
+    script = tmp_path / "fails.py"
+    script.write_text("import sys\nopen(sys.argv[1])\n")
+    with pytest.raises(
+        BenchFailedError, match=r"^python \S+fails.py \S+ ended with status 1:\n(.|\n)*FileNotFoundError"
+    ):
+        run_program(str(script), [str(tmp_path / "nothing")])
 
 
 def test_different_batches_are_an_error() -> None:

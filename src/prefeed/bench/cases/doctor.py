@@ -24,9 +24,26 @@ from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 
 _OPEN_SECONDS: Final = 0.02
-_BATCH_SIZE: Final = 32
-_PLAIN_BATCHES: Final = 40
-"""Batches of the job as it is: its rate is even, and a whole epoch would take most of the benchmark's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    """How much is measured.
+
+    Attributes:
+        batch_size: Pictures a batch; the device is busy for each of them as long as with any other size.
+        steps: Of each trial of the doctor.
+        plain_batches: Batches of the job as it is: its rate is even, and a whole epoch would take most of the
+            benchmark's time.
+    """
+
+    batch_size: int
+    steps: int
+    plain_batches: int
+
+
+_USUAL: Final = _Size(batch_size=32, steps=20, plain_batches=40)
+_QUICK: Final = _Size(batch_size=2, steps=4, plain_batches=4)
 
 NOTES: Final = (
     "predicted: by prefeed doctor, from 20 steps a trial",
@@ -43,18 +60,25 @@ class _Job:
     """One of the three.
 
     Attributes:
-        arguments: Of ``scripts/job.py``.
+        step_ms: The device is busy so long with a batch of the usual size.
+        arguments: Further ones of ``scripts/job.py``.
         is_slow: On the slow directory.
     """
 
-    arguments: tuple[str, ...]
+    step_ms: float
+    arguments: tuple[str, ...] = ()
     is_slow: bool = False
+
+    def arguments_of(self, size: _Size) -> tuple[str, ...]:
+        """Return those of ``scripts/job.py``."""
+        step_ms = self.step_ms * size.batch_size / _USUAL.batch_size
+        return (*self.arguments, "--step-ms", f"{step_ms:g}", "--batch-size", str(size.batch_size))
 
 
 _JOBS: Final = {
-    "origin": _Job(arguments=("--train", "--step-ms", "25"), is_slow=True),
-    "decode": _Job(arguments=("--step-ms", "5")),
-    "compute": _Job(arguments=("--step-ms", "250")),
+    "origin": _Job(step_ms=25, arguments=("--train",), is_slow=True),
+    "decode": _Job(step_ms=5),
+    "compute": _Job(step_ms=250),
 }
 
 
@@ -65,7 +89,7 @@ def run(options: Options) -> BenchResult:
     for number in range(options.runs):
         for name, job in _JOBS.items():
             options.say(f"run {number + 1} of {options.runs}: {name}")
-            found = _compare(photos, job, steps=4 if options.quick else 20)
+            found = _compare(photos, job, _QUICK if options.quick else _USUAL)
             detail.append({"job": name, **found})
             predicted, measured = found["predicted"], found["measured"]
             figures = {"predicted": predicted, "measured": measured, "error": measured / predicted - 1}
@@ -76,11 +100,11 @@ def run(options: Options) -> BenchResult:
     )
 
 
-def _compare(photos: PhotoFolder, job: _Job, *, steps: int) -> dict[str, Any]:
-    common = (*job.arguments, "--batch-size", str(_BATCH_SIZE))
+def _compare(photos: PhotoFolder, job: _Job, size: _Size) -> dict[str, Any]:
+    common = job.arguments_of(size)
     with _data(photos, job) as data:
-        verdict = _examine([data, *common], steps=steps)
-        plain = run_program("job.py", [data, *common, "--batches", str(_PLAIN_BATCHES)])[0]
+        verdict = _examine([data, *common], steps=size.steps)
+        plain = run_program("job.py", [data, *common, "--batches", str(size.plain_batches)])[0]
         cure = next((cure for cure in verdict["cures"] if cure["name"] == verdict["best"]), None)
         cured = _cured([data, *common], cure)
     rates = [_rate(epoch) for epoch in (plain, cured)]

@@ -23,6 +23,7 @@ from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 
 _OPEN_SECONDS: Final = 0.02
 _EPOCHS: Final = 2
+_QUICK: Final = ("--batch-size", "4", "--step-ms", "3")
 _MEMORY: Final = Path("/dev/shm")
 
 NOTES: Final = (
@@ -51,7 +52,8 @@ def run(options: Options) -> BenchResult:
     """Run all variants in turn, and draw the three charts."""
     photos = options.photos()
     with _memory_copy(photos) as in_memory:
-        runs = alternate(_variants(photos, in_memory), runs=options.runs, say=options.say)
+        variants = _variants(photos, in_memory, _QUICK if options.quick else ())
+        runs = alternate(variants, runs=options.runs, say=options.say)
     samples = Samples()
     for number in range(options.runs):
         samples.add(**_figures({name: _seconds(epochs[number]) for name, epochs in runs.items()}))
@@ -61,18 +63,20 @@ def run(options: Options) -> BenchResult:
     return result
 
 
-def _variants(photos: PhotoFolder, in_memory: Path) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
+def _variants(
+    photos: PhotoFolder, in_memory: Path, size: Sequence[str]
+) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
     local = str(photos.root)
     return {
-        "original": lambda: _slow(photos),
-        "background": lambda: _slow(photos, "--background"),
-        "device": lambda: _slow(photos, "--device"),
-        "both": lambda: _slow(photos, "--background", "--device"),
-        "prefeed": lambda: _slow(photos, is_served=True),
-        "all_together": lambda: _slow(photos, "--background", "--lean", is_served=True),
-        "disk": lambda: _job(local),
-        "tmpfs": lambda: _job(str(in_memory)),
-        "lean": lambda: _job(local, "--lean"),
+        "original": lambda: _slow(photos, *size),
+        "background": lambda: _slow(photos, "--background", *size),
+        "device": lambda: _slow(photos, "--device", *size),
+        "both": lambda: _slow(photos, "--background", "--device", *size),
+        "prefeed": lambda: _slow(photos, *size, is_served=True),
+        "all_together": lambda: _slow(photos, "--background", "--lean", *size, is_served=True),
+        "disk": lambda: _job(local, *size),
+        "tmpfs": lambda: _job(str(in_memory), *size),
+        "lean": lambda: _job(local, "--lean", *size),
     }
 
 

@@ -16,9 +16,11 @@ from prefeed.bench.requirements import BenchFailedError
 from prefeed.bench.rows import DType, row_bytes
 
 _ROWS: Final = 512
-_QUICK_ROWS: Final = 128
 _BATCHES: Final = 300
-_QUICK_BATCHES: Final = 10
+_BATCH_SIZE: Final = 64
+_QUICK_ROWS: Final = 16
+_QUICK_BATCHES: Final = 4
+_QUICK_BATCH_SIZE: Final = 8
 _DTYPES: Final[dict[str, DType]] = {"f32": "float32", "u8": "uint8"}
 
 
@@ -41,7 +43,7 @@ def run(options: Options) -> BenchResult:
         spread=samples.spread(),
         runs={name: [msgspec.to_builtins(outcome) for outcome in done] for name, done in runs.items()},
         notes=(
-            "batches of 64 rows of 3 x 224 x 224, 2 workers that stay; the second epoch is timed, from iter(loader) on",
+            f"batches of {_BATCH_SIZE} rows of 3 x 224 x 224, 2 workers that stay; the second epoch is timed, from iter(loader) on",
             "torch: torch's DataLoader over rows of one tensor in memory; prefeed: prefeed's over a warm CachedDataset",
             "torch_cached: torch's DataLoader over the same CachedDataset",
             f"{_ROWS} rows drawn with replacement; the main process looks at a few values of each row, nothing else",
@@ -52,7 +54,10 @@ def run(options: Options) -> BenchResult:
 def _variants(short: str, dtype: DType, home: Home, options: Options) -> dict[str, Callable[[], CeilingOutcome]]:
     num_rows = _QUICK_ROWS if options.quick else _ROWS
     batches = _QUICK_BATCHES if options.quick else _BATCHES
-    over_memory = CeilingJob(loader="torch", rows_from="memory", dtype=dtype, num_rows=num_rows, batches=batches)
+    batch_size = _QUICK_BATCH_SIZE if options.quick else _BATCH_SIZE
+    over_memory = CeilingJob(
+        loader="torch", rows_from="memory", dtype=dtype, num_rows=num_rows, batches=batches, batch_size=batch_size
+    )
     over_cache = msgspec.structs.replace(over_memory, rows_from="cache")
     return {
         f"torch_{short}": partial(run_ceiling, over_memory, env=home.env),

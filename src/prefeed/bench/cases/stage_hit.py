@@ -14,9 +14,9 @@ from prefeed.bench.hits import HitJob, HitOutcome, run_hits
 from prefeed.bench.rows import row_bytes
 
 _ROWS = 1024
-_QUICK_ROWS = 128
+_QUICK_ROWS = 64
 _PASSES = 11
-_QUICK_PASSES = 3
+_QUICK_PASSES = 2
 
 _NOTES = (
     "in process, one thread, no loader; batches of 64 float32 rows of 3 x 224 x 224 in random order, one reused tensor",
