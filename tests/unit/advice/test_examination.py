@@ -22,6 +22,8 @@ from prefeed.advice.twins import twin_of
 from prefeed.config import resolve
 from prefeed.errors import CannotExamineError
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 class Files(Dataset[torch.Tensor]):
     """Each sample is a file, opened by path."""
@@ -43,6 +45,12 @@ class RandomFiles(Files):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return super().__getitem__(index) + torch.randint(2, (2,))
+
+
+@pytest.fixture(autouse=True)
+def _one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many workers are tried as there are processors, and four times as many: 1 and 4."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
 
 
 @pytest.fixture
@@ -107,7 +115,7 @@ def test_cures_are_tried_on_a_job_that_waits(root: Path) -> None:
     assert measured.first is not None
     assert measured.staged is not None
     assert measured.staged_bytes > 0
-    assert set(measured.workers) == {len(os.sched_getaffinity(0)), 4 * len(os.sched_getaffinity(0))}
+    assert set(measured.workers) == {1, 4}
     assert {number for batch in fed for number in numbers(batch)} <= set(range(40))
 
 
@@ -215,7 +223,9 @@ class OfWorkers(Files):
         return super().__getitem__(index)
 
 
-def test_a_trial_that_fails_is_no_failure_of_the_program(root: Path) -> None:
+def test_a_trial_that_fails_is_no_failure_of_the_program(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch waits so long for workers of an iterator that the collector finds, in vain, and then ends them.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     _, measured = examined(DataLoader(OfOneProcess(root), batch_size=4))
     assert measured.reasons["workers"] == "RuntimeError: opened in another process"
     assert measured.costs is not None
@@ -286,7 +296,7 @@ def _decide(rank: int, store: str, told: Any) -> None:
 
 
 def test_ranks_do_what_the_first_one_decides(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")
     told = context.Queue()
     ranks = [context.Process(target=_decide, args=(rank, str(tmp_path / "store"), told)) for rank in range(2)]
     for rank in ranks:

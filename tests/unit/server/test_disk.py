@@ -14,6 +14,7 @@ import pytest
 
 from leaks import wait_until
 from prefeed.errors import StoreError
+from prefeed.server import disk
 from prefeed.server.disk import DiskTier, unnamed
 from prefeed.testing.tier_contract import key_of, value_of
 from prefeed.types import Buffer, ClearResult
@@ -22,6 +23,12 @@ from sandbox import Sandbox
 MIB = 1024**2
 BUDGET_BYTES = 16 * MIB
 SIZE = 50_000
+
+
+@pytest.fixture(autouse=True)
+def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is offered is written at once, as by a disk that is quick: nothing here is about the size of groups."""
+    monkeypatch.setattr(disk, "_LINGER_SECONDS", 0.0)
 
 
 @pytest.fixture

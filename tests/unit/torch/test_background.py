@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import prefeed
 from leaks import wait_until
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NUM_ROWS = 64
 BATCH_SIZE = 4
 
@@ -99,7 +101,10 @@ def test_it_looks_like_the_loader(kind: Any) -> None:
         assert len(items) == NUM_ROWS // BATCH_SIZE
 
 
-def test_an_error_in_a_worker_comes_as_torchs() -> None:
+def test_an_error_in_a_worker_comes_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch waits so long for workers of an iterator that the collector finds, in vain, and then ends them.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+
     class Bad(Rows):
         def __getitem__(self, index: int) -> torch.Tensor:
             if index == NUM_ROWS - 1:
