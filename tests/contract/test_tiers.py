@@ -13,6 +13,7 @@ from prefeed.errors import TierFullError
 from prefeed.store.protocol import ReadableTier, WritableTier
 from prefeed.store.tier import TierReader, TierWriter, stored_bytes
 from prefeed.testing.tier_contract import MemoryTier, TierContract, key_of, value_of
+from profiles import examples
 from sandbox import Sandbox
 
 BUDGET_BYTES = 8 * 1024**2
@@ -69,7 +70,7 @@ _groups = st.tuples(st.lists(_puts, max_size=12), st.lists(st.integers(0, 30), m
 
 
 @given(groups=st.lists(_groups, max_size=15))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_the_lmdb_tier_is_the_dict_tier(groups: list[tuple[list[tuple[int, int, bool]], list[int]]]) -> None:
     sandbox = Sandbox.create()
     real = TierWriter.open(sandbox.memory_dir / "store", budget_bytes=4 * 1024**2)

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from prefeed.errors import EntryFormatError
 from prefeed.stage.codec import Encoder, decode, note_of
+from profiles import examples
 from stage_samples import Colour, Point, Shape, Steps, same
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=[])) | st.text(max_size=4)
@@ -60,7 +61,7 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 SAMPLES = st.recursive(st.one_of(PLAIN, ARRAYS, SCALARS, TENSORS), nested, max_leaves=12)
-LOOKED_AT = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LOOKED_AT = settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 
 
 @LOOKED_AT
@@ -85,7 +86,7 @@ def test_a_part_of_an_entry_is_none(sample: Any, cut: int, note: bytes) -> None:
         raise AssertionError("a part was decoded")
 
 
-@settings(LOOKED_AT, max_examples=600)
+@settings(LOOKED_AT, max_examples=examples(600))
 @given(sample=SAMPLES, data=st.data(), copy=st.booleans(), allow_pickle=st.just(False))
 def test_damage_is_an_error_of_ours_or_another_value(
     sample: Any, data: st.DataObject, copy: bool, allow_pickle: bool

@@ -7,11 +7,15 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.sources import learned as learned_module
 from prefeed.sources.learned import FILE, LearnedMap, LearnedMapWriter
+from profiles import examples
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 NUM_SAMPLES = 12
 Records = list[tuple[int, list[int]]]
@@ -34,7 +38,7 @@ def known_of(learned: LearnedMap, *, damaged: bool = False) -> dict[int, tuple[i
     return known
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(runs=st.lists(records, max_size=4), chunk=st.integers(1, 20), smallest=st.sampled_from([1, 40, 8192]))
 def test_it_knows_what_a_dict_knows(runs: list[Records], chunk: int, smallest: int) -> None:
     model: dict[int, tuple[int, ...]] = {}
@@ -59,7 +63,7 @@ def test_it_knows_what_a_dict_knows(runs: list[Records], chunk: int, smallest: i
             writer.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(recorded=records, data=st.data())
 def test_a_damaged_record_is_unknown_or_was_recorded(recorded: Records, data: st.DataObject) -> None:
     model: dict[int, tuple[int, ...]] = {}
@@ -85,7 +89,7 @@ def test_a_damaged_record_is_unknown_or_was_recorded(recorded: Records, data: st
         writer.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(before=st.lists(ids, min_size=1, max_size=9), data=st.data())
 def test_a_record_that_is_being_written_over_is_whole_or_unknown(before: list[int], data: st.DataObject) -> None:
     after = data.draw(st.lists(ids, max_size=len(before)))

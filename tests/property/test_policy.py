@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prefeed.core.policy import belady_misses, lru_hit_ratio
 from prefeed.core.table import RESIDENT
+from profiles import examples
 from ring import Ring, as_ids
 
 CONSUMER, DATASET = 7, 1
@@ -48,7 +49,7 @@ def lru_misses(accesses: list[int], *, capacity: int) -> int:
     return misses
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 2**32), capacity=st.integers(120, 360))
 def test_never_evicting_fetches_as_little_as_any_policy_but_for_what_is_lent(seed: int, capacity: int) -> None:
     epochs = shuffled_epochs(seed)
@@ -65,7 +66,7 @@ def test_never_evicting_fetches_as_little_as_any_policy_but_for_what_is_lent(see
     assert hits == len(accesses)  # what is not kept was fetched ahead
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 2**32))
 def test_everything_is_fetched_once_when_it_fits(seed: int) -> None:
     ring = Ring(budget=NUM_OBJECTS * 2, is_checked=False)
@@ -74,7 +75,7 @@ def test_everything_is_fetched_once_when_it_fits(seed: int) -> None:
     assert sorted(ring.fetched) == [(DATASET, object_id) for object_id in range(NUM_OBJECTS)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     seed=st.integers(0, 2**32),
     capacity=st.integers(1, 80),
@@ -98,7 +99,7 @@ def test_samples_that_repeat_are_all_read_and_leave_nothing_behind(
     assert len(ring.holds(DATASET)) == ring.scheduler.residency.resident_bytes
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 2**32), capacity=st.integers(60, 360))
 def test_least_recently_used_reaches_what_the_formula_says(seed: int, capacity: int) -> None:
     epochs = shuffled_epochs(seed, epochs=20)
@@ -107,7 +108,7 @@ def test_least_recently_used_reaches_what_the_formula_says(seed: int, capacity: 
     assert abs(measured - lru_hit_ratio(capacity / NUM_OBJECTS)) < 0.03
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(accesses=st.lists(st.integers(0, 4), max_size=9), capacity=st.integers(0, 3))
 def test_belady_is_the_least_of_all_choices(accesses: list[int], capacity: int) -> None:
     assert belady_misses(accesses, capacity=capacity) == _fewest(tuple(accesses), frozenset(), capacity)
@@ -128,7 +129,7 @@ def _fewest(accesses: tuple[int, ...], cached: frozenset[int], capacity: int) ->
     return 1 + min(_fewest(rest, choice, capacity) for choice in choices)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 2**32),
     budget=st.integers(1, 600),

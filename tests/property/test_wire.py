@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prefeed.errors import ServerError
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_FRAME_BYTES, FrameReader, decode_body, encode
+from profiles import examples
 
 ALL_MESSAGES: tuple[type[m.Message], ...] = typing.get_args(m.AnyMessage)
 
@@ -49,7 +50,7 @@ def cut(data: bytes, points: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(sent=st.lists(MESSAGES, max_size=6), points=st.lists(st.integers(0, 10**6), max_size=12))
 def test_messages_come_out_as_they_went_in_wherever_the_stream_is_cut(sent: list[m.Message], points: list[int]) -> None:
     reader = FrameReader()
@@ -61,7 +62,7 @@ def test_messages_come_out_as_they_went_in_wherever_the_stream_is_cut(sent: list
 
 @pytest.mark.parametrize("kind", ALL_MESSAGES, ids=lambda kind: kind.__name__)
 def test_every_message_round_trips(kind: type[m.Message]) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(20))
     @given(message=any_of(kind))
     def round_trip(message: m.Message) -> None:
         assert decode_body(encode(message)[4:]) == message
@@ -69,19 +70,19 @@ def test_every_message_round_trips(kind: type[m.Message]) -> None:
     round_trip()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(garbage=st.binary(max_size=200), points=st.lists(st.integers(0, 200), max_size=4))
 def test_garbage_is_refused_and_nothing_worse(garbage: bytes, points: list[int]) -> None:
     feed_all(cut(garbage, points))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(body=st.binary(max_size=100))
 def test_a_frame_of_garbage_is_refused_and_nothing_worse(body: bytes) -> None:
     feed_all([len(body).to_bytes(4, "little") + body])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(message=MESSAGES, at=st.integers(0, 10**6), value=st.integers(0, 255))
 def test_a_changed_byte_is_another_message_or_refused(message: m.Message, at: int, value: int) -> None:
     data = bytearray(encode(message))
@@ -89,7 +90,7 @@ def test_a_changed_byte_is_another_message_or_refused(message: m.Message, at: in
     feed_all([bytes(data)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(value=st.recursive(st.none() | st.integers(-5, 5) | TEXT | st.binary(), st.lists, max_leaves=20))
 def test_any_msgpack_that_is_no_message_is_refused(value: object) -> None:
     with pytest.raises(ServerError):

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from prefeed.core.actions import Outcome
 from prefeed.core.table import FAILED, FREEING, RESIDENT, UNKNOWN_SIZE
+from profiles import examples
 from ring import Key, Ring, as_ids
 
 CONSUMERS = st.integers(1, 3)
@@ -262,4 +263,4 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestScheduling.settings = settings(max_examples=examples(100), stateful_step_count=50)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.core.shares import MIN_LIMIT_BYTES, OVERHEAD_BYTES, Shares
+from profiles import examples
 
 MIB = 1024**2
 
@@ -45,7 +46,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(budget=st.integers(4 * MIB, 200 * MIB), steps=STEPS)
 def test_whatever_is_asked_the_budget_holds(budget: int, steps: list[tuple[str, int, int]]) -> None:
     shares, objects = Shares(budget), 0

@@ -11,6 +11,7 @@ from prefeed.config import resolve
 from prefeed.errors import JobSpecError, ObjectNotFoundError
 from prefeed.jobs import rmr as rmr_module
 from prefeed.jobs.rmr import relative_paths, remove, survey
+from profiles import examples
 from unit.jobs.trees import make, tree
 
 FILES = {"train/a/1": b"1", "train/a/2": b"22", "train/b/3": b"333", "val/4": b"4444"}
@@ -124,7 +125,7 @@ def test_a_link_swapped_in_on_the_way_leads_nowhere(root: Path, outside: Path, m
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "link", "up", "/", "a\0", "outside", " ", "-rf", "*", "~"])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(PARTS, max_size=5).map("/".join), max_size=3), st.booleans())
 def test_no_path_leaves_the_root(tmp_path: Path, paths: list[str], absolute: bool) -> None:
     root, outside = tmp_path / "root", make(tmp_path / "outside", {"a": b"a", "b/a": b"a"})

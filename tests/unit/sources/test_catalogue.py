@@ -16,6 +16,9 @@ from prefeed.errors import StoreFormatError, TierFullError
 from prefeed.sources import mapped_files
 from prefeed.sources.catalogue import Catalogue, CatalogueWriter, paths_digest
 from prefeed.sources.manifest import UNKNOWN_SIZE, entry_key, version_hash
+from profiles import examples
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 FILES = ("count", "hashes", "header.json", "keys", "known", "offsets", "paths", "sizes", "versions")
 NO_KEY = bytes(16)
@@ -333,7 +336,7 @@ def test_a_catalogue_that_was_closed_is_as_good_as_empty(tmp_path: Path) -> None
     writer.close()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(paths=st.lists(st.text(max_size=5)), other=st.lists(st.text(max_size=5)))
 def test_equal_digests_are_equal_lists(paths: list[str], other: list[str]) -> None:
     paths, other = ([path.replace("\0", "") for path in each if path.isprintable()] for each in (paths, other))

@@ -13,6 +13,7 @@ from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_
 from prefeed.sources.manifest_writer import build_manifest, write_manifest
 from prefeed.testing.sources import FaultySource, MemorySource
 from prefeed.types import ObjectInfo
+from profiles import examples
 
 FILES = ("header.json", "keys", "offsets", "paths", "sizes", "versions")
 
@@ -145,7 +146,7 @@ def is_storable(path: str) -> bool:
         return False
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(listing=listings(), num_batches=st.integers(1, 4))
 def test_any_listing_survives_the_disk(
     tmp_path_factory: pytest.TempPathFactory, listing: dict[str, tuple[int, str]], num_batches: int

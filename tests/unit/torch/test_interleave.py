@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.torch.planning import interleave
+from profiles import examples
 
 
 def asked_in_turns(order: list[int], *, batch_size: int, num_workers: int) -> list[int]:
@@ -20,7 +21,7 @@ def asked_in_turns(order: list[int], *, batch_size: int, num_workers: int) -> li
     return asked
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(
     order=st.lists(st.integers(0, 10**6), max_size=200),
     batch_size=st.integers(1, 20),
