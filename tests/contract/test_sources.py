@@ -52,7 +52,6 @@ class BucketOrigin:
     """A bucket behind moto, read below a prefix."""
 
     def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        self.client = client
         self.bucket = bucket
         self.prefix = prefix
         client.create_bucket(Bucket=bucket)
@@ -60,7 +59,7 @@ class BucketOrigin:
         self.sources: list[Source] = []
 
     def put(self, path: str, data: bytes) -> None:
-        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{path}", Body=data)
+        servers.put_into_moto(self.bucket, f"{self.prefix}/{path}", data)
 
     def open(self) -> Source:
         self.sources.append(open_source(f"s3://{self.bucket}/{self.prefix}/", Config()))

@@ -18,6 +18,8 @@ from prefeed.packing.foreign import index_files
 from prefeed.packing.tfrecord import TfrecordWriter
 from unit.packing.packs import make_files, packed, read_back
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 TABLE = []
 for number in range(256):
     for _ in range(8):

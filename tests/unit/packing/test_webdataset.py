@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import pickle
-import subprocess
-import sys
+import multiprocessing
 import tarfile
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,27 @@ from prefeed.packing.foreign import index_files
 from prefeed.packing.tar_shards import TarWriter, scan
 from unit.packing.packs import make_files, names, packed, read_back
 
-pytestmark = pytest.mark.timeout(60)
-
-
-BY_WEBDATASET = """
-import pickle, sys, webdataset
-dataset = webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False)
-left_out = ("__url__", "__local_path__")
-sys.stdout.buffer.write(pickle.dumps([{n: v for n, v in sample.items() if n not in left_out} for sample in dataset]))
-"""
+pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(60)]
 
 
 def by_webdataset(files: list[Path]) -> list[dict[str, Any]]:
     """Return the samples as webdataset reads them, in a process of its own: it never closes what it opens."""
-    command = [sys.executable, "-c", BY_WEBDATASET, *map(str, files)]
-    samples: list[dict[str, Any]] = pickle.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_send_samples, args=(files, sender))
+    process.start()
+    sender.close()
+    with receiver:
+        samples: list[dict[str, Any]] = receiver.recv()
+    process.join()
+    process.close()
     return samples
+
+
+def _send_samples(files: list[Path], sender: Connection) -> None:
+    dataset = webdataset.WebDataset(list(map(str, files)), shardshuffle=False, empty_check=False)
+    left_out = ("__url__", "__local_path__")
+    sender.send([{name: value for name, value in sample.items() if name not in left_out} for sample in dataset])
 
 
 @contextlib.contextmanager
@@ -98,19 +102,19 @@ def test_offsets_are_those_of_tarfile(tmp_path: Path) -> None:
 # ------------------------------------------------------------ the reverse
 
 
-def write_shards(root: Path, *, duplicate_keys: bool = False) -> list[dict[str, Any]]:
-    """Write a WebDataset by its own writer; return its samples as it reads them."""
+def write_shards(root: Path, *, duplicate_keys: bool = False) -> list[Path]:
+    """Write a WebDataset by its own writer; return its data files."""
     root.mkdir(parents=True, exist_ok=True)
     for shard in range(3):
         with webdatasets_writer(root / f"train-{shard:03}.tar") as writer:
             for i in range(5):
                 key = f"{i:04}" if duplicate_keys else f"{shard}/{i:04}"
                 writer.write({"__key__": key, "jpg": bytes([shard, i]) * 400, "cls": i, "json": {"shard": shard}})
-    return by_webdataset(sorted(root.glob("*.tar")))
+    return sorted(root.glob("*.tar"))
 
 
 def test_we_read_webdatasets(tmp_path: Path) -> None:
-    expected = write_shards(tmp_path / "data")
+    expected = by_webdataset(write_shards(tmp_path / "data"))
     result = index_files(str(tmp_path / "data"), None, current())
 
     assert (result.objects, result.data_files, result.layout) == (45, 3, "webdataset")
@@ -120,7 +124,7 @@ def test_we_read_webdatasets(tmp_path: Path) -> None:
 
 
 def test_names_that_come_again_are_told_apart_by_their_data_file(tmp_path: Path) -> None:
-    expected = write_shards(tmp_path / "data", duplicate_keys=True)
+    expected = by_webdataset(write_shards(tmp_path / "data", duplicate_keys=True))
     index_files(str(tmp_path / "data"), None, current())
     dataset = Packed(tmp_path / "data", group=True)
 
@@ -141,7 +145,7 @@ def test_what_is_indexed_already_is_not_read_again(tmp_path: Path) -> None:
 
 def test_the_index_may_lie_elsewhere(tmp_path: Path) -> None:
     """Where the data files' place cannot be written."""
-    expected = write_shards(tmp_path / "data")
+    expected = by_webdataset(write_shards(tmp_path / "data"))
     before = names(tmp_path / "data")
     index_files(str(tmp_path / "data"), str(tmp_path / "index"), current())
 
@@ -150,7 +154,7 @@ def test_the_index_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 def test_data_files_behind_a_web_server(tmp_path: Path) -> None:
-    expected = write_shards(tmp_path / "data")
+    expected = by_webdataset(write_shards(tmp_path / "data"))
     servers.write_index(tmp_path / "data")
     with servers.nginx_server(tmp_path / "data", tmp_path / "nginx") as url:
         with pytest.raises(CannotPackError, match="name a directory for it"):
