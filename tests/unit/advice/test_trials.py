@@ -19,6 +19,8 @@ from prefeed.advice.tuning_settings import Settings, with_workers
 from prefeed.advice.twins import Batches
 from unit.advice.loads import Failing, Files, Instant, Stream, Unpicklable
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NONE = Settings(num_workers=0)
 TWO = with_workers(NONE, 2)
 PLENTY = Free(memory_bytes=1 << 40, shared_bytes=1 << 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,26 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import prefeed
+from prefeed.advice import trials, tuning
 from prefeed.advice.tuning import Tuning, present_settings
 from prefeed.advice.tuning_memory import Free
 from prefeed.advice.tuning_settings import Settings
 from prefeed.errors import CannotExamineError
-from unit.advice.loads import Failing, Files, Instant, Stream, Unpicklable, Waiting
+from unit.advice.loads import Clock, Failing, Files, Instant, Stream, Unpicklable
 
-BUDGET = 2.0
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+BUDGET = 1.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What is tried in the budget does not depend on the machine."""
+    clock = Clock()
+    for module in (trials, tuning):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    return clock
 
 
 def short(loader: DataLoader[Any], step: Any = None, **arguments: Any) -> Tuning:
@@ -35,7 +49,7 @@ def test_present_settings() -> None:
 
 def test_says_what_it_tries_and_reports_it() -> None:
     said: list[str] = []
-    tuning = short(DataLoader(Waiting(), batch_size=4), say=said.append)
+    tuning = short(DataLoader(Instant(400), batch_size=4), say=said.append)
     assert tuning.present == Settings(num_workers=0)
     assert tuning.trials[0].settings == tuning.present
     assert [str(trial.settings) for trial in tuning.trials] == list(dict.fromkeys(said[1:]))
@@ -43,7 +57,7 @@ def test_says_what_it_tries_and_reports_it() -> None:
 
 
 def test_loader_is_not_changed() -> None:
-    loader = DataLoader(Waiting(), batch_size=4, num_workers=1)
+    loader = DataLoader(Instant(400), batch_size=4, num_workers=1)
     before = dict(vars(loader))
     short(loader)
     assert vars(loader) == before
@@ -51,7 +65,7 @@ def test_loader_is_not_changed() -> None:
 
 def test_random_generators_are_as_before() -> None:
     generator = torch.Generator().manual_seed(3)
-    loader = DataLoader(Waiting(), batch_size=4, shuffle=True, generator=generator)
+    loader = DataLoader(Instant(400), batch_size=4, shuffle=True, generator=generator)
     states = [
         random.getstate(),
         str(np.random.get_state()),
@@ -78,15 +92,15 @@ def test_small_data_set_is_read_once_before(tmp_path: Path) -> None:
 
 def test_part_of_a_data_set_that_memory_holds_is_read_again_and_again(tmp_path: Path) -> None:
     seen: set[float] = set()
-    loader = DataLoader(Files(tmp_path, 3000), batch_size=2)
+    loader = DataLoader(Files(tmp_path, 1000), batch_size=2)
     tuning = short(loader, lambda batch: seen.update(batch[:, 0].tolist()))
     assert tuning.data == "warm"
-    assert len(seen) <= 1000
+    assert len(seen) <= 100  # of which a run on and on would read more
 
 
 def test_data_set_that_memory_does_not_hold_is_read_on_and_on(tmp_path: Path) -> None:
     seen: list[float] = []
-    length = 3000
+    length = 1000
     loader = DataLoader(Files(tmp_path, length, size=2000), batch_size=2)
     small = Free(memory_bytes=length * 2000, shared_bytes=1 << 40)
     tuning = short(loader, lambda batch: seen.append(batch[0, 0].item()), free=lambda: small)
@@ -169,7 +183,9 @@ def test_more_workers_that_fail_are_listed_and_no_more_tried() -> None:
 
 
 def test_no_memory_for_workers() -> None:
-    tuning = short(DataLoader(Waiting(), batch_size=4), free=lambda: Free(memory_bytes=1 << 20, shared_bytes=1 << 20))
+    tuning = short(
+        DataLoader(Instant(400), batch_size=4), free=lambda: Free(memory_bytes=1 << 20, shared_bytes=1 << 20)
+    )
     assert tuning.leave_it
     assert "not tried: it would take" in (tuning.trials[1].reason or "")
 
@@ -194,7 +210,8 @@ def test_budget_too_small() -> None:
         prefeed.tune(DataLoader(Instant()), budget=0.5)
 
 
-def test_loader_of_prefeed(tmp_path: Path) -> None:
+def test_loader_of_prefeed(tmp_path: Path, clock: Clock) -> None:
+    clock.look_seconds = 0.02  # each lookahead that is tried has a server of its own
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes(1000))
     loader = prefeed.DataLoader(prefeed.datasets.Objects(tmp_path, decode=len), batch_size=4)

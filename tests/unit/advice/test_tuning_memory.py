@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from prefeed.advice.tuning_memory import (
@@ -24,6 +25,8 @@ from prefeed.advice.tuning_memory import (
 )
 from prefeed.advice.tuning_settings import Settings
 from prefeed.store.capacity import CgroupMemory
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 GIB = 1 << 30
 EIGHT = Settings(num_workers=8, prefetch_factor=4)
