@@ -36,6 +36,8 @@ from prefeed.stage.anatomy import installed
 from prefeed.stage.anatomy.whole import anatomy_of
 from prefeed.stage.fingerprint import describe, fingerprint
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 # ---------------------------------------------------------------- code as text, run in processes of its own
 
 STAGE = '''
@@ -130,22 +132,24 @@ def crop(value):
 
 RUN = """
 import importlib, json, sys
-found = {}
-for where in sys.argv[1:]:
-    sys.path.insert(0, where)
-    stage = importlib.import_module("stage")
-    from prefeed.stage.fingerprint import fingerprint
-    found[where] = {name: fingerprint(value).hex() for name, value in stage.STAGES.items()}
-    sys.path.remove(where)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("stage", "mine")]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-print(json.dumps(found))
+def fingerprints(places):
+    sys.dont_write_bytecode = True
+    found = {}
+    for where in places:
+        sys.path.insert(0, where)
+        stage = importlib.import_module("stage")
+        from prefeed.stage.fingerprint import fingerprint
+        found[where] = {name: fingerprint(value).hex() for name, value in stage.STAGES.items()}
+        sys.path.remove(where)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("stage", "mine")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+    return json.dumps(found)
 """
 
 
-def fingerprints(root: Path, texts: dict[str, tuple[str, str]], *, seed: str) -> dict[str, dict[str, str]]:
-    """Return the fingerprints of each version of the two modules, found in a process of its own."""
+def places_of(root: Path, texts: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Write each version of the two modules into a directory of its own."""
     places = {}
     for number, (name, (stage, steps)) in enumerate(texts.items()):
         package = root / f"place{number}" / "mine"
@@ -154,10 +158,39 @@ def fingerprints(root: Path, texts: dict[str, tuple[str, str]], *, seed: str) ->
         (package / "__init__.py").write_text("")
         (package / "steps.py").write_text(steps)
         places[name] = str(package.parent)
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", RUN, *places.values()]
+    return places
+
+
+def fingerprints(places: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Return the fingerprints of each version, found in a fork of this process."""
+    receiving, sending = os.pipe()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            run: dict[str, Any] = {}
+            exec(RUN, run)
+            with os.fdopen(sending, "w") as file:
+                file.write(run["fingerprints"](places.values()))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(sending)
+    with os.fdopen(receiving) as file:
+        printed = file.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return _by_name(places, printed)
+
+
+def fingerprints_elsewhere(places: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Return the fingerprints of each version, found by an interpreter of their own, where strings have other hashes."""
+    command = [sys.executable, "-c", f"{RUN}print(fingerprints(sys.argv[1:]))", *places.values()]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = json.loads(ran.stdout)
+    return _by_name(places, ran.stdout)
+
+
+def _by_name(places: dict[str, str], printed: str) -> dict[str, dict[str, str]]:
+    found = json.loads(printed)
     return {name: found[where] for name, where in places.items()}
 
 
@@ -166,7 +199,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     """The fingerprints of every changed text, and of the original one."""
     texts = {name: (STAGE.replace(before, after), STEPS) for name, (before, after, _) in CHANGES.items()}
     texts |= {name: (STAGE, STEPS.replace(before, after)) for name, (before, after, _) in STEP_CHANGES.items()}
-    return fingerprints(tmp_path_factory.mktemp("changed"), {"original": (STAGE, STEPS), **texts}, seed="0")
+    return fingerprints(places_of(tmp_path_factory.mktemp("changed"), {"original": (STAGE, STEPS), **texts}))
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +214,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
         "docstrings": (other_docstrings, STEPS.replace("Steps.", "Other steps.")),
         "no docstrings": (no_docstrings, STEPS),
     }
-    return fingerprints(tmp_path_factory.mktemp("moved"), texts, seed="12345")
+    return fingerprints_elsewhere(places_of(tmp_path_factory.mktemp("moved"), texts))
 
 
 @pytest.mark.parametrize("name", ["hash seed", "lines", "docstrings", "no docstrings"])
