@@ -300,6 +300,26 @@ def prefeeds_image_folder(root: Path) -> Given:
 
 Build = Callable[[Path], Given]
 
+
+def _together(root: Path, builds: list[Build]) -> Given:
+    parts = [build(root / build.__name__) for build in builds]
+    return Given(
+        dataset=ConcatDataset([part.dataset for part in parts]),
+        plain=ConcatDataset([part.plain for part in parts]),
+        num_files=sum(part.num_files for part in parts),
+    )
+
+
+def declared_together(root: Path) -> Given:
+    """Every type whose files are known, one after the other; batches are lists."""
+    return _together(root, [build for build in TYPES if build not in LEARNED])
+
+
+def learned_together(root: Path) -> Given:
+    """Every type whose files are learned."""
+    return _together(root, LEARNED)
+
+
 TYPES: list[Build] = [
     train_data_list, train_data_list_of_two, image_folder, dataset_folder, voc_detection, coco_detection,
     fgvc_aircraft, subset, split_at_random, concatenated, stacked, accessor, learned, learned_subset,

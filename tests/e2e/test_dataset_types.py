@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import prefeed
+from cover import crossed
 from e2e import datasets
 from e2e.datasets import LEARNED, TYPES, Build, Given
 from e2e.steps import EPOCHS, Setup, assert_same, digest, generator_states, observe, seed_all
@@ -25,8 +27,12 @@ pytestmark = [
 
 BATCH_SIZE = 3
 WORLD_SIZE = 2
-WORKERS: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
-IDS = ["0", "2", "2-kept"]
+
+STARTS: dict[str, dict[str, Any]] = {
+    "0": {"num_workers": 0},
+    "1-kept": {"num_workers": 1, "persistent_workers": True},
+    "3": {"num_workers": 3},
+}
 
 
 @pytest.fixture
@@ -64,18 +70,19 @@ class CountedEpochs:
     def __init__(self, num_files: int, *, checked: bool = True) -> None:
         self._num_files = num_files
         self._checked = checked
+        self._before = prefeed.statistics().reads
         self._epochs: list[Statistics] = []
 
     def before_epoch(self, epoch: int) -> None:
         """Wait until the reads of the epochs before have been counted; each file was one read."""
-        num_reads = epoch * self._num_files
+        num_reads = self._before + epoch * self._num_files
         wait_until(lambda: prefeed.statistics().reads >= num_reads, timeout_seconds=10)
         self._epochs.append(prefeed.statistics())
         assert self._epochs[-1].reads == num_reads
 
     def finish(self) -> None:
         """The last epoch found every file in memory, and the origin was not asked for one."""
-        self.before_epoch(EPOCHS)
+        self.before_epoch(len(self._epochs))
         last, end = self._epochs[-2:]
         assert end.origin_requests == last.origin_requests
         assert end.misses == last.misses
@@ -91,90 +98,66 @@ def compare(
     loader_class: Any = prefeed.DataLoader,
     method: str | None = None,
     checked: bool = True,
+    epochs: int = EPOCHS,
     **kwargs: Any,
 ) -> None:
-    """Fail unless three epochs are plain torch's, and read through the cache.
+    """Fail unless the epochs are plain torch's, and read through the cache.
 
-    Workers of the plain loader are forked: batches do not depend on how workers start, and this is the quickest.
+    While every loader is served, the plain one is torch's with ``PREFEED_ENABLED`` 0, and reads nothing through the cache.
+    Its workers are forked: batches do not depend on how workers start, and this is the quickest.
     """
-    kwargs |= {"batch_size": BATCH_SIZE, "shuffle": True}
-    expected = plain_epochs(given, **kwargs)
+    kwargs = {"batch_size": BATCH_SIZE, "shuffle": True, **kwargs}
+    reads = prefeed.statistics().reads
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFEED_ENABLED", "0")
+        expected = plain_epochs(given, epochs, **kwargs)
+    assert prefeed.statistics().reads == reads
     counted = CountedEpochs(given.num_files, checked=checked)
     loader = loader_class(given.dataset, multiprocessing_context=method, **kwargs)
     seed_all()
-    assert_same(expected, observe(loader, Setup({}, before_epoch=counted.before_epoch)))
+    assert_same(expected, observe(loader, Setup({}, before_epoch=counted.before_epoch), epochs=epochs))
     counted.finish()
 
 
-def plain_epochs(given: Given, **kwargs: Any) -> list[Any]:
+def plain_epochs(given: Given, epochs: int, **kwargs: Any) -> list[Any]:
     """Return what a loop sees of torch's own loader."""
     seed_all()
-    expected = observe(DataLoader(given.plain, **kwargs), Setup({}))
+    expected = observe(DataLoader(given.plain, **kwargs), Setup({}), epochs=epochs)
     batches = [step[1] for step in expected if " step " in step[0]]
     assert len(set(batches)) == len(batches)  # other random numbers each time
     return expected
 
 
-@pytest.mark.parametrize("build", TYPES, ids=lambda build: build.__name__)
-def test_without_workers(build: Build, roots: Path) -> None:
-    compare(build(roots), num_workers=0)
+# ---------------------------------------------------------------- every type, in every way
 
 
-@pytest.mark.parametrize("build", TYPES, ids=lambda build: build.__name__)
-def test_hits_alone_while_files_are_trusted(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is declared is cached wherever it lies; what is learned, below the roots."""
-    monkeypatch.setenv("PREFEED_REVALIDATE", "0")
-    if build in LEARNED:
-        monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
-    compare(build(tmp_path), num_workers=2, checked=False)
+def asked(build: Build, root: Path, **kwargs: Any) -> None:
+    """Files are asked for changes each epoch."""
+    compare(build(root), **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("build", "num_files"), [(datasets.stacked, 3), (datasets.learned_stack, 2)], ids=["declared", "learned"]
-)
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_subset_of_stacked_datasets(build: Build, num_files: int, num_workers: int, roots: Path) -> None:
-    """Torch asks the parts one after the other, for the samples that the subset names."""
-    chosen = Subset(build(roots).dataset, [index for index in range(datasets.NUM_SAMPLES) if index % 4])
-    compare(Given(dataset=chosen, plain=chosen, num_files=num_files * len(chosen)), num_workers=num_workers)
+def trusted(build: Build, root: Path, **kwargs: Any) -> None:
+    """Hits alone while files are trusted; what is declared is cached wherever it lies, what is learned, below the roots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFEED_REVALIDATE", "0")
+        if build not in LEARNED:
+            patch.delenv("PREFEED_ROOTS")
+        compare(build(root), checked=False, **kwargs)
 
 
-# ---------------------------------------------------------------- workers of every kind
+def torchs_own(build: Build, root: Path, **kwargs: Any) -> None:
+    """Torch's own loaders, which ``prefeed.auto`` serves."""
+    with auto():
+        compare(build(root), loader_class=DataLoader, **kwargs)
 
 
-@pytest.mark.usefixtures("_quick_forkserver")
-@pytest.mark.parametrize("build", [datasets.image_folder, datasets.learned], ids=lambda build: build.__name__)
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("kept", [False, True], ids=["anew", "kept"])
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_workers(build: Build, method: str, kept: bool, num_workers: int, roots: Path) -> None:
-    compare(build(roots), method=method, persistent_workers=kept, num_workers=num_workers)
-
-
-OTHERS = [build for build in TYPES if build not in (datasets.image_folder, datasets.learned)]
-PAIRWISE: list[list[tuple[str, bool, int]]] = [
-    [("fork", False, 3), ("forkserver", False, 1), ("spawn", True, 1)],
-    [("fork", True, 1), ("forkserver", False, 3), ("spawn", True, 1)],
-    [("fork", False, 1), ("forkserver", True, 3), ("spawn", True, 1)],
-]
-"""How the workers of every third type are started: each value of each of the three meets each type. Workers that are
-spawned anew, or are three, take long: ``test_workers`` has them."""
-
-
-@pytest.mark.usefixtures("_quick_forkserver")
-@pytest.mark.parametrize(
-    ("build", "method", "kept", "num_workers"),
-    [
-        pytest.param(build, *start, id=f"{build.__name__}-{start[0]}-{'kept' if start[1] else 'anew'}-{start[2]}")
-        for at, build in enumerate(OTHERS)
-        for start in PAIRWISE[at % len(PAIRWISE)]
-    ],
-)
-def test_workers_pairwise(build: Build, method: str, kept: bool, num_workers: int, roots: Path) -> None:
-    compare(build(roots), method=method, persistent_workers=kept, num_workers=num_workers)
-
-
-# ---------------------------------------------------------------- two ranks
+def ranks(build: Build, root: Path, **kwargs: Any) -> None:
+    """Two ranks in one process share what each reads; the second repeats a sample where their number is odd."""
+    given = build(root)
+    expected = observe_ranks(DataLoader, given.plain, lambda epoch: None, **kwargs)
+    counted = CountedEpochs(given.num_files + len(given.plain) % WORLD_SIZE)
+    assert_same(expected, observe_ranks(prefeed.DataLoader, given.dataset, counted.before_epoch, **kwargs))
+    counted.finish()
 
 
 def observe_ranks(loader_class: Any, dataset: Any, before_epoch: Any, **kwargs: Any) -> list[Any]:
@@ -194,50 +177,72 @@ def observe_ranks(loader_class: Any, dataset: Any, before_epoch: Any, **kwargs: 
     return seen
 
 
-@pytest.mark.parametrize("kwargs", WORKERS, ids=IDS)
+@contextmanager
+def auto() -> Iterator[None]:
+    """Every loader is served."""
+    module: Any = importlib.import_module("prefeed.auto")  # to import it is to enable it
+    module.enable()
+    try:
+        yield
+    finally:
+        module.disable()
+
+
+@pytest.mark.parametrize(("build", "way", "start"), crossed(TYPES, [asked, trusted, torchs_own, ranks], STARTS))
+def test_type(build: Build, way: Callable[..., None], start: dict[str, Any], roots: Path) -> None:
+    way(build, roots, **start)
+
+
 @pytest.mark.parametrize(
-    "build",
-    [
-        datasets.train_data_list_of_two, datasets.image_folder, datasets.voc_detection, datasets.stacked,
-        datasets.learned, datasets.prefeeds_image_folder,
-    ],
-    ids=lambda build: build.__name__,
-)  # fmt: skip
-def test_ranks(build: Build, kwargs: dict[str, Any], roots: Path) -> None:
-    given = build(roots)
-    assert len(given.plain) % WORLD_SIZE == 0  # no rank repeats a sample
-    expected = observe_ranks(DataLoader, given.plain, lambda epoch: None, **kwargs)
-    counted = CountedEpochs(given.num_files)
-    assert_same(expected, observe_ranks(prefeed.DataLoader, given.dataset, counted.before_epoch, **kwargs))
-    counted.finish()
+    ("build", "num_files"), [(datasets.stacked, 3), (datasets.learned_stack, 2)], ids=["declared", "learned"]
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_subset_of_stacked_datasets(build: Build, num_files: int, num_workers: int, roots: Path) -> None:
+    """Torch asks the parts one after the other, for the samples that the subset names."""
+    chosen = Subset(build(roots).dataset, [index for index in range(datasets.NUM_SAMPLES) if index % 4])
+    compare(Given(dataset=chosen, plain=chosen, num_files=num_files * len(chosen)), num_workers=num_workers)
 
 
-# ---------------------------------------------------------------- torch's own loaders
+# ---------------------------------------------------------------- workers of every kind
 
 
-@pytest.mark.usefixtures("_auto", "_quick_forkserver")
-@pytest.mark.parametrize("build", TYPES, ids=lambda build: build.__name__)
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_auto(build: Build, num_workers: int, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare_auto(build(roots), monkeypatch, num_workers=num_workers)
+@pytest.fixture
+def _quick_forkserver() -> Iterator[None]:
+    """Workers that are forked by a server need not import torch each."""
+    multiprocessing.set_forkserver_preload(["torchvision.datasets", "cv2", "prefeed.torch.loader"])
+    yield
+    multiprocessing.set_forkserver_preload(["__main__"])
 
 
-@pytest.mark.usefixtures("_auto", "_quick_forkserver")
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("build", [datasets.concatenated, datasets.learned], ids=lambda build: build.__name__)
-def test_auto_not_forked(build: Build, method: str, roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare_auto(build(roots), monkeypatch, num_workers=2, persistent_workers=True, multiprocessing_context=method)
+def as_they_are(samples: list[Any]) -> list[Any]:
+    """Collate samples of different kinds."""
+    return samples
 
 
-def compare_auto(given: Given, monkeypatch: pytest.MonkeyPatch, **kwargs: Any) -> None:
-    """Fail unless loaders of torch's give what they give while ``PREFEED_ENABLED`` is 0, and read through the cache."""
-    kwargs |= {"batch_size": BATCH_SIZE, "shuffle": True}
-    with monkeypatch.context() as patch:
-        patch.setenv("PREFEED_ENABLED", "0")
-        expected = plain_epochs(given, **{**kwargs, "multiprocessing_context": None})
-    assert prefeed.statistics().reads == 0
-    counted = CountedEpochs(given.num_files)
-    loader: Any = DataLoader(given.dataset, **kwargs)
-    seed_all()
-    assert_same(expected, observe(loader, Setup({}, before_epoch=counted.before_epoch)))
-    counted.finish()
+@pytest.mark.usefixtures("_quick_forkserver")
+@pytest.mark.parametrize(
+    ("build", "method", "served", "kept", "num_workers"),
+    crossed(
+        [datasets.declared_together, datasets.learned_together],
+        ["fork", "forkserver", "spawn"],
+        {"ours": nullcontext, "auto": auto},
+        {"kept": True, "anew": False},
+        [1, 2],
+    ),
+)
+def test_workers(
+    build: Build, method: str, served: Callable[[], Any], kept: bool, num_workers: int, roots: Path
+) -> None:
+    """All types at once: a worker that is spawned imports all that they need, which takes seconds."""
+    loader_class = prefeed.DataLoader if served is nullcontext else DataLoader
+    kwargs = {"persistent_workers": kept, "num_workers": num_workers, "batch_size": 20, "collate_fn": as_they_are}
+    with served():
+        compare(build(roots), loader_class=loader_class, method=method, epochs=2, **kwargs)
+
+
+@pytest.mark.usefixtures("_quick_forkserver")
+def test_workers_from_one_server(roots: Path, subtests: pytest.Subtests) -> None:
+    """Each type alone, which is pickled for its workers as for those that are spawned."""
+    for build in TYPES:
+        with subtests.test(build=build.__name__):
+            compare(build(roots / build.__name__), method="forkserver", epochs=2, num_workers=2)

@@ -11,6 +11,7 @@ import torch
 from torchvision import datasets as torchvision_datasets
 
 import prefeed
+from cover import crossed
 from e2e import samplers
 from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
@@ -39,14 +40,17 @@ def torchvision_folder(root: Path) -> Any:
     return torchvision_datasets.ImageFolder(str(root), Augment())
 
 
-@pytest.mark.parametrize("build", samplers.ALL, ids=lambda build: build.__name__)
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_sampler(root: Path, build: Build, num_workers: int) -> None:
-    reference = torchvision_folder(root)
-    own = prefeed.datasets.ImageFolder(root, Augment())
-    for dataset in (reference, own):
-        before = prefeed.statistics().reads
-        compare(dataset, reference, build, num_workers=num_workers)
-        statistics = prefeed.statistics()
-        assert statistics.reads > before  # served, and not read around the cache
-        assert statistics.direct_reads == 0
+def own_folder(root: Path) -> Any:
+    return prefeed.datasets.ImageFolder(root, Augment())
+
+
+@pytest.mark.parametrize(
+    ("build", "num_workers", "folder"),
+    crossed(samplers.ALL, [0, 2], {"torchvision": torchvision_folder, "prefeed": own_folder}),
+)
+def test_sampler(root: Path, build: Build, num_workers: int, folder: Callable[[Path], Any]) -> None:
+    before = prefeed.statistics().reads
+    compare(folder(root), torchvision_folder(root), build, num_workers=num_workers)
+    statistics = prefeed.statistics()
+    assert statistics.reads > before  # served, and not read around the cache
+    assert statistics.direct_reads == 0

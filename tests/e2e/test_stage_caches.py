@@ -45,7 +45,7 @@ WORKERS = [
     pytest.param({"num_workers": 0}, id="0"),
     pytest.param({"num_workers": 2}, id="2"),
     pytest.param({"num_workers": 2, "persistent_workers": True}, id="2-kept"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="2-spawned"),
+    pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, id="1-spawned"),
 ]
 
 
@@ -100,10 +100,11 @@ def times(factor: int) -> Any:
 def test_each_sample_is_made_once(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
     cached = prefeed.CachedDataset(files)
     loader = make_loader(cached, **workers)
-    assert [batches(loader) for _ in range(3)] == [ALL] * 3
+    epochs = 2 if "multiprocessing_context" in workers else 3  # these import torch each time
+    assert [batches(loader) for _ in range(epochs)] == [ALL] * epochs
     assert made(log) == NAMES
     found = cached.get_stat()
-    assert (found.num_mem_cached, found.hits, found.misses) == (NUM_SAMPLES, 2 * NUM_SAMPLES, NUM_SAMPLES)
+    assert (found.num_mem_cached, found.hits, found.misses) == (NUM_SAMPLES, (epochs - 1) * NUM_SAMPLES, NUM_SAMPLES)
     assert found.avg_cache_sz > 3000
 
 
