@@ -34,7 +34,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path, record_property) -> None:
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     ran = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(HERE / "run_page.py"), str(script)],
         cwd=tmp_path / "work",
         env=environment,
         capture_output=True,
