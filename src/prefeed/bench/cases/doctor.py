@@ -31,19 +31,21 @@ class _Size:
     """How much is measured.
 
     Attributes:
+        workers: Of the job as it is.
         batch_size: Pictures a batch; the device is busy for each of them as long as with any other size.
         steps: Of each trial of the doctor.
         plain_batches: Batches of the job as it is: its rate is even, and a whole epoch would take most of the
             benchmark's time.
     """
 
+    workers: int
     batch_size: int
     steps: int
     plain_batches: int
 
 
-_USUAL: Final = _Size(batch_size=32, steps=20, plain_batches=40)
-_QUICK: Final = _Size(batch_size=2, steps=4, plain_batches=4)
+_USUAL: Final = _Size(workers=2, batch_size=32, steps=20, plain_batches=40)
+_QUICK: Final = _Size(workers=1, batch_size=2, steps=4, plain_batches=4)
 
 NOTES: Final = (
     "predicted: by prefeed doctor, from 20 steps a trial",
@@ -72,7 +74,8 @@ class _Job:
     def arguments_of(self, size: _Size) -> tuple[str, ...]:
         """Return those of ``scripts/job.py``."""
         step_ms = self.step_ms * size.batch_size / _USUAL.batch_size
-        return (*self.arguments, "--step-ms", f"{step_ms:g}", "--batch-size", str(size.batch_size))
+        sizes = ("--workers", str(size.workers), "--batch-size", str(size.batch_size))
+        return (*self.arguments, "--step-ms", f"{step_ms:g}", *sizes)
 
 
 _JOBS: Final = {

@@ -23,7 +23,8 @@ from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 
 _OPEN_SECONDS: Final = 0.02
 _EPOCHS: Final = 2
-_QUICK: Final = ("--batch-size", "4", "--step-ms", "3")
+_USUAL: Final = ("--workers", "4")
+_QUICK: Final = ("--workers", "1", "--batch-size", "4", "--step-ms", "3")
 _MEMORY: Final = Path("/dev/shm")
 
 NOTES: Final = (
@@ -52,7 +53,7 @@ def run(options: Options) -> BenchResult:
     """Run all variants in turn, and draw the three charts."""
     photos = options.photos()
     with _memory_copy(photos) as in_memory:
-        variants = _variants(photos, in_memory, _QUICK if options.quick else ())
+        variants = _variants(photos, in_memory, _QUICK if options.quick else _USUAL)
         runs = alternate(variants, runs=options.runs, say=options.say)
     samples = Samples()
     for number in range(options.runs):
@@ -81,7 +82,7 @@ def _variants(
 
 
 def _job(data: str, *arguments: str, env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    line = [data, "--train", "--epochs", str(_EPOCHS), "--workers", "4", *arguments]
+    line = [data, "--train", "--epochs", str(_EPOCHS), *arguments]
     return run_program("job.py", line, prefeed_env=env)
 
 
