@@ -1,10 +1,16 @@
-"""Training with a framework: ``frameworks OUT FRAMEWORK ROOT KIND LENGTH NUM_WORKERS [--auto | --explicit | --both]``."""
+"""Training with frameworks: ``frameworks OUT TRAININGS LENGTH``, one after the other.
+
+``TRAININGS`` is JSON: a list of loader, framework, root, kind of the data, and number of workers. Loaders are ``torch``'s,
+``ours``, torch's with prefeed.``auto``, or ``both``: ours with it. What auto has patched stays so.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,22 +106,21 @@ def torchdata(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
 FRAMEWORKS = {function.__name__: function for function in (accelerate, accelerate_seedable, lightning, torchdata)}
 
 
-def main(out: str, framework: str, root: str, kind: str, length: str, num_workers: str, served: str = "") -> None:
-    """Run one framework and save what it gave."""
-    loader_class: Any = DataLoader
-    if served in ("--auto", "--both"):
-        import prefeed.auto
-    if served in ("--explicit", "--both"):
-        import prefeed
+def main(out: str, trainings: str, length: str) -> None:
+    """Run the frameworks and save what each gave."""
+    seen = []
+    for loader, framework, root, kind, num_workers in json.loads(trainings):
+        loader_class: Any = DataLoader
+        if loader in ("auto", "both"):
+            import prefeed.auto
+        if loader in ("ours", "both"):
+            import prefeed
 
-        loader_class = prefeed.DataLoader
-
-    def make_loader(dataset: Dataset[Any], **kwargs: Any) -> Any:
-        return loader_class(dataset, num_workers=int(num_workers), **kwargs)
-
-    seed_all()
-    dataset = make_dataset(root, kind, int(length))
-    save(out, FRAMEWORKS[framework](dataset, make_loader))
+            loader_class = prefeed.DataLoader
+        seed_all()
+        dataset = make_dataset(root, kind, int(length))
+        seen.append(FRAMEWORKS[framework](dataset, partial(loader_class, num_workers=num_workers)))
+    save(out, seen)
 
 
 if __name__ == "__main__":

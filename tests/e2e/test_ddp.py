@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,26 +20,35 @@ RANKS = 2
 OPEN_SECONDS = 0.003
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [12 * RANKS * BATCH_SIZE, 12 * RANKS * BATCH_SIZE - 5], ids=["even", "padded"])
-def test_one_open_a_file_a_node(tmp_path: Path, kind: str, length: int) -> None:
-    """Over all epochs each file is opened once; the first epoch needs them all, so later ones open none."""
-    source = write_data(tmp_path / "data", kind, length)
-    padded = -(-length // RANKS) * RANKS
-    with slow_files(source, open_seconds=OPEN_SECONDS) as slow:
-        arguments = (str(slow.path), kind, str(length), "2")
-        expected = run_job("ddp_train", tmp_path / "plain", *arguments, processes=RANKS)
-        opens_before = slow.opens_by_file()
-        assert sum(opens_before.values()) == EPOCHS * padded  # what is counted is there to be saved
-        seen = run_job("ddp_train", tmp_path / "served", *arguments, "--auto", processes=RANKS)
-        opens = {name: count - opens_before[name] for name, count in slow.opens_by_file().items()}
+LENGTHS = [12 * RANKS * BATCH_SIZE, 12 * RANKS * BATCH_SIZE - 5]
+"""As many samples for each rank, and some that are read by two."""
+
+
+def test_one_open_a_file_a_node(tmp_path: Path) -> None:
+    """Over all epochs each file is opened once; the first epoch needs them all, so later ones open none.
+
+    One program trains on every kind of data, for it takes seconds to start.
+    """
+    given = [(kind, length) for kind in KINDS for length in LENGTHS]
+    padded = [-(-length // RANKS) * RANKS for _, length in given]
+    with ExitStack() as stack:
+        sources = [write_data(tmp_path / f"{kind}{length}", kind, length) for kind, length in given]
+        slow = [stack.enter_context(slow_files(source, open_seconds=OPEN_SECONDS)) for source in sources]
+        datasets = json.dumps([(str(one.path), *each) for one, each in zip(slow, given, strict=True)])
+        expected = run_job("ddp_train", tmp_path / "plain", datasets, "2", processes=RANKS)
+        before = [one.opens_by_file() for one in slow]
+        # What is counted is there to be saved.
+        assert [sum(opens.values()) for opens in before] == [EPOCHS * length for length in padded]
+        seen = run_job("ddp_train", tmp_path / "served", datasets, "2", "--auto", processes=RANKS)
+        after = [one.opens_by_file() for one in slow]
     assert seen == expected
-    assert opens == dict.fromkeys(opens_before, 1)
-    assert len(opens) == length
+    for (_, length), opens, opens_before in zip(given, after, before, strict=True):
+        assert {name: count - opens_before[name] for name, count in opens.items()} == dict.fromkeys(opens_before, 1)
+        assert len(opens) == length
     statistics = prefeed.statistics()
-    assert statistics.reads == EPOCHS * padded
+    assert statistics.reads == EPOCHS * sum(padded)
     assert statistics.direct_reads == 0
-    assert statistics.resident_objects == length
-    assert {(epoch.rank, epoch.epoch) for epoch in statistics.epochs} == {
-        (rank, epoch) for rank in range(RANKS) for epoch in range(1, EPOCHS + 1)
+    assert statistics.resident_objects == sum(length for _, length in given)
+    assert Counter((epoch.rank, epoch.epoch) for epoch in statistics.epochs) == {
+        (rank, epoch): len(given) for rank in range(RANKS) for epoch in range(1, EPOCHS + 1)
     }
