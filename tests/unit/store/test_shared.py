@@ -23,6 +23,8 @@ from prefeed.store.shared import SharedTier, remove_store
 from prefeed.testing.tier_contract import SIZES, key_of, value_of
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 MIB = 1024**2
 LIMIT_BYTES = 16 * MIB
 
@@ -36,6 +38,14 @@ def on_disk(request: pytest.FixtureRequest) -> bool:
 def directory(sandbox: Sandbox, on_disk: bool) -> Path:
     path = (sandbox.root if on_disk else sandbox.memory_dir) / "cache"
     path.mkdir()
+    return path
+
+
+@pytest.fixture
+def without_waiting(sandbox: Sandbox) -> Path:
+    """Return a directory in memory, also for a store on disk: its many commits wait for none."""
+    path = sandbox.memory_dir / "cache"
+    path.mkdir(exist_ok=True)
     return path
 
 
@@ -163,15 +173,15 @@ def test_a_batch_sees_what_was_there_when_it_began(tier: SharedTier) -> None:
     [(MIB, 100), (MIB, 3000), (MIB, 50_000), (3 * MIB + 12_345, 3000), (24 * MIB, 3000), (40 * MIB, 50_000)],
 )
 def test_the_files_never_take_more_than_the_limit(
-    directory: Path, on_disk: bool, limit_bytes: int, size_bytes: int
+    without_waiting: Path, on_disk: bool, limit_bytes: int, size_bytes: int
 ) -> None:
-    tier = SharedTier(directory, limit_bytes=limit_bytes, on_disk=on_disk)
+    tier = SharedTier(without_waiting, limit_bytes=limit_bytes, on_disk=on_disk)
     count = _fill(tier, size_bytes, group=256)
-    assert _taken_bytes(directory) <= limit_bytes
+    assert _taken_bytes(without_waiting) <= limit_bytes
     tier.put_many([(key_of(i), value_of(i, size_bytes // 2)) for i in range(0, count, 3)])
     tier.delete_many([key_of(i) for i in range(0, count, 2)])
     _fill(tier, size_bytes, group=7)
-    assert _taken_bytes(directory) <= limit_bytes
+    assert _taken_bytes(without_waiting) <= limit_bytes
     assert count * size_bytes > 0.6 * limit_bytes or size_bytes == 100
     tier.close()
 
@@ -193,13 +203,15 @@ def test_a_group_is_stored_as_far_as_there_is_room(tier: SharedTier) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 5])
-def test_every_value_of_a_full_store_can_be_replaced(tier: SharedTier, group: int) -> None:
+def test_every_value_of_a_full_store_can_be_replaced(without_waiting: Path, on_disk: bool, group: int) -> None:
+    tier = SharedTier(without_waiting, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
     count = _fill(tier)
     for first in range(0, count - group + 1, group):
         numbers = range(first, first + group)
         assert tier.put_many([(key_of(i), value_of(i + 1, 50_000)) for i in numbers]) == group
         assert tier.get(key_of(first)) == value_of(first + 1, 50_000)
     assert tier.statistics().entries == count
+    tier.close()
 
 
 def test_room_made_by_deleting_is_used_again(tier: SharedTier, directory: Path, on_disk: bool) -> None:
