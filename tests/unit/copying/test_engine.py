@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from leaks import wait_until
+from prefeed.copying import engine
 from prefeed.copying.engine import Body, CopyProgress, CopySummary, copy_objects
 from prefeed.copying.flow import CopyLimits
 from prefeed.errors import (
@@ -147,7 +148,8 @@ def test_an_origin_that_answers_nothing_any_more_is_not_asked_for_everything() -
     assert source.fetches < 200
 
 
-def test_an_interrupt_ends_it_though_the_origin_stalls() -> None:
+def test_an_interrupt_ends_it_though_the_origin_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_ABANDON_SECONDS", 0.05)  # what stalls here does so until the source is closed
     source = FaultySource(MemorySource(OBJECTS), {"0005": Fault("stall")})
     sink = DictSink()
 

@@ -17,8 +17,11 @@ import pytest
 
 from leaks import wait_until
 from memcached import Impostor, Memcached, impostor, memcached, memcached_ring, proxy
+from prefeed.pool import servers
 from prefeed.pool.ring import Ring, parse_address
 from prefeed.pool.servers import PoolServer, Stored
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 TIMEOUT = 0.1
 VALUE = random.Random(1).randbytes(84_000)
@@ -32,6 +35,12 @@ def ring_of(*addresses: str, timeout_seconds: float = TIMEOUT) -> Iterator[Ring]
         yield ring
     finally:
         ring.close()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is left out is asked again soon; it comes back only by answering."""
+    monkeypatch.setattr(servers, "_FIRST_PAUSE_SECONDS", 0.02)
 
 
 def only(ring: Ring) -> PoolServer:
@@ -104,6 +113,7 @@ def test_every_order_of_the_servers_gives_the_same_places() -> None:
             assert len({place.name for place in places if place is not None}) == 1
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_server_that_says_nothing_costs_all_threads_together_one_time_out() -> None:
     with memcached() as server, ring_of(server.address) as ring:
         only(ring).write(b"k", VALUE)
@@ -132,6 +142,7 @@ def test_a_server_that_was_started_again_is_asked_again_at_once() -> None:
         assert not only(ring).is_out
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_killed_server_is_left_out_and_asked_again_when_it_is_back() -> None:
     with memcached() as server, ring_of(server.address) as ring:
         only(ring).write(b"k", VALUE)
@@ -228,6 +239,7 @@ def test_a_forked_child_makes_connections_of_its_own() -> None:
         assert only(ring)._turns is ours
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_connections_as_old_as_one_that_went_silent_are_not_tried_one_after_the_other() -> None:
     """A machine that came back behind a firewall knows nothing of them, and does not say so."""
     is_silent, connections = threading.Event(), itertools.count()
