@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -90,8 +91,7 @@ def test_shell_scripts(tmp_path: Path, script: str) -> None:
 def test_evaluation_of_a_folder_that_is_given(tmp_path: Path) -> None:
     """A second run in the same session prepares nothing."""
     session = make_session()
-    code = "import sys, pathlib, evaluate_while_training as e; e.make_pictures(pathlib.Path(sys.argv[1]), count=6)"
-    run(sys.executable, "-c", code, str(tmp_path / "data"), cwd=EXAMPLES, PYTHONDONTWRITEBYTECODE="1")
+    runpy.run_path(str(EXAMPLES / "evaluate_while_training.py"))["make_pictures"](tmp_path / "data", count=6)
     line = [
         sys.executable, str(EXAMPLES / "evaluate_while_training.py"), "--dataset_path", str(tmp_path / "data"),
         "--epoch_size", "1", "--enable_cache", "True", "--cache_session_id", str(session),

@@ -404,13 +404,13 @@ def test_server_stop(records: Any, session: int) -> None:
 
 def test_interrupt_and_rerun(session: int) -> None:
     """Left at the tenth row, then run to the end."""
-    cached = prefeed.CachedDataset(noise(10_000, (4,)), prefeed.DatasetCache(session))
+    cached = prefeed.CachedDataset(noise(2000, (4,)), prefeed.DatasetCache(session))
     for _, _ in zip(range(10), DataLoader(cached, batch_size=None), strict=False):
         pass
     for _ in range(2):
-        assert [row[1] for row in loaded(cached, batch_size=1000)] == list(range(10_000))
+        assert [row[1] for row in loaded(cached, batch_size=1000)] == list(range(2000))
     found = cached.get_stat()
-    assert found.num_mem_cached == found.misses == 10_000
+    assert found.num_mem_cached == found.misses == 2000
 
 
 # ---------------------------------------------------------------- epochs
