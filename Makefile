@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 PYTEST ?= $(BIN)/python -m pytest
 
+# Bytecode of src/ is kept, or each of the many interpreters that tests start would compile it.
+unexport PYTHONDONTWRITEBYTECODE
+
 FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow

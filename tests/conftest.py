@@ -1,20 +1,54 @@
-"""Every test runs in a home of its own and gives back what it took."""
+"""Every test runs in a home of its own and gives back what it took; pure tests take nothing."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from leaks import collect_ended_servers, held, leaked_since
+import warm
+from leaks import collect_ended_servers, descriptors_beyond, held, leaked_since, open_descriptors
+from purity import num_processes_started, only_files_below
 from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
-LEAK_TIMEOUT_SECONDS = 5.0
+LEAK_TIMEOUT_SECONDS = 30.0
 FAILED = pytest.StashKey[bool]()
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+PURE_FOLDERS = ("unit", "property", "stateful", "architecture")
+"""Their tests are pure, but for those that ask for the sandbox; the tests of all other folders have one."""
+
+_numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test sees the settings of who runs it."""
+    for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_")) or n.lower() in PROXIES]:
+        if name != "PREFEED_TESTS":
+            del os.environ[name]
+    warm.install()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests outside the pure folders have a sandbox; it comes before all else that is made for one test."""
+    tests = Path(__file__).parent
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        names, definitions = item.fixturenames, item._fixtureinfo.name2fixturedefs
+        if "sandbox" in names:
+            names.remove("sandbox")
+        elif item.path.relative_to(tests).parts[0] in PURE_FOLDERS:
+            continue
+        of_tests = (
+            at for at, name in enumerate(names) if name in definitions and definitions[name][-1].scope == "function"
+        )
+        names.insert(next(of_tests, len(names)), "sandbox")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,18 +64,50 @@ def _stop_forkserver() -> None:
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _module_closes_its_files() -> Iterator[None]:
+    """Fail the last test of a module that leaves descriptors behind: pure tests are not looked at one by one."""
+    before = open_descriptors()
+    yield
+    if more := descriptors_beyond(before):
+        pytest.fail("the tests of this module left open\n" + "\n".join(f"  {name}" for name in more), pytrace=False)
+
+
 @pytest.fixture(autouse=True)
-def sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+def _pure(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test without a sandbox that starts a process or a thread, opens a socket, or writes beside its files."""
+    if "sandbox" in request.fixturenames:
+        yield
+        return
+    below = tmp_path_factory.getbasetemp()
+    home = below / f"home-{next(_numbers)}"  # made by whoever writes there
+    monkeypatch.setenv("PREFEED_HOME", str(home))
+    monkeypatch.setenv("PREFEED_MEMORY_DIR", str(home / "memory"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
+    monkeypatch.setattr(tempfile, "tempdir", str(below))
+    with only_files_below(below) as refused:
+        yield
+    request.node.funcargs.clear()  # else pytest keeps what fixtures returned, and what that has open, until later
+    if refused:
+        pytest.fail("this needs the sandbox fixture\n" + "\n".join(f"  {what}" for what in refused), pytrace=False)
+
+
+@pytest.fixture
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """Give the test its own home, runtime directory and memory tier; end every process started with them."""
     sandbox = Sandbox.create()
-    for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_")) or n.lower() in PROXIES]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("PREFEED_HOME", str(sandbox.home))
     monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(sandbox.memory_dir))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sandbox.runtime_dir))
-    yield sandbox
-    end_all(processes_of(sandbox))
+    warm.pause(request.node.get_closest_marker("cold") is not None)
+    num_processes = num_processes_started()
+    with _nothing_leaks(request, sandbox):
+        yield sandbox
+    if num_processes_started() != num_processes:
+        end_all(processes_of(sandbox))
     sandbox.remove()
 
 
@@ -55,7 +121,7 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture(autouse=True)
+@contextmanager
 def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads, children, shared memory or mounts behind."""
     marker = request.node.get_closest_marker("leaks")
@@ -64,14 +130,19 @@ def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator
         assert reason, "pytest.mark.leaks needs a reason"
         yield
         return
+    num_processes = num_processes_started()
     before = held(mounts_below=sandbox.root)
     yield
-    end_all(servers_of(sandbox))  # a server outlives its clients by design
-    collect_ended_servers()
-    _stop_forkserver()  # one a process, made on first use
+    request.node.funcargs.clear()
+    if has_children := num_processes_started() != num_processes:
+        end_all(servers_of(sandbox))  # a server outlives its clients by design
+        collect_ended_servers()
+        _stop_forkserver()  # one a process, made on first use
     if request.node.stash.get(FAILED, False):
         return
-    leaked = leaked_since(before, mounts_below=sandbox.root, timeout_seconds=LEAK_TIMEOUT_SECONDS)
+    leaked = leaked_since(
+        before, mounts_below=sandbox.root, timeout_seconds=LEAK_TIMEOUT_SECONDS, has_children=has_children
+    )
     if leaked:
         lines = [f"  {kind}: {name}" for kind, names in leaked.items() for name in names]
         pytest.fail("the test left behind\n" + "\n".join(lines), pytrace=False)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import warm
+
 SHM = Path("/dev/shm")
 SANDBOX_PREFIX = "pft-"
 """Names of the directories that every test gets, in /tmp and /dev/shm: ``pft-<pid>-<random>``."""
@@ -37,12 +39,12 @@ class Held:
         return {kind: sorted(counter.elements()) for kind, counter in more.items() if counter}
 
 
-def held(*, mounts_below: Path) -> Held:
-    """Return what this process holds at this moment."""
+def held(*, mounts_below: Path, children: Counter[str] | None = None) -> Held:
+    """Return what this process holds at this moment; ``children``: those that it is known to have."""
     return Held(
-        descriptors=Counter(_descriptors()),
+        descriptors=open_descriptors(),
         threads=Counter(f"{t.name} ({'daemon' if t.daemon else 'not daemon'})" for t in threading.enumerate()),
-        children=Counter(_children()),
+        children=Counter(_children()) if children is None else children,
         shared_memory=Counter(_shared_memory()),
         mounts=Counter(_mounts(mounts_below)),
     )
@@ -69,13 +71,24 @@ def collect_ended_servers() -> None:
         process.poll()
 
 
-def leaked_since(before: Held, *, mounts_below: Path, timeout_seconds: float) -> dict[str, list[str]]:
-    """Return what is held beyond ``before`` after giving it time to go; empty when all is back."""
+def leaked_since(
+    before: Held, *, mounts_below: Path, timeout_seconds: float, has_children: bool = True
+) -> dict[str, list[str]]:
+    """Return what is held beyond ``before`` after giving it time to go; empty when all is back.
+
+    Args:
+        before: What was held then.
+        mounts_below: Where mounts count.
+        timeout_seconds: How long what is held may take to go.
+        has_children: This process has started others since; to look for them takes the longest.
+    """
+    children = None if has_children else before.children
 
     def more() -> dict[str, list[str]]:
-        subprocess._cleanup()  # type: ignore[attr-defined]  # as the next Popen would: ended children nobody asks for
-        collect_ended_servers()
-        found = _without_runtime(held(mounts_below=mounts_below).beyond(before), before)
+        if has_children:
+            subprocess._cleanup()  # type: ignore[attr-defined]  # as the next Popen would: ended children nobody asks for
+            collect_ended_servers()
+        found = _without_runtime(held(mounts_below=mounts_below, children=children).beyond(before), before)
         if "shared_memory" in found:
             found["shared_memory"] = _not_of_others(found["shared_memory"])
         return {kind: names for kind, names in found.items() if names}
@@ -107,10 +120,27 @@ def _without_runtime(more: dict[str, list[str]], before: Held) -> dict[str, list
     return {**more, "descriptors": left}
 
 
+def open_descriptors() -> Counter[str]:
+    """Return what the descriptors of this process lead to."""
+    return Counter(_descriptors())
+
+
+def descriptors_beyond(before: Counter[str]) -> list[str]:
+    """Return what is open that was not before, once what nobody refers to any more is closed."""
+    if open_descriptors() <= before:
+        return []
+    gc.collect()
+    more = open_descriptors() - before
+    return [] if more <= _RUNTIME + Counter(["anon_inode:[eventfd]"]) else sorted(more.elements())
+
+
 def _descriptors() -> list[str]:
     # Numbers in sockets and pipes are dropped: one closed and another opened is not a leak.
     found = []
+    of_warm_processes = {str(number) for number in warm.descriptors()}
     for number in os.listdir("/proc/self/fd"):
+        if number in of_warm_processes:
+            continue
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             target = os.readlink(f"/proc/self/fd/{number}")
             of_library = target.startswith(sys.prefix)  # fonts and the like, which libraries keep open
@@ -139,8 +169,9 @@ def parent_of(pid: int) -> int:
 
 def _children() -> list[str]:
     found = []
+    of_tests = set(warm.process_ids())
     for pid in processes():
-        if parent_of(pid) == os.getpid():
+        if pid not in of_tests and parent_of(pid) == os.getpid():
             command = read_proc(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
             found.append(f"{pid} {command or '(ended, never waited for)'}")
     return found

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mindspore-parity.md"
 SECTION = re.compile(r"^### .*?\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NAMES = ("prefeed", "prefeed.torch", "prefeed.testing", "prefeed.datasets", "prefeed.sampleset")
 SOURCES = {
     name: source

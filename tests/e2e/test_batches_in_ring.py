@@ -158,7 +158,7 @@ def test_same_batches_of_other_start_methods(root: Path, start_method: str) -> N
         {"drop_last": True},
         {"collate_fn": default_collate},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_same_batches_of_other_loaders(root: Path, kwargs: dict[str, Any]) -> None:
     compare(Pictures(root), **kwargs)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 TORCHS = vars(TorchDataLoader)["_get_iterator"]
 OPEN = builtins.open
 

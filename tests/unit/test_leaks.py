@@ -15,6 +15,8 @@ import pytest
 from leaks import SANDBOX_PREFIX, SHM, held, leaked_since
 from sandbox import Sandbox, end_all, processes_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def leaked(before, tmp_path: Path) -> dict[str, list[str]]:
     return leaked_since(before, mounts_below=tmp_path, timeout_seconds=0.01)

@@ -23,6 +23,8 @@ from leaks import wait_until
 from prefeed.errors import ForkedError
 from prefeed.prefetching import BackgroundGenerator, background, num_bytes_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SECONDS = 20
 
 
@@ -681,7 +683,7 @@ class Labelled:
         (np.ndarray, sys.getsizeof(np.ndarray)),
         ([], 0),
     ],
-    ids=repr,
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
 def test_sizes(item: Any, expected: int) -> None:
     assert num_bytes_of(item) == expected

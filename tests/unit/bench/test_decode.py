@@ -13,6 +13,8 @@ from prefeed.bench.harness import Options
 from prefeed.bench.photos import PhotoRecipe, make_photos
 from prefeed.bench.preparing import differences, levels, normalized, one_thread, random_levels
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FIELDS = {
     *("pillow_img_s", "pillow_draft_img_s", "prefeed_img_s", "ratio", "u8_ratio", "train_u8_ratio"),
     *("large_pillow_img_s", "large_pillow_draft_img_s", "large_prefeed_img_s", "large_ratio", "large_draft_ratio"),

@@ -12,6 +12,8 @@ from prefeed.bench import photos as module
 from prefeed.bench.photos import INDEX_NAME, PHOTOGRAPHS, PhotoRecipe, make_photos
 from prefeed.bench.requirements import MissingRequirementError
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def indexed(root: Path) -> dict[str, int]:
     lines = (line.split("\t") for line in (root / INDEX_NAME).read_text().splitlines())

@@ -20,6 +20,8 @@ from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Process,
 from servers import http_server, silent, write_index
 from unit.jobs.trees import make, tree
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 Run = Callable[..., Result]
 FILES = {f"c{number % 3}/{number}.jpg": bytes([number]) * 1000 for number in range(30)}
 HEAD = "apiVersion: batch.paddlepaddle.org/v1alpha1\nkind: SampleJob\nmetadata: {name: NAME}\nspec:\n"

@@ -13,6 +13,8 @@ import pytest
 
 from prefeed.cli.main import COMMANDS, cli
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def test_version(run) -> None:
     assert run(None, "--version").stdout == f"prefeed {importlib.metadata.version('prefeed')}\n"

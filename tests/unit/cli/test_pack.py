@@ -15,6 +15,8 @@ from prefeed.packing import verifying
 from prefeed.packing.driver import PackResult
 from unit.packing.packs import make_files, read_back
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 Run = Callable[..., Result]
 
 

@@ -25,6 +25,8 @@ from servers import http_server, write_index
 from slow_files import write_files
 from unit.sampleset.documents import SECRET, keys, sample_set, secret
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {"train/a/1": b"x" * 5000, "train/b/2": b"y" * 7000, "train_list.txt": b"train/a/1 0\n"}
 
 

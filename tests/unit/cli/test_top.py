@@ -23,6 +23,8 @@ from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.wire.endpoint import ensure_private_dir
 from top_looks import looks
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 QUICK = ("--interval", "0.05")
 
 

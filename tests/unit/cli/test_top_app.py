@@ -17,6 +17,8 @@ from prefeed.cli.top_app import HelpScreen, TopApp
 from prefeed.cli.top_model import Look
 from top_looks import HOME, NO_SERVER, SAMPLE, looks
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SMALL, LARGE = (80, 24), (120, 40)
 
 

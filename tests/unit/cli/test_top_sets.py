@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodes import FakeClock
 from prefeed.cli.top_sets import SampleSets
 from prefeed.config import resolve
 from sandbox import Sandbox
 from unit.sampleset.documents import apply, sample_set
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def test_sets_of_the_home_are_shown_by_name(sandbox: Sandbox) -> None:

@@ -22,6 +22,8 @@ from prefeed.types import ServerStatus, Statistics
 from prefeed.wire import messages as m
 from scripted import ScriptedServer, scripted
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @pytest.fixture
 def config() -> Config:

@@ -25,6 +25,8 @@ from prefeed.wire import messages as m
 from sandbox import Sandbox
 from scripted import ScriptedServer, scripted
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NUM_FILES = 40
 
 

@@ -14,6 +14,8 @@ from prefeed.config import Config, resolve
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
 from sandbox import Sandbox, servers_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @pytest.fixture
 def config() -> Config:

@@ -28,6 +28,8 @@ from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 from scripted import ScriptedServer, scripted
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NUM_FILES = 12
 
 

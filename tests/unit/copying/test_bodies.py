@@ -15,6 +15,8 @@ from prefeed.testing.sources import Fault, FaultySource, MemorySource
 from prefeed.types import ObjectInfo
 from servers import http_server, nginx_server, write_index
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 LARGE = PIECE_BYTES * 2 + 12345
 
 

@@ -13,6 +13,8 @@ from prefeed.errors import BadTargetNameError, CopyError, TargetFullError, Trans
 from prefeed.types import Buffer
 from small_files import small_file_system
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 PLENTY = 1 << 40
 
 

@@ -19,6 +19,8 @@ from servers import FileServer, http_server, status, write_index
 from slow_files import write_files
 from small_files import small_file_system
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {f"class {number % 3}/{number}.jpg": bytes([number]) * (number * 500) for number in range(30)}
 
 

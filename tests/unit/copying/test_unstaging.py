@@ -27,6 +27,8 @@ from process.children import child_running
 from sandbox import Sandbox
 from slow_files import write_files
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {"a/b": b"one", "c": b"three"}
 
 

@@ -169,7 +169,7 @@ def _opened(path: Any, args: dict[str, Any]) -> Any:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("args", BAD_OR_OTHER, ids=str)
+@pytest.mark.parametrize("args", BAD_OR_OTHER, ids=lambda args: " ".join(args) if "opener" in args else str(args))
 def test_everything_else_is_pythons_own(args: dict[str, Any], tmp_path: Path, reader: KeptFiles) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"content")

@@ -23,6 +23,8 @@ from prefeed.interception import install, reads_from, uninstall
 
 from .conftest import KeptFiles
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def everything() -> list[Any]:
     return [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_two_listings_side_by_side_have_each_path_once(ours: set[str], theirs: s
 def test_any_order_becomes_key_order_with_few_in_memory(paths: list[str], in_memory: int) -> None:
     listed = [Listed(path, number, 0, "e") for number, path in enumerate(paths)]
 
-    found = list(sorted_on_disk(listed, Path("/tmp"), in_memory=in_memory))
+    found = list(sorted_on_disk(listed, Path(tempfile.gettempdir()), in_memory=in_memory))
 
     assert found == sorted({one.path: one for one in listed}.values(), key=lambda one: one.path)
 

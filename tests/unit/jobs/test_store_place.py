@@ -20,6 +20,8 @@ from prefeed.jobs.trees import WORK_NAME
 from servers import S3_ENVIRONMENT, moto_server
 from unit.jobs.trees import tree
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 class Bucket:
     def __init__(self, endpoint: str) -> None:

@@ -19,6 +19,8 @@ from prefeed.jobs.trees import WORK_NAME
 from servers import S3_ENVIRONMENT, http_server, moto_server, status, write_index
 from unit.jobs.trees import make, tree
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {f"class {number % 3}/{number}.jpg": bytes([number]) * (number * 100) for number in range(30)}
 
 

@@ -11,6 +11,8 @@ from memcached import Memcached, impostor, memcached, proxy
 from prefeed.pool.servers import PoolServer, Stored
 from unit.pool.test_ring import TIMEOUT, only, ring_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SIZES = [0, 1, 511, 512, 513, 84_000, 300_000]
 
 

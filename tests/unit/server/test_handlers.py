@@ -16,6 +16,8 @@ from prefeed.sources.manifest import Manifest
 from prefeed.wire import messages as m
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 CONSUMER = 77
 NUM_FILES = 20
 

@@ -18,6 +18,8 @@ from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.frames import FrameReader, encode
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 class Owner:
     """Remembers what the loop hands on."""

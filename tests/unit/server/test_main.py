@@ -26,6 +26,8 @@ from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
 from sandbox import Sandbox
 
+pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.cold]
+
 ENDS_SECONDS = 20.0
 
 

@@ -18,6 +18,8 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.server.metrics_endpoint import MetricsEndpoint
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @contextlib.contextmanager
 def server(**settings: object) -> Iterator[NodeClient]:

@@ -20,6 +20,8 @@ from prefeed.config import METRICS_PORT
 from prefeed.server.metrics_endpoint import MOST_CLIENTS, MetricsEndpoint, Questions
 from prefeed.server.observation import Observation
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SECONDS = 10.0
 
 

@@ -14,6 +14,8 @@ from prefeed.types import EpochWait, PlanInfo
 from prefeed.wire import messages as m
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NUM_FILES = 20
 
 

@@ -10,6 +10,8 @@ from prefeed.config import Config
 from prefeed.errors import ConfigError
 from prefeed.server.opening_pool import open_pool
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NOBODY = "127.0.0.1:1"
 
 

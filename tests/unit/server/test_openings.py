@@ -18,6 +18,8 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.wire import messages as m
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 CONSUMER = 77
 LEARNED = name_of_learned("0123456789abcdef")
 

@@ -15,6 +15,8 @@ from memcached import Memcached, impostor, memcached, memcached_ring, proxy
 from prefeed.pool.values import HEADER_BYTES, pool_key
 from prefeed.server.pool import PoolTier
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 TIMEOUT = 0.1
 KEY = bytes(range(16))
 OTHER = bytes(range(1, 17))

@@ -18,6 +18,8 @@ from prefeed.server.pool import PoolTier
 from unit.server.test_pool import KEY, LARGE, OTHER, VALUE, store, tier_of
 from unit.server.test_pool_nodes import node_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 OBJECTS = 200
 ABSENT = bytes(reversed(range(16)))
 

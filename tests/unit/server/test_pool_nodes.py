@@ -22,6 +22,8 @@ from prefeed.server.pool import PoolTier
 from prefeed.testing.sources import MemorySource
 from prefeed.types import FetchedObject, ObjectInfo
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 OBJECTS = 20
 
 

@@ -22,6 +22,8 @@ from prefeed.store.read_counts import ReadCounts
 from prefeed.wire.messages import CacheOpened
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 BUDGET = 128 * MIB
 OBJECTS_SHARE = 16 * MIB
 VALUE = 256 * KIB

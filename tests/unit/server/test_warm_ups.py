@@ -14,6 +14,8 @@ from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
 from unit.jobs.trees import make
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {f"{number:03}": os.urandom(1_000_000) for number in range(40)}
 
 

@@ -16,6 +16,8 @@ from prefeed.sources.credentials import options_for, write_credentials
 from prefeed.sources.urls import open_source
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 HUSH = "hush/hush+hush=="
 
 

@@ -18,6 +18,8 @@ from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources import forked
 from prefeed.sources.forked import ForkedReader
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 PREAMBLE = """
 import os, signal, sys, traceback
 from prefeed.config import Config

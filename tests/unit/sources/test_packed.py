@@ -31,6 +31,8 @@ from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
 from prefeed.testing.source_contract import SourceContract, list_all
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 _ticks = itertools.count(1)
 
 

@@ -21,6 +21,8 @@ from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import open_source
 from prefeed.testing.source_contract import list_all
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SLOW_DOWN = b"<Error><Code>SlowDown</Code></Error>"
 EXPIRED = b"<Error><Code>ExpiredToken</Code></Error>"
 

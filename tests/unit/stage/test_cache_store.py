@@ -17,6 +17,8 @@ from prefeed.store.read_counts import counted_reads
 from prefeed.wire.messages import CacheOpened
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 LIMIT = 16 * MIB
 VALUE = 100 * KIB
 NAME = CacheName(session=0, cache=1, description="decode", spilling=True)

@@ -15,6 +15,8 @@ from torch.utils.data import ConcatDataset, Subset
 from prefeed.stage.changes import Changes
 from prefeed.stage.dataset import CachedDataset, MappedDataset
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 class Rows:
     def __init__(self, **values: Any) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from prefeed.stage.claims import Claims
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 KEY, OTHER = b"a" * 16, b"b" * 16
 
 

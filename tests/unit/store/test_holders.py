@@ -16,6 +16,8 @@ from prefeed.store.locking import directory_lock
 from prefeed.store.shared import SharedTier
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 LIMIT = 64 * MIB
 VALUE = 100 * KIB
 

@@ -6,7 +6,11 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from prefeed.store.read_counts import ReadCounts, counted_reads
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def test_reads_add_up_over_those_who_count(tmp_path: Path) -> None:

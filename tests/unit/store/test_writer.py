@@ -22,6 +22,8 @@ from prefeed.store.tier import TierReader, TierWriter, stored_bytes
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 MIB = 1024**2
 
 

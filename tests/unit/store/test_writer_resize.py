@@ -15,6 +15,8 @@ from prefeed.store.tier import TierReader, TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 MIB = 1024**2
 VALUE = 100_000
 

@@ -20,6 +20,8 @@ from prefeed.testing import slow_directory as module
 from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 from slow_files import slow_files, write_files
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 DATA = bytes(range(256)) * 5000  # more than one read of the kernel
 
 

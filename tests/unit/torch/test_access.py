@@ -20,6 +20,8 @@ from prefeed.errors import FilesUnknownError
 from prefeed.sources.learned import LearnedMap
 from prefeed.torch.access import access_of
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 NUM_FILES = 6
 
 

@@ -15,6 +15,8 @@ from leaks import wait_until
 from prefeed.torch import children
 from prefeed.torch.children import Child, before_each_fork
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @pytest.fixture
 def forked() -> Iterator[list[Child]]:

@@ -23,6 +23,8 @@ from prefeed.torch.collating import INLINE_BYTES, Collate, collate_of, collates_
 from prefeed.torch.ring import Ring, ring_of
 from prefeed.torch.slots import RingWriter
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 BATCH = 5
 
 

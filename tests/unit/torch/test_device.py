@@ -17,6 +17,8 @@ from leaks import wait_until
 from prefeed.errors import ResumeError
 from unit.torch.late_device import LateDevice, PinnedRows
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 SECONDS = 20
 
 

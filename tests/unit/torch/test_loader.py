@@ -9,12 +9,15 @@ import pickle
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import prefeed
 from prefeed.config import resolve
 from prefeed.torch import loader as module
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def test_signature_is_torchs_and_config() -> None:

@@ -17,6 +17,8 @@ from prefeed.torch.collating import _received
 from prefeed.torch.ring import Lease, Ring, Rings, ring_of
 from prefeed.torch.slots import RingWriter, Slot
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 PAGE = mmap.PAGESIZE
 torch = pytest.importorskip("torch")
 

@@ -16,6 +16,8 @@ from prefeed.errors import ImageDecodeError
 from prefeed.vision import decode_jpeg
 from prefeed.vision.decoding import Encoded
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def encoded(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
     out = io.BytesIO()

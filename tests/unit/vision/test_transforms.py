@@ -20,6 +20,8 @@ import prefeed
 from prefeed.errors import ImageDecodeError, RandomStageError
 from prefeed.vision import Normalize, ResizeCropNormalize
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 Photos = dict[str, list[bytes]]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -13,6 +13,8 @@ from prefeed.errors import ServerError, UnsafeDirectoryError
 from prefeed.wire.endpoint import ensure_private_dir, peer_process
 from sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
