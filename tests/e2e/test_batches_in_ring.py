@@ -143,7 +143,8 @@ def test_same_batches(root: Path, persistent_workers: bool) -> None:
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_same_batches_of_other_start_methods(root: Path, start_method: str) -> None:
     expected = [digest(batch) for batch in loader_of(Pictures(root), TorchLoader)]
-    loader = loader_of(Pictures(root), multiprocessing_context=start_method, persistent_workers=True)
+    kwargs = {"num_workers": 1, "persistent_workers": True}  # a worker imports torch, which takes seconds
+    loader = loader_of(Pictures(root), multiprocessing_context=start_method, **kwargs)
     for _ in range(3):
         for batch, digest_of_torch in zip(loader, expected, strict=True):
             assert digest(batch) == digest_of_torch

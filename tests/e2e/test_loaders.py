@@ -48,9 +48,10 @@ def see(loader_class: Any, dataset: Any, *, epochs: int = 2, steps: int | None =
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_early_break(root: Path, num_workers: int) -> None:
     reference = torchvision_datasets.ImageFolder(str(root), Augment())
+    kwargs = {"shuffle": True, "num_workers": num_workers, "steps": 2}
+    expected = see(TorchLoader, reference, **kwargs)
     for dataset in (reference, prefeed.datasets.ImageFolder(root, Augment())):
-        kwargs = {"shuffle": True, "num_workers": num_workers, "steps": 2}
-        assert_same(see(TorchLoader, reference, **kwargs), see(prefeed.DataLoader, dataset, **kwargs))
+        assert_same(expected, see(prefeed.DataLoader, dataset, **kwargs))
 
 
 def test_early_break_of_kept_workers_then_a_whole_epoch(root: Path) -> None:
