@@ -23,14 +23,14 @@ FIELDS = {
 
 
 def test_benchmark_gives_its_fields(tmp_path: Path) -> None:
-    make_photos(PhotoRecipe(num_photos=40), cache_dir=tmp_path, num_processes=1)
+    make_photos(PhotoRecipe(num_photos=20), cache_dir=tmp_path, num_processes=1)
 
-    found = run_case("decode", Options(runs=1, num_photos=40, quick=True, data_dir=tmp_path)).to_json()
+    found = run_case("decode", Options(runs=1, num_photos=20, quick=True, data_dir=tmp_path)).to_json()
 
     assert set(found) >= FIELDS
     assert all(found[field] > 0 for field in FIELDS)
     assert found["max_abs_diff"] <= 2
-    assert (found["images"], found["large_images"]) == (40, 20)
+    assert (found["images"], found["large_images"]) == (20, 10)
     assert len(found["runs"]["prefeed"]) == 1  # the warm-up is not counted
 
 

@@ -68,7 +68,7 @@ def _pictures(options: Options) -> tuple[list[bytes], list[bytes]]:
     """Return small and large pictures, spread evenly over the classes."""
     small = options.photos().root
     options.say(f"pictures of {_LARGE_SIDE} pixels")
-    recipe = PhotoRecipe(num_photos=2 * len(PHOTOGRAPHS), long_side=_LARGE_SIDE)
+    recipe = PhotoRecipe(num_photos=(1 if options.quick else 2) * len(PHOTOGRAPHS), long_side=_LARGE_SIDE)
     large = make_photos(recipe, cache_dir=options.data_dir).root
     return _read(small, min(_NUM_PICTURES, options.num_photos)), _read(large, recipe.num_photos)
 
