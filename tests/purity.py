@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,15 +57,17 @@ _watch = _Watch()
 sys.addaudithook(_watch)
 
 
-def _noting(spawn: Any) -> Any:
-    def spawn_noted(*arguments: Any) -> Any:  # multiprocessing's own way of starting processes raises no event
-        sys.audit("os.posix_spawn", *arguments)
-        return spawn(*arguments)
+def _noting(event: str, start: Any) -> Any:
+    def start_noted(*arguments: Any) -> Any:
+        sys.audit(event, *arguments)
+        return start(*arguments)
 
-    return spawn_noted
+    return start_noted
 
 
-multiprocessing.util.spawnv_passfds = _noting(multiprocessing.util.spawnv_passfds)
+# Neither raises an event of its own. (Python 3.11, 2026-11)
+multiprocessing.util.spawnv_passfds = _noting("os.posix_spawn", multiprocessing.util.spawnv_passfds)
+threading._start_new_thread = _noting("_thread.start_new_thread", threading._start_new_thread)  # type: ignore[attr-defined]
 
 
 def num_processes_started() -> int:

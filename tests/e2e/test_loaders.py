@@ -109,9 +109,10 @@ def test_combined_datasets(root: Path, num_workers: int, caplog: pytest.LogCaptu
         return [Subset(dataset, [3, 5, 8, 1, 25]), ConcatDataset([dataset, dataset])]
 
     for expected, *others in zip(*map(combine, (reference, reference, own)), strict=True):
+        kwargs = {"shuffle": True, "num_workers": num_workers}
+        truth = see(TorchLoader, expected, **kwargs)
         for dataset in others:
-            kwargs = {"shuffle": True, "num_workers": num_workers}
-            assert_same(see(TorchLoader, expected, **kwargs), see(prefeed.DataLoader, dataset, **kwargs))
+            assert_same(truth, see(prefeed.DataLoader, dataset, **kwargs))
 
 
 def test_pickled_loader(root: Path) -> None:
@@ -229,8 +230,9 @@ class Named(torchvision_datasets.DatasetFolder):
 def test_subclass_with_other_indices(root: Path, num_workers: int) -> None:
     kwargs = {"shuffle": True, "num_workers": num_workers}
     reference = Repeated(str(root), Augment())
+    expected = see(TorchLoader, reference, **kwargs)
     for dataset in (reference, RepeatedOwn(root, Augment())):
-        assert_same(see(TorchLoader, reference, **kwargs), see(prefeed.DataLoader, dataset, **kwargs))
+        assert_same(expected, see(prefeed.DataLoader, dataset, **kwargs))
     mixed = Mixed(str(root), Augment())
     assert_same(see(TorchLoader, mixed, **kwargs), see(prefeed.DataLoader, mixed, **kwargs))
 
@@ -268,13 +270,14 @@ class TensorIndices:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_indices_as_tensors(root: Path, num_workers: int) -> None:
     reference = torchvision_datasets.ImageFolder(str(root), Augment())
-    for dataset in (reference, prefeed.datasets.ImageFolder(root, Augment())):
-        for kwargs in (
-            {"batch_sampler": TensorIndices(batched=True), "batch_size": 1},
-            {"sampler": TensorIndices(batched=False)},
-        ):
-            kwargs = {**kwargs, "num_workers": num_workers}
-            assert_same(see(TorchLoader, reference, **kwargs), see(prefeed.DataLoader, dataset, **kwargs))
+    for kwargs in (
+        {"batch_sampler": TensorIndices(batched=True), "batch_size": 1},
+        {"sampler": TensorIndices(batched=False)},
+    ):
+        kwargs = {**kwargs, "num_workers": num_workers}
+        expected = see(TorchLoader, reference, **kwargs)
+        for dataset in (reference, prefeed.datasets.ImageFolder(root, Augment())):
+            assert_same(expected, see(prefeed.DataLoader, dataset, **kwargs))
     multiprocessing.resource_sharer.stop()  # type: ignore[attr-defined]  # torch sends tensors to workers with it
 
 

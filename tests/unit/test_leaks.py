@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,33 +125,49 @@ def test_marker_turns_the_check_off(request: pytest.FixtureRequest, tmp_path: Pa
     request.addfinalizer(file.close)
 
 
-@pytest.mark.parametrize(
-    ("leak", "named"),
-    [
-        ("threading.Thread(target=threading.Event().wait, name='left', daemon=True).start()", "threads: left (daemon)"),
-        ("os.pipe()", "descriptors: pipe"),
-        ("subprocess.Popen(['true'])", "children: "),
-    ],
-    ids=["thread", "descriptor", "child"],
-)
-def test_test_that_leaks_fails(tmp_path: Path, leak: str, named: str) -> None:
+def test_tests_that_leak_fail(tmp_path: Path) -> None:
+    leaks = {
+        "threads: left (daemon)": "threading.Thread(target=threading.Event().wait, name='left', daemon=True).start()",
+        "descriptors: pipe": "os.pipe()",
+        "children: ": "subprocess.Popen(['true'])",
+    }
+    said = failed(tmp_path, "e2e", *(f"global kept_{at}; kept_{at} = {leak}" for at, leak in enumerate(leaks.values())))
+    assert f"{len(leaks)} errors" in said
+    assert all(f"  {named}" in said for named in leaks)
+
+
+def test_tests_without_a_sandbox_that_need_one_fail(tmp_path: Path) -> None:
+    needs = {
+        "_thread.start_new_thread": "threading.Thread(target=print).start()",
+        "subprocess.Popen": "subprocess.run(['true'])",
+        "os.posix_spawn": "multiprocessing.get_context('spawn').Process(target=print).start()",
+        "os.fork": "os.fork()",
+        "socket.__new__": "socket.socket()",
+        "writes /dev/shm/a-name": "open('/dev/shm/a-name', 'w')",
+    }
+    lines = [f"with contextlib.suppress(RuntimeError): {line}" for line in needs.values()]
+    leaves_open = "global kept; kept = open(tmp_path / 'left', 'w')"
+    said = failed(tmp_path, "unit", *lines, leaves_open)
+    assert f"{len(needs) + 1} errors" in said
+    assert all(f"  {named}" in said for named in needs)
+    assert re.search(r"the tests of this module left open\n  .*/left\n", said)
+
+
+def failed(directory: Path, folder: str, *lines: str) -> str:
+    """Run a test of each line in a folder, one of which must fail; return what pytest says."""
     here = Path(__file__).parents[1]
     conftest = (here / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest.replace("LEAK_TIMEOUT_SECONDS = 5.0", "LEAK_TIMEOUT_SECONDS = 0.1"))
-    for name in ("leaks.py", "sandbox.py"):
-        shutil.copy(here / name, tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks\npythonpath = .\n")
-    (tmp_path / "test_inner.py").write_text(
-        f"import os, subprocess, threading\n\ndef test_leaks():\n    global kept\n    kept = {leak}\n"
-    )
-
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ran.returncode == 1
-    assert f"the test left behind\n  {named}" in ran.stdout.replace("E   ", "")
+    patient = "LEAK_TIMEOUT_SECONDS = 30.0"
+    assert patient in conftest
+    (directory / "conftest.py").write_text(conftest.replace(patient, "LEAK_TIMEOUT_SECONDS = 0.1"))
+    for name in ("leaks.py", "sandbox.py", "purity.py", "warm.py", "profiles.py"):
+        shutil.copy(here / name, directory)
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n  leaks\n  cold\npythonpath = .\n")
+    (directory / folder).mkdir()
+    tests = [f"def test_{at}(tmp_path):\n    {line}\n" for at, line in enumerate(lines)]
+    modules = "import contextlib, multiprocessing, os, socket, subprocess, threading"
+    (directory / folder / "test_inner.py").write_text("\n\n".join([modules, *tests]))
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory)]
+    ran = subprocess.run(line, cwd=directory, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1, ran.stdout
+    return ran.stdout.replace("E   ", "")

@@ -13,6 +13,8 @@ from prefeed.torch.collating import _received
 from prefeed.torch.ring import Ring
 from prefeed.torch.slots import RingWriter, Slot
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 torch = pytest.importorskip("torch")
 PAGE = mmap.PAGESIZE
 

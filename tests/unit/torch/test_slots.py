@@ -15,6 +15,8 @@ import pytest
 from prefeed.torch.ring import Ring
 from prefeed.torch.slots import MAX_SLOTS, RingWriter, Slot
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 PAGE = mmap.PAGESIZE
 
 Open = Callable[..., RingWriter]
