@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import prefeed
+from leaks import wait_until
 from prefeed.advice import examination
 from prefeed.advice.doctor import doctor
 from prefeed.advice.examination import Examination, of_rank_0
@@ -233,6 +236,8 @@ def test_a_trial_that_fails_is_no_failure_of_the_program(root: Path, monkeypatch
     assert measured.reasons["parts"] == "RuntimeError: not in a worker"
     assert measured.costs is None
     assert measured.workers
+    gc.collect()  # iterators, which the tracebacks' frames held
+    assert wait_until(lambda: not multiprocessing.active_children(), timeout_seconds=60)
 
 
 def test_what_a_step_does_to_a_batch_is_undone(root: Path) -> None:

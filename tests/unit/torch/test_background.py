@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
 from typing import Any
@@ -116,3 +117,5 @@ def test_an_error_in_a_worker_comes_as_torchs(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(FileNotFoundError, match=r"Caught FileNotFoundError in DataLoader worker process 0"):
         found.extend(len(batch) for batch in loader)
     assert len(found) == NUM_ROWS // BATCH_SIZE - 1
+    gc.collect()  # the iterator, which the traceback's frames held
+    assert wait_until(lambda: has_ended(loader), timeout_seconds=60)
