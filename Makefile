@@ -9,7 +9,8 @@ PYTEST ?= $(BIN)/python -m pytest
 # Bytecode of src/ is kept, or each of the many interpreters that tests start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-FAST_TESTS := tests/unit tests/property tests/stateful tests/architecture tests/docs
+PARALLEL := -n 2 --dist loadgroup
+QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 
@@ -24,8 +25,8 @@ demo: $(VENV)/.installed-demo  ## the built-in demonstration, from nothing
 bench: $(VENV)/.installed-demo  ## measure against reading the origin directly
 	$(BIN)/prefeed bench
 
-check: lint  ## format, lint, types, imports, fast tests, docs snippets
-	$(PYTEST) -q $(wildcard $(FAST_TESTS))
+check: lint  ## format, lint, types, imports, pure tests, docs snippets
+	$(PYTEST) -q $(PARALLEL) -m "quick and not whole" $(wildcard $(QUICK))
 
 lint: $(VENV)/.installed-dev  ## format, lint, types, imports
 	$(BIN)/ruff format --check .
@@ -37,11 +38,11 @@ format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the lin
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: $(VENV)/.installed-dev system  ## every test
-	$(PYTEST)
+test: $(VENV)/.installed-dev system  ## every test, two at a time
+	$(PYTEST) $(PARALLEL)
 
 test-all: $(VENV)/.installed-dev system  ## every test, and every combination of parameters
-	$(PYTEST) -m ""
+	PREFEED_TESTS=all $(PYTEST) $(PARALLEL) -m ""
 
 test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpore, Paddle and Grain, each in an environment of its own
 	@for name in $(FRAMEWORKS); do \

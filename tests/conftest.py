@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -35,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.install()
 
 
+def pytest_report_header() -> str:
+    """Say how many examples the tests of properties try."""
+    return profiles.header()
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests outside the pure folders have a sandbox; it comes before all else that is made for one test."""
     tests = Path(__file__).parent
@@ -44,11 +51,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "sandbox" in names:
             names.remove("sandbox")
         elif item.path.relative_to(tests).parts[0] in PURE_FOLDERS:
+            item.add_marker("quick")
             continue
+        elif item.path.relative_to(tests).parts[0] == "docs":
+            item.add_marker("quick")
         of_tests = (
             at for at, name in enumerate(names) if name in definitions and definitions[name][-1].scope == "function"
         )
         names.insert(next(of_tests, len(names)), "sandbox")
+
+
+def pytest_collection_finish() -> None:
+    """Tests collect garbage often: what has been imported is none."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,15 +33,18 @@ from typing import Any, Final
 
 PYTHON: Final = sys.executable
 TESTS: Final = Path(__file__).parent
+SOURCE: Final = TESTS.parent / "src"
 
 _WITH_PREFEED: Final = ("prefeed.server.main", "prefeed.client.node")
 _WITH_TORCH: Final = ("torch", "torchvision", "torchvision.datasets", "prefeed.torch.loader", *_WITH_PREFEED)
 
 PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "-m prefeed.server": _WITH_PREFEED,
-    "-m e2e.frameworks": _WITH_TORCH,
-    "-m e2e.parity_job": _WITH_TORCH,
-    "-m e2e.ddp_train": _WITH_TORCH,
+    "-m prefeed.cli.main": _WITH_PREFEED,
+    **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "frameworks", "parity_job")},
+    **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},
+    **{f"{SOURCE}/prefeed/bench/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
+    f"{TESTS}/docs/run_page.py": _WITH_TORCH,
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
 }
 """What is started warm, and the modules that are imported before."""
@@ -216,7 +219,19 @@ class Job:
     base_path: list[str]
 
     def __call__(self) -> None:
-        """Run the program in ``__main__``, as the interpreter would; what it raises ends the process as ever."""
+        """Run the program in ``__main__``, as the interpreter would; what it raises ends the process as ever.
+
+        One that comes to its end has its threads waited for and its exit functions called, and then ends at once: to take
+        apart all modules would take as long as to import them.
+        """
+        self._run()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    def _run(self) -> None:
         main = sys.modules["__main__"].__dict__
         for name in [name for name in main if name not in ("__name__", "__builtins__", "__doc__", "__package__")]:
             del main[name]
@@ -242,6 +257,7 @@ def serve(number: int, modules: Sequence[str]) -> Callable[[], None]:
         importlib.import_module(module)
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
+    gc.freeze()  # no fork has to look through what has been imported
     sock = socket.socket(fileno=number)
     while True:
         try:

@@ -78,7 +78,8 @@ def test_a_program_that_computes(program: Path) -> None:
     found = verdict(run(program, 0, 0.1, 1, options=("--steps", "3", "--json")))
     assert found["waiting"] < 0.5
     assert found["best"] is None
-    assert "no cache can help" in found["text"]
+    # On a machine that is slow, or busy, making the samples takes some of its time too.
+    assert "no cache can help" in found["text"] or "None of the cures" in found["text"]
 
 
 def test_shown_to_a_person(program: Path) -> None:

@@ -10,6 +10,7 @@ from prefeed.bench.harness import Options
 from prefeed.bench.requirements import MissingRequirementError
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_background_gives_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_original", lambda: iter)
     found = run_case("background", Options(runs=1, quick=True)).to_json()
@@ -17,6 +18,7 @@ def test_background_gives_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["overlap"] > found["original_overlap"]
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_without_the_original_its_figures_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_original", lambda: None)
     found = run_case("background", Options(runs=1, quick=True)).to_json()

@@ -21,6 +21,8 @@ from prefeed.sources.protocol import Source
 from prefeed.testing.sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 from prefeed.types import ObjectInfo
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 OBJECTS = {f"{number:04}": bytes([number % 251]) * number for number in range(300)}
 QUICK = CopyLimits(retry_deadline_seconds=0.3)
 

@@ -4,6 +4,9 @@ import threading
 
 from prefeed.copying.flow import CopyLimits, Flow
 from prefeed.types import ObjectInfo
+import pytest
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 ITEMS = [ObjectInfo(path=str(number), size_bytes=1000, version="") for number in range(10)]
 

@@ -18,6 +18,8 @@ from prefeed.jobs.sync import sync
 from prefeed.jobs.trees import WORK_NAME
 from unit.jobs.trees import make, tree
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 FILES = {"a": b"1", "b/c": b"22"}
 
 

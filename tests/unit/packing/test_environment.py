@@ -14,6 +14,8 @@ from prefeed.packing.environment import EnvironmentWriter, scan, value_offsets
 from prefeed.packing.foreign import index_files
 from unit.packing.packs import read_back
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def make(directory: Path, values: dict[bytes, bytes], **options: object) -> None:
     with (

@@ -16,6 +16,8 @@ from prefeed.errors import ObjectNotFoundError, SourceError
 from prefeed.server.fetchers import Fetchers, Job
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 MANIFEST: Any = SimpleNamespace(path=lambda object_id: f"{object_id:05d}.bin", url="memory://test")
 
 

@@ -8,6 +8,8 @@ from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PassedThrough
 from prefeed.sources.posix import PosixSource, stat_files, stat_paths
 from prefeed.testing.source_contract import list_all
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def test_links_to_files_and_directories_are_followed(tmp_path: Path) -> None:
     real = tmp_path / "real"

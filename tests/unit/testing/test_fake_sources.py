@@ -5,6 +5,8 @@ import pytest
 from prefeed.errors import AccessDeniedError, TransientSourceError, TruncatedBodyError
 from prefeed.testing.sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 def test_counting_source_counts() -> None:
     source = CountingSource(MemorySource({"a": b"123"}))
