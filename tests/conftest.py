@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import profiles
 import warm
 from leaks import collect_ended_servers, descriptors_beyond, held, leaked_since, open_descriptors
 from purity import num_processes_started, only_files_below

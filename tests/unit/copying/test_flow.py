@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from prefeed.copying.flow import CopyLimits, Flow
 from prefeed.types import ObjectInfo
-import pytest
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
