@@ -68,6 +68,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries say what is left of theirs when the interpreter ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _once_per_process() -> Iterator[None]:
     """Start what libraries start once and keep, so that no single test is blamed for it."""
