@@ -41,7 +41,7 @@ class CacheUser:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(60)
         self._process.stdout.close()
 
     def _ask(self, line: str) -> str:

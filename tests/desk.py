@@ -41,7 +41,7 @@ class Desk:
         self.node.pump()
         self.handlers.after_pump()
 
-    def turn_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 20.0) -> None:
+    def turn_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 60.0) -> None:
         """Go on until the condition holds."""
         deadline = time.monotonic() + timeout_seconds
         while not condition():
@@ -127,7 +127,7 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
         made.turn_until(lambda: node.scheduler.num_in_flight == 0)
         node.close()
         for thread in set(threading.enumerate()) - before:  # a listing's last step holds what it listed
-            thread.join(10.0)
+            thread.join(60)
         loop.close()
         sessions.close()
         vars(made).clear()

@@ -238,7 +238,7 @@ class Rig:
         while self.check() or self.deliver():
             pass
 
-    def pump_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 20.0) -> None:
+    def pump_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 60.0) -> None:
         """Carry on as the server's loop does until the condition holds; for a node with threads."""
         for _ in range(int(timeout_seconds / 0.01)):
             self.node.pump()
@@ -275,7 +275,7 @@ def rig(
     finally:
         node.close()
         for thread in set(threading.enumerate()) - before:
-            thread.join(10.0)
+            thread.join(60)
         vars(made).clear()  # pytest keeps what a fixture returned, and with it the mapped manifests
 
 
@@ -284,7 +284,7 @@ def kill(pid: int) -> None:
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        assert select.select([descriptor], [], [], 10.0)[0]
+        assert select.select([descriptor], [], [], 60)[0]
     finally:
         os.close(descriptor)
 

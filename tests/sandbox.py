@@ -15,7 +15,7 @@ from pathlib import Path
 from leaks import SANDBOX_PREFIX, SHM, processes, read_proc
 
 SERVER_MODULE = b"prefeed.server"
-STOP_TIMEOUT_SECONDS = 10.0
+STOP_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ScriptedServer:
 
     def wait_heard(self, kind: type[m.Message], count: int = 1) -> list[m.AnyMessage]:
         """Return the messages of that kind once there are so many."""
-        assert wait_until(lambda: len(self.of(kind)) >= count, timeout_seconds=10.0), self.heard
+        assert wait_until(lambda: len(self.of(kind)) >= count, timeout_seconds=60), self.heard
         return self.of(kind)
 
     def of(self, kind: type[m.Message]) -> list[m.AnyMessage]:
@@ -74,7 +74,7 @@ class ScriptedServer:
         self._listener.close()
         self.hang_up()
         for thread in self._threads:
-            thread.join(10.0)
+            thread.join(60)
 
     def _start(self, function: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=function, args=args, name="scripted", daemon=True)

@@ -239,7 +239,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_port(port: int, *, alive: Callable[[], bool], timeout_seconds: float = 20.0) -> None:
+def wait_for_port(port: int, *, alive: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
     """Block until something listens on a port of loopback."""
     deadline = time.monotonic() + timeout_seconds
     while True:

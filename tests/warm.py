@@ -49,7 +49,9 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What is started warm, and the modules that are imported before."""
 
-_INHERITED: Final = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "USER"})
+_INHERITED: Final = frozenset(
+    {"PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "USER"}
+)
 _PADDING_BYTES: Final = 4096
 _ENVIRONMENT_BYTES: Final = 65536
 _PR_SET_CHILD_SUBREAPER: Final = 36

@@ -173,7 +173,7 @@ def test_a_server_started_so_does_not_end_for_being_idle(admin: Admin) -> None:
     result = admin("--start", PREFEED_IDLE_TIMEOUT="0.2")
     assert result.code == 0
     pid = admin.status().pid
-    assert wait_until(lambda: admin.status().uptime_seconds > 1.0, timeout_seconds=20)
+    assert wait_until(lambda: admin.status().uptime_seconds > 1.0, timeout_seconds=60)
     assert admin.status().pid == pid
 
 

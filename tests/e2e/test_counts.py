@@ -99,7 +99,7 @@ def test_all_reads_are_counted(root: Path, server: servers.FileServer) -> None:
     loader = loader_of(prefeed.datasets.Objects(server.url), num_workers=2)
     for epoch in (1, 2, 3):
         read_epoch(loader, contents(root))
-        assert wait_until(lambda: prefeed.statistics().reads == epoch * NUM_OBJECTS, timeout_seconds=10)  # noqa: B023
+        assert wait_until(lambda: prefeed.statistics().reads == epoch * NUM_OBJECTS, timeout_seconds=60)  # noqa: B023
     statistics = prefeed.statistics()
     assert statistics.hits >= 2 * NUM_OBJECTS
     assert statistics.hit_ratio == statistics.hits / (3 * NUM_OBJECTS)

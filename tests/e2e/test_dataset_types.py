@@ -76,7 +76,7 @@ class CountedEpochs:
     def before_epoch(self, epoch: int) -> None:
         """Wait until the reads of the epochs before have been counted; each file was one read."""
         num_reads = self._before + epoch * self._num_files
-        wait_until(lambda: prefeed.statistics().reads >= num_reads, timeout_seconds=10)
+        wait_until(lambda: prefeed.statistics().reads >= num_reads, timeout_seconds=60)
         self._epochs.append(prefeed.statistics())
         assert self._epochs[-1].reads == num_reads
 

@@ -73,7 +73,7 @@ def truth_of(dataset: Any, **kwargs: Any) -> Any:
 
 def statistics(*, reads: int) -> Statistics:
     """Return the node's counts, once so many reads are in them."""
-    assert wait_until(lambda: prefeed.statistics().reads >= reads, timeout_seconds=10)
+    assert wait_until(lambda: prefeed.statistics().reads >= reads, timeout_seconds=60)
     found = prefeed.statistics()
     assert found.reads == reads
     return found

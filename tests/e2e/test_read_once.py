@@ -133,7 +133,7 @@ def test_each_epoch_streams_through(
     assert statistics.reads == 3 * NUM_OBJECTS
     assert statistics.direct_reads == 0
     del ours
-    assert wait_until(is_empty, timeout_seconds=10), prefeed.statistics()
+    assert wait_until(is_empty, timeout_seconds=60), prefeed.statistics()
 
 
 TRAIN = """
@@ -156,7 +156,7 @@ def test_program_that_reads_once(slow: SlowDirectory, tmp_path: Path) -> None:
     for run in (1, 2):
         process = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         assert process.stdout.split() == list(map(str, range(NUM_OBJECTS))), process.stderr
-        assert wait_until(is_empty, timeout_seconds=10), prefeed.statistics()
+        assert wait_until(is_empty, timeout_seconds=60), prefeed.statistics()
         assert set(slow.opens_by_file()) == {name_of(index) for index in range(NUM_OBJECTS)}
         assert run * NUM_OBJECTS <= slow.opens() <= run * (NUM_OBJECTS + LOOKAHEAD // OBJECT_BYTES)
     assert prefeed.statistics().reads == 2 * NUM_OBJECTS

@@ -123,7 +123,7 @@ def test_epoch_broken_off_is_not_in_the_next_ones_line(root: Path, said: Said, w
     iterator = iter(loader)
     next(iterator)
     begun = 4 + workers["num_workers"] * 2 * 4  # what workers were told to make is made, whoever wants it
-    assert wait_until(lambda: prefeed.statistics().reads == NUM_SAMPLES + begun, timeout_seconds=20)
+    assert wait_until(lambda: prefeed.statistics().reads == NUM_SAMPLES + begun, timeout_seconds=60)
     del iterator
     list(loader)
     (line,) = said()

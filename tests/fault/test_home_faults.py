@@ -251,7 +251,7 @@ def test_runtime_directory_of_others(
 def test_server_stops_when_idle(root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_IDLE_TIMEOUT", "0.2")
     assert_trains(root, num_workers=0)
-    assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=20)
+    assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=60)
     assert not resolve().socket_path.exists()
     assert replace(prefeed.statistics(), epochs=()) == prefeed.Statistics()  # and whoever asks for it finds none
     assert list(resolve().memory_dir.iterdir()) == []

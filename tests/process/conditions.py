@@ -54,12 +54,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, number)
-        assert select.select([descriptor], [], [], 20)[0], f"{pid} is still there"
+        assert select.select([descriptor], [], [], 60)[0], f"{pid} is still there"
     finally:
         os.close(descriptor)
 
 
-def wait_for(condition: Any, what: str, *, timeout_seconds: float = 20.0) -> None:
+def wait_for(condition: Any, what: str, *, timeout_seconds: float = 60.0) -> None:
     """Block until the condition holds."""
     assert wait_until(condition, timeout_seconds=timeout_seconds), f"not in {timeout_seconds:g} s: {what}"
 

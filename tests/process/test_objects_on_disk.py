@@ -458,6 +458,7 @@ def test_two_homes_cannot_have_one_disk_tier(
         other.setenv("PREFEED_HOME", str(sandbox.root / "other"))
         with pytest.raises(ServerError, match="PREFEED_DISK_DIR of its own"):
             start_server(resolve())
+    wait_for(lambda: prefeed.statistics().disk.objects > 0, "the disk tier to be written")
     kill(server_pid())
     with NodeClient.connect(resolve()) as node:
         assert node.statistics().disk.objects > 0

@@ -103,7 +103,7 @@ STEPS = ["the first record", "a file is half written", "a file is written", "a f
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_run_leaves_whole_files_and_the_next_goes_on(origin: Path, sandbox: Sandbox, step: str) -> None:
     with child_running(_stage_and_die, origin, sandbox, step) as (process, _):
-        process.join(30)
+        process.join(60)
         assert process.exitcode == -signal.SIGKILL
     [directory] = sandbox.memory_dir.glob("prefeed-staged-*/*")
     there = tree(directory / "data")
@@ -133,7 +133,7 @@ def _unstage_and_die(origin: Path, pipe: Connection) -> None:
 def test_a_killed_removal_is_finished_or_made_up_for(origin: Path, sandbox: Sandbox, then: str) -> None:
     staged(origin, sandbox)
     with child_running(_unstage_and_die, origin) as (process, _):
-        process.join(30)
+        process.join(60)
         assert process.exitcode == -signal.SIGKILL
     assert [copy.state for copy in list_copies(resolve())] == [INTERRUPTED]
 
@@ -172,14 +172,14 @@ def test_ctrl_c_says_how_to_go_on(server: FileServer, sandbox: Sandbox) -> None:
     with command("stage", server.url) as first:
         wait_for(lambda: len(copied_to(sandbox)) == len(FILES) - 1, "all files but one are copied")
         first.send_signal(signal.SIGINT)
-        out, err = first.communicate(timeout=20)
+        out, err = first.communicate(timeout=60)
     assert (first.returncode, out) == (130, "")
     assert err == "prefeed: interrupted; what was copied stays, and the same command goes on\n"
 
     server.answers.clear()
     server.requests.clear()
     with command("stage", server.url) as second:
-        out, _ = second.communicate(timeout=20)
+        out, _ = second.communicate(timeout=60)
     assert second.returncode == 0
     assert tree(Path(out.removesuffix("\n"))) == FILES
     assert [path for _, path, _ in server.requests] == ["/index.txt", "/class%201/1.jpg"]
@@ -195,11 +195,11 @@ def test_a_second_run_waits_for_the_first_and_copies_nothing_again(server: FileS
             assert second.stderr is not None
             assert second.stderr.readline() == f"prefeed: process {first.pid} copies the same; waiting for it\n"
             with command("unstage", server.url) as third:
-                _, err = third.communicate(timeout=20)
+                _, err = third.communicate(timeout=60)
             assert third.returncode == 1
             assert f"process {first.pid} works at" in err
             server.released.set()
-            outputs = [process.communicate(timeout=20)[0] for process in (first, second)]
+            outputs = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0]
     assert outputs[0] == outputs[1]
     assert tree(Path(outputs[0].removesuffix("\n"))) == FILES

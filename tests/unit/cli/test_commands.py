@@ -199,6 +199,7 @@ def test_warm_passes_url_and_refresh_on_without_a_bar_off_a_terminal(run) -> Non
     assert backend.calls[0] == ("warm", "s3://bucket/train", True, False)
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_warm_draws_a_bar_on_a_terminal(run, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(warm, "sys", SimpleNamespace(stderr=terminal))

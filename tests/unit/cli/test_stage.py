@@ -180,6 +180,7 @@ def test_a_result_in_words() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_bar_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr("sys.stderr", terminal)

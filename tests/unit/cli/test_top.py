@@ -107,6 +107,6 @@ def test_the_poller_stops_and_pauses() -> None:
     poller.start()
     assert shown == []
     poller.is_paused = False
-    assert wait_until(lambda: len(shown) > 2, timeout_seconds=10)
+    assert wait_until(lambda: len(shown) > 2, timeout_seconds=60)
     poller.stop()
-    assert wait_until(lambda: "prefeed-top" not in {t.name for t in threading.enumerate()}, timeout_seconds=10)
+    assert wait_until(lambda: "prefeed-top" not in {t.name for t in threading.enumerate()}, timeout_seconds=60)

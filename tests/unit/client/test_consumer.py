@@ -99,7 +99,7 @@ def lose_server(server: ScriptedServer, consumer: Consumer, position: int) -> No
         consumer.advance(position)
         return not consumer.is_connected or len(server.of(m.OpenDataset)) > 0
 
-    assert wait_until(is_noticed, timeout_seconds=10.0)
+    assert wait_until(is_noticed, timeout_seconds=60)
 
 
 def wait_position(server: ScriptedServer, index: int) -> None:
@@ -109,11 +109,11 @@ def wait_position(server: ScriptedServer, index: int) -> None:
         positions = server.of(m.Position)
         return bool(positions) and positions[-1].index == index  # type: ignore[union-attr]
 
-    assert wait_until(is_heard, timeout_seconds=10.0), server.of(m.Position)
+    assert wait_until(is_heard, timeout_seconds=60), server.of(m.Position)
 
 
 def wait_recovered(consumer: Consumer) -> None:
-    assert wait_until(lambda: consumer.is_connected, timeout_seconds=10.0)
+    assert wait_until(lambda: consumer.is_connected, timeout_seconds=60)
 
 
 # ------------------------------------------------------------ a server that lives
@@ -295,7 +295,7 @@ def test_an_epoch_that_begins_while_the_server_is_replaced_is_the_one_that_count
     server.script = begin_meanwhile
     lose_server(server, consumer, 24)
     wait_recovered(consumer)
-    assert wait_until(lambda: server.plans[-1] == [5, 6, 7], timeout_seconds=10.0)
+    assert wait_until(lambda: server.plans[-1] == [5, 6, 7], timeout_seconds=60)
     consumer.advance(1)
     wait_position(server, 1)
     assert files_in_transit(config) == []
@@ -365,19 +365,19 @@ def test_a_killed_server_is_started_again_and_goes_on(config: Config, origin: Pa
     node = NodeClient.connect(config)
     consumer = Consumer(node, open_node_dataset(node, str(origin), config))
     consumer.begin(order())
-    assert wait_until(lambda: node.statistics().resident_objects == NUM_FILES, timeout_seconds=10.0)
+    assert wait_until(lambda: node.statistics().resident_objects == NUM_FILES, timeout_seconds=60)
     first = node.status().pid
     with NodeClient.connect(config) as control:
         assert control.clear(None).entries == NUM_FILES
     kill(first)
-    assert wait_until(lambda: consumer.advance(30) or not consumer.is_connected, timeout_seconds=10.0)
+    assert wait_until(lambda: consumer.advance(30) or not consumer.is_connected, timeout_seconds=60)
     wait_recovered(consumer)
     with NodeClient.connect(config) as control:
         assert control.status().pid != first
-        assert wait_until(lambda: control.statistics().resident_objects == NUM_FILES - 30, timeout_seconds=10.0)
+        assert wait_until(lambda: control.statistics().resident_objects == NUM_FILES - 30, timeout_seconds=60)
         assert control.status().plans == 1
         consumer.close()
-        assert wait_until(lambda: control.status().plans == 0, timeout_seconds=10.0)
+        assert wait_until(lambda: control.status().plans == 0, timeout_seconds=60)
 
 
 def test_a_lost_server_is_said_once(

@@ -542,12 +542,12 @@ def test_what_samples_opened_reaches_the_server_with_the_report(
     reader.learn(1, [])
     assert learned.num_known == 0
     reader.report()
-    assert wait_until(lambda: learned.num_known == 2, timeout_seconds=10.0)
+    assert wait_until(lambda: learned.num_known == 2, timeout_seconds=60)
     assert [learned.objects_of(sample) for sample in (3, 1)] == [(1, 0), ()]
     reader.report()
     reader.learn(0, [0])
     reader.close()
-    assert wait_until(lambda: learned.is_known(0), timeout_seconds=10.0)
+    assert wait_until(lambda: learned.is_known(0), timeout_seconds=60)
     assert node.statistics().errors == {}
 
 

@@ -162,7 +162,7 @@ def test_an_interrupt_ends_it_though_the_origin_stalls(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         copy(source, sink, progress=interrupt)
     source.close()  # lets the thread go that was abandoned
-    assert wait_until(lambda: not copying_threads(), timeout_seconds=10)
+    assert wait_until(lambda: not copying_threads(), timeout_seconds=60)
 
 
 def test_items_that_cannot_be_had_are_the_callers_error() -> None:

@@ -24,7 +24,7 @@ class Taker:
         self.taken = flow.take(number)
 
     def wait(self) -> ObjectInfo | None:
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.taken
 

@@ -271,6 +271,7 @@ def test_a_reader_that_breaks_leaves_its_scope_in_force(path: Path) -> None:
     assert len(reader.asked) == 2
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_other_threads_open_for_themselves(path: Path, reader: KeptFiles) -> None:
     errors: list[type[BaseException]] = []
 

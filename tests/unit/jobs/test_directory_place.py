@@ -92,7 +92,7 @@ def test_a_target_that_takes_no_files_is_said_in_a_sentence(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    resolve().home.mkdir(parents=True)
+    resolve().home.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(os, step, refuse)
     with pytest.raises(JobError, match="cannot be written to: Read-only file system"):
         run(source, target)

@@ -10,6 +10,7 @@ from prefeed.jobs.trees import Tree
 from unit.jobs.trees import make
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_links_that_lead_nowhere_are_left_out_and_told(tmp_path: Path) -> None:
     root = make(tmp_path / "root", {"a": b"1", "z/b": b"2"})
     (root / "gone").symlink_to(tmp_path / "gone")
@@ -23,6 +24,7 @@ def test_links_that_lead_nowhere_are_left_out_and_told(tmp_path: Path) -> None:
     assert len(told) == 3
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_root_that_is_another_in_the_end_is_an_error(tmp_path: Path) -> None:
     """Unmounted meanwhile: what is not found any more may be there still."""
     root = make(tmp_path / "root", {"a": b"1", "b": b"2"})

@@ -22,6 +22,7 @@ class Failing(MemorySource):
         raise TransientSourceError(f"{path}: no answer")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.timeout(30)
 def test_an_error_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None:
     source = Failing(dict.fromkeys("abcdef", b"x"))
@@ -30,6 +31,7 @@ def test_an_error_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None
         list(read_ahead(source, manifest, range(6), deadline_seconds=10_000.0))
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.timeout(30)
 def test_who_leaves_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None:
     source = Failing(dict.fromkeys("abcdef", b"x"))

@@ -28,7 +28,7 @@ from sandbox import Sandbox
 
 pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.cold]
 
-ENDS_SECONDS = 20.0
+ENDS_SECONDS = 60.0
 
 
 class Server:

@@ -31,7 +31,7 @@ def server(**settings: object) -> Iterator[NodeClient]:
 
 def scrape(url: str) -> dict[str, float]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=10) as answer:
+    with opener.open(url, timeout=60) as answer:
         families = parse(answer.read().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 

@@ -99,7 +99,7 @@ def test_a_node_reads_a_rich_pool_in_groups_and_the_origin_for_what_is_missing(
         dataset = node.open(memory_source(OBJECTS))
         node.plan(1, dataset, range(missing, OBJECTS))
         node.pump_until(lambda: node.num_residents(dataset) == OBJECTS - missing)
-        assert wait_until(lambda: pool.counts().stored == OBJECTS - missing, timeout_seconds=10)
+        assert wait_until(lambda: pool.counts().stored == OBJECTS - missing, timeout_seconds=60)
     with node_of(tmp_path / "other", server) as (other, pool):
         pool._recent = 1.0
         asked = questions_of(pool, monkeypatch)
@@ -151,4 +151,4 @@ def test_a_defect_of_the_disk_ends_no_thread_and_forgets_no_object(tmp_path: Pat
         node.node.fetchers._disk = SimpleNamespace(read=read)  # type: ignore[assignment]
         dataset = node.open(memory_source(OBJECTS))
         node.plan(1, dataset, range(OBJECTS))
-        node.pump_until(lambda: node.num_residents(dataset) == OBJECTS, timeout_seconds=5)
+        node.pump_until(lambda: node.num_residents(dataset) == OBJECTS, timeout_seconds=60)

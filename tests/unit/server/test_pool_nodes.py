@@ -54,7 +54,7 @@ def fill(directory: Path, server: Memcached) -> dict[bytes, tuple[bytes, bool]]:
         dataset = node.open(memory_source(OBJECTS))
         node.plan(1, dataset, range(OBJECTS))
         node.pump_until(lambda: node.num_residents(dataset) == OBJECTS)
-        assert wait_until(lambda: pool.counts().stored == OBJECTS, timeout_seconds=10)
+        assert wait_until(lambda: pool.counts().stored == OBJECTS, timeout_seconds=60)
         counts = node.node.statistics()
         assert (counts.origin_requests, counts.pool.hits, counts.pool.misses) == (OBJECTS, 0, OBJECTS)
         return dict(node.tier._values)
@@ -81,7 +81,7 @@ def test_a_file_that_another_node_opened_comes_from_the_pool_and_a_changed_one_d
     with node_of(tmp_path / "one", server) as (one, pool):
         asked = one.demand_file(one.open_catalogue(path), path)
         one.pump_until(lambda: asked.outcome is not None)
-        assert wait_until(lambda: pool.counts().stored == 1, timeout_seconds=10)
+        assert wait_until(lambda: pool.counts().stored == 1, timeout_seconds=60)
     with node_of(tmp_path / "other", server) as (other, _):
         asked = other.demand_file(other.open_catalogue(path), path)
         other.pump_until(lambda: asked.outcome is not None)

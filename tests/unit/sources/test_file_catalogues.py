@@ -78,17 +78,20 @@ def test_other_directories_are_none_of_catalogues(directory: Path) -> None:
 # ------------------------------------------------------------ opening
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_directory_of_catalogues_is_made(tmp_path: Path) -> None:
     with opened(tmp_path / "home" / "catalogues" / "files-0", ["/a"]) as (catalogue, mean_bytes):
         assert (len(catalogue), mean_bytes) == (1, None)  # nobody could be asked
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_new_catalogue_knows_about_how_large_its_files_are(tmp_path: Path) -> None:
     paths = write_files(tmp_path, [100, 200, 300])
     with opened(tmp_path / "c" / "files-0", [*paths, f"{tmp_path}/missing"]) as (_, mean_bytes):
         assert mean_bytes == 200
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_few_of_many_files_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -104,6 +107,7 @@ def test_few_of_many_files_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 256 <= len(asked) <= 512
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_catalogue_whose_files_were_read_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_files(tmp_path, [100, 200])
     with opened(tmp_path / "c" / "files-0", paths) as (catalogue, _):

@@ -61,6 +61,7 @@ def test_a_damaged_manifest_is_built_again(library: ManifestLibrary, source: Cou
     assert source.listings == 3
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_settings_make_the_source(library: ManifestLibrary, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.bin").write_bytes(b"1")
@@ -73,6 +74,7 @@ def test_settings_make_the_source(library: ManifestLibrary, tmp_path: Path) -> N
         library.open(f"{tmp_path}/missing")
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_who_comes_second_waits_and_uses_the_listing_of_the_first(library: ManifestLibrary) -> None:
     listing, go_on = threading.Event(), threading.Event()
 

@@ -118,11 +118,11 @@ def test_a_fork_while_another_thread_makes_a_sample_leaves_nothing_behind() -> N
     def make() -> None:
         with changes.making():
             inside.set()
-            done.wait(30)
+            done.wait(60)
 
     thread = threading.Thread(target=make)
     thread.start()
-    inside.wait(30)
+    inside.wait(60)
     pid = os.fork()
     if pid == 0:
         rows.a = 2

@@ -23,6 +23,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_who_waits_gets_it_when_it_is_free(tmp_path: Path) -> None:
     waited = []
 
@@ -56,6 +57,7 @@ def test_a_removed_directory_cannot_be_held(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_waiting_for_a_directory_stops_neither_other_stores_nor_forks(tmp_path: Path) -> None:
     busy, free = tmp_path / "busy", tmp_path / "free"
     for directory in (busy, free):

@@ -404,7 +404,7 @@ def test_the_first_put_waits_until_other_threads_have_left_their_batches(tier: S
         assert tier.put_many([(key_of(9), b"x")]) == 0, "this thread is inside a batch"
         writing = threading.Thread(target=lambda: stored.append(tier.put_many([(key_of(8), b"x")])))
         writing.start()
-        assert wait_until(lambda: any(shared.reopening for shared in environment._open.values()), timeout_seconds=20)
+        assert wait_until(lambda: any(shared.reopening for shared in environment._open.values()), timeout_seconds=60)
         assert stored == []
         assert view == value_of(0, 50_000)
         with tier.batch() as inner:  # this thread may go on reading, or nobody would ever leave

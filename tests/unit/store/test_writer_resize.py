@@ -100,7 +100,7 @@ for line in sys.stdin:
     assert length_elsewhere(309) == VALUE
     assert allocated_bytes(directory) <= 48 * MIB
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 

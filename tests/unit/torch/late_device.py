@@ -238,7 +238,7 @@ class PinnedRows:
     def __iter__(self) -> Iterator[Any]:
         for number in range(self.num_batches):
             self.num_asked += 1
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(60)
             yield self.batch(number)
 
     def batch(self, number: int) -> Any:

@@ -70,7 +70,7 @@ def test_same_batches_as_without(kind: Any, workers: dict[str, Any]) -> None:
     for _ in range(2):
         expected = [batch.tolist() for batch in plain]
         assert [batch.tolist() for batch in loader] == expected
-    assert wait_until(lambda: "prefeed-background" not in str(threading.enumerate()), timeout_seconds=20)
+    assert wait_until(lambda: "prefeed-background" not in str(threading.enumerate()), timeout_seconds=60)
 
 
 @KINDS
@@ -84,7 +84,7 @@ def test_left_early_again_and_again(kind: Any, workers: dict[str, Any]) -> None:
             if number == time % 3:
                 break
         del batch
-        assert wait_until(lambda: has_ended(loader), timeout_seconds=20)
+        assert wait_until(lambda: has_ended(loader), timeout_seconds=60)
     assert sorted(index for batch in loader for index in batch[:, 0].tolist()) == list(range(NUM_ROWS))
 
 

@@ -66,7 +66,7 @@ def test_another_program_has_no_memory_of_ours(forked: list[Child]) -> None:
     os.set_inheritable(told, True)
     code = f"import os; os.read({told}, 1)"
     pid = fork(lambda: os.execv(sys.executable, [sys.executable, "-c", code]))
-    assert wait_until(forked[0].has_ended, timeout_seconds=20)
+    assert wait_until(forked[0].has_ended, timeout_seconds=60)
     assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it runs"
     for descriptor in (tell, told):
         os.close(descriptor)

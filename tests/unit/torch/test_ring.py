@@ -210,7 +210,7 @@ def test_a_childs_child_goes_on_reading(pair: Pair) -> None:
         pair.receive(pair.send())
         return pair.is_free(slot)
 
-    assert wait_until(is_free, timeout_seconds=10)
+    assert wait_until(is_free, timeout_seconds=60)
 
 
 def test_slots_of_later_batches_do_not_wait_for_a_child(pair: Pair) -> None:

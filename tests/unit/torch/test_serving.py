@@ -165,6 +165,7 @@ def test_index_without_an_object(paths: list[Path]) -> None:
         made[7]
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_other_threads_are_left_alone(paths: list[Path]) -> None:
     """While one thread makes a sample, another opens the same file as it is."""
     seen: list[bytes] = []
