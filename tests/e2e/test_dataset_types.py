@@ -227,7 +227,7 @@ def as_they_are(samples: list[Any]) -> list[Any]:
         ["fork", "forkserver", "spawn"],
         {"ours": nullcontext, "auto": auto},
         {"kept": True, "anew": False},
-        [1, 2],
+        [1, 2, 3],
     ),
 )
 def test_workers(
@@ -241,8 +241,9 @@ def test_workers(
 
 
 @pytest.mark.usefixtures("_quick_forkserver")
-def test_workers_from_one_server(roots: Path, subtests: pytest.Subtests) -> None:
-    """Each type alone, which is pickled for its workers as for those that are spawned."""
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.whole)])
+def test_workers_of_each_type(method: str, roots: Path, subtests: pytest.Subtests) -> None:
+    """Each type alone is pickled for its workers; those of one server need not import torch each."""
     for build in TYPES:
         with subtests.test(build=build.__name__):
-            compare(build(roots / build.__name__), method="forkserver", epochs=2, num_workers=2)
+            compare(build(roots / build.__name__), method=method, epochs=2, num_workers=2)
