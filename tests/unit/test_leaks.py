@@ -16,7 +16,10 @@ import pytest
 from leaks import SANDBOX_PREFIX, SHM, held, leaked_since
 from sandbox import Sandbox, end_all, processes_of
 
-pytestmark = pytest.mark.usefixtures("sandbox")
+pytestmark = [
+    pytest.mark.usefixtures("sandbox"),
+    pytest.mark.xdist_group("names in /dev/shm"),  # what one of these leaves there for a moment, another would find
+]
 
 
 def leaked(before, tmp_path: Path) -> dict[str, list[str]]:

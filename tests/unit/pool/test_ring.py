@@ -180,7 +180,7 @@ def test_a_killed_server_is_left_out_and_asked_again_when_it_is_back() -> None:
 def test_what_is_no_answer_of_a_memcached_is_no_value_and_the_server_is_left_out(answer: bytes) -> None:
     with impostor(answer) as server, ring_of(server.address) as ring:
         assert only(ring).read(b"k") is None
-        assert only(ring).is_out
+        assert only(ring).failures
         assert only(ring).write(b"k", VALUE) == Stored.NO
         assert only(ring).add(b"k", b"claim", seconds=1)
 
@@ -196,7 +196,7 @@ def test_an_answer_that_trickles_in_ends_with_the_time_out() -> None:
         assert only(ring).write(b"k", VALUE * 10) == Stored.YES
         with proxy(server, lambda answer: slowly(answer[:100])) as slow, ring_of(slow.address) as other:
             assert only(other).read(b"k") is None
-            assert only(other).is_out
+            assert only(other).failures
 
 
 def test_a_full_server_is_offered_nothing_for_a_while_and_still_read() -> None:
@@ -297,7 +297,7 @@ def test_a_server_that_goes_wrong_at_a_claim_is_left_out(piece: bytes) -> None:
         with ring_of(server.address) as ring:
             assert only(ring).read(b"k") is None
             assert only(ring).add(b"k", b"claim", seconds=1)
-            assert only(ring).is_out
+            assert only(ring).failures
     finally:
         server.close()
 
