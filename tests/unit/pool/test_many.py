@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -60,7 +59,7 @@ def test_values_stay_when_more_is_read(memory: Memcached) -> None:
         b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
         b"\0" * 100,
         b"A" * 100_000,
-        os.urandom(4000),
+        random.Random(4).randbytes(4000),
         b"VALUE k 0 -5\r\nabc\r\nEND\r\n",
         b"VALUE k 0 99999999999999999999\r\nabc\r\nEND\r\n",
         b"VALUE other 0 3\r\nabc\r\nEND\r\n",

@@ -163,7 +163,7 @@ def test_a_killed_server_is_left_out_and_asked_again_when_it_is_back() -> None:
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\0" * 100,
         b"A" * 100_000,
-        os.urandom(4000),
+        random.Random(4).randbytes(4000),
         b"VALUE k 0 -5\r\nabc\r\nEND\r\n",
         b"VALUE k 0 99999999999999999999\r\nabc\r\nEND\r\n",
         b"VALUE k 0 4000000000\r\nabc\r\nEND\r\n",
