@@ -132,7 +132,9 @@ def descriptors_beyond(before: Counter[str]) -> list[str]:
         return []
     gc.collect()
     more = open_descriptors() - before
-    return [] if more <= _RUNTIME + Counter(["anon_inode:[eventfd]"]) else sorted(more.elements())
+    if "obstore" in sys.modules:
+        more -= _RUNTIME  # its first use, of which the test itself was forgiven too
+    return sorted(more.elements())
 
 
 def _descriptors() -> list[str]:

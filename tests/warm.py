@@ -315,6 +315,8 @@ def _prepared(job: Job) -> Job:
     sys.path[:] = [first, *(added.split(os.pathsep) if added else ()), *job.base_path]
     sys.orig_argv[:] = job.arguments
     importlib.invalidate_caches()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # each interpreter draws other numbers, until it is told not to
     return job
 
 

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from prefeed.core.actions import Placement
+from prefeed.core.residency import MIN_LENT_OBJECTS
 from ring import Ring
 
 CONSUMER, DATASET = 1, 1
@@ -41,7 +42,7 @@ class Race:
         self.refusals = refusals
         self.ring = Ring(budget=budget * SIZE)
         self.sizes = [SIZE if are_sizes_listed else chance.randint(SIZE // 2, 2 * SIZE) for _ in range(num_objects)]
-        table = self.ring.add(DATASET, [SIZE if are_sizes_listed else None] * num_objects)
+        table = self.ring.add(DATASET, [SIZE if are_sizes_listed else None] * num_objects, max_in_flight=12)
         table.guess_mean(SIZE)
         held = chance.sample(range(num_objects), min(residents, num_objects, budget))
         held = held if are_sizes_listed else []
@@ -168,5 +169,8 @@ def test_each_object_is_asked_for_once_an_epoch(
         random.Random(seed), num_objects=num_objects, budget=budget, num_workers=num_workers, refusals=refusals,
         announced=announced, residents=residents, are_sizes_listed=are_sizes_listed,
     )  # fmt: skip
-    twice = {object_id: times for object_id, times in race.run().items() if times > 1}
-    assert not twice
+    again = {object_id: times - 1 for object_id, times in race.run().items() if times > 1}
+    if are_sizes_listed:
+        assert not again
+    else:  # when all turns out not to fit, what is unread may have to make room for what streams through
+        assert sum(again.values()) <= MIN_LENT_OBJECTS

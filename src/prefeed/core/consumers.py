@@ -131,13 +131,11 @@ class Consumers:
         """The reader gets the bytes by its question: no fetch ahead for this access, should it not be planned yet."""
         entry = self._consumers.get(consumer)
         plans = [] if entry is None else [plan for plan in entry.plans if plan.dataset == dataset]
-        for plan in plans:
-            if object_id in plan.outstanding:
-                return
-            if not plan.is_scanned:  # else the reader is in the next epoch, whose beginning the loop has yet to tell
-                plan.skip_once(object_id)
-                plan.expect_report(object_id)
-                return
+        # Where the present plan is over, the reader is in the next epoch, whose beginning the loop has yet to tell.
+        plan = next((plan for plan in plans if plan.position < len(plan)), plans[-1] if plans else None)
+        if plan is not None and object_id not in plan.outstanding:
+            plan.skip_once(object_id)
+            plan.expect_report(object_id)
 
     # ------------------------------------------------------------ what there is
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
-from prefeed.core.residency import Residency
+from prefeed.core.residency import MIN_LENT_OBJECTS, Residency
 from prefeed.core.table import ObjectTable
 
 _FREE_GROUP = 64
@@ -37,7 +37,8 @@ class Holdings:
         self._tickets: dict[Key, Ticket] = {}
         self._waiters: dict[Key, list[int]] = {}
         self._uses: dict[Key, int] = {}
-        self._aside: dict[Key, int] = {}  # transients outside the tier, and the bytes reserved for each
+        self._aside: dict[Key, tuple[int, int]] = {}  # transients outside the tier: bytes reserved, and beyond that
+        self._aside_beyond = 0
         self._actions: list[Action] = []
         self._freeing_bytes = 0
 
@@ -156,15 +157,21 @@ class Holdings:
         self.residency.resident_bytes += ticket.reserved_bytes
         ticket.placement = Placement.RESIDENT
 
-    def set_aside(self, ticket: Ticket) -> None:
-        """The object has come and a plan expects it, but the tier has no room for it: it must not be asked for twice.
+    def try_set_aside(self, ticket: Ticket, cost: int) -> bool:
+        """Return True when the object, which a plan expects, waits for its reader outside the tier: it has no room there.
 
-        It is a transient that lies outside the tier, and takes of the budget what is still reserved for it.
+        It is a transient, and takes of the budget what is reserved for it. What it takes beyond that is bounded, for all
+        together, by as much again as is lent to transients, or by ``MIN_LENT_OBJECTS`` of its size.
         """
-        self._aside[ticket.dataset, ticket.object_id] = ticket.reserved_bytes
+        beyond = max(0, cost - ticket.reserved_bytes)
+        if beyond and self._aside_beyond + beyond > max(self.residency.lent_bytes, MIN_LENT_OBJECTS * cost):
+            return False
+        self._aside[ticket.dataset, ticket.object_id] = (ticket.reserved_bytes, beyond)
+        self._aside_beyond += beyond
         self.residency.transient_bytes += ticket.reserved_bytes
         ticket.placement = Placement.ASIDE
         self.keep(ticket)
+        return True
 
     def cancel(self, placement: Placement, cost: int) -> None:
         """Give back what ``reserve`` returned."""
@@ -187,9 +194,8 @@ class Holdings:
     def free(self, dataset: int, object_id: int) -> None:
         """Delete the entry; its room is free once the tier says so."""
         table = self.tables[dataset]
-        cost = self._aside.pop((dataset, object_id), None)
-        if cost is None:
-            cost = table.stored_bytes(object_id)
+        cost, beyond = self._aside.pop((dataset, object_id), (table.stored_bytes(object_id), 0))
+        self._aside_beyond -= beyond
         was_resident = table.state[object_id] == states.RESIDENT
         table.state[object_id] = states.FREEING
         self._freeing_bytes += cost
@@ -251,6 +257,7 @@ class Holdings:
         for key in self._tickets:
             assert self.state(key) == states.FETCHING
         assert all(self.state(key) == states.TRANSIENT for key in self._aside)
+        assert self._aside_beyond == sum(beyond for _, beyond in self._aside.values())
         for dataset, table in self.tables.items():
             assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
             assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())

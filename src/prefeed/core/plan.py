@@ -68,11 +68,6 @@ class Plan:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def is_scanned(self) -> bool:
-        """True when the cursor has passed every entry."""
-        return self.cursor >= len(self.ids)
-
     def extend(self, ids: Ids) -> None:
         """Append what the sampler drew next; amortised O(1) an id."""
         old, new = len(self.ids), len(self.ids) + len(ids)
@@ -150,7 +145,7 @@ class Plan:
 
     def skip_once(self, object_id: int) -> None:
         """Let the cursor pass the object's next entry: it was read before the cursor came to it."""
-        if not self.is_scanned:
+        if self.cursor < len(self.ids):
             self._skip[object_id] = self._skip.get(object_id, 0) + 1
 
     def advance(self, position: int) -> list[int]:

@@ -238,7 +238,8 @@ class Scheduler:
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
             if ticket.placement == Placement.DIRECT and is_expected:  # larger than was thought
                 ticket.reserved_bytes = reserved
-                self.holdings.set_aside(ticket)
+                if not self.holdings.try_set_aside(ticket, cost):
+                    ticket.reserved_bytes = 0
         if ticket.placement == Placement.TRANSIENT and not changed and self._next_use.make_room(*key, cost):
             self.holdings.exchange(ticket)
         if ticket.placement == Placement.DIRECT:
@@ -253,9 +254,8 @@ class Scheduler:
     def refused(self, ticket: Ticket) -> Placement:
         """The tier did not take the entry; return where it goes: ASIDE when a plan expects it, else DIRECT."""
         self.holdings.cancel(ticket.placement, ticket.reserved_bytes)
-        if self.holdings.is_expected((ticket.dataset, ticket.object_id)):
-            self.holdings.set_aside(ticket)
-        else:
+        is_expected = self.holdings.is_expected((ticket.dataset, ticket.object_id))
+        if not (is_expected and self.holdings.try_set_aside(ticket, ticket.reserved_bytes)):
             ticket.reserved_bytes = 0
             ticket.placement = Placement.DIRECT
             self.holdings.settle(ticket, states.ABSENT)

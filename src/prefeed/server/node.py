@@ -251,7 +251,7 @@ class Node:
         return Job(ticket, dataset.source, dataset.manifest, key)
 
     def _take_in(self, results: list[Result]) -> None:
-        puts: list[tuple[Ticket, Buffer]] = []
+        puts: list[Result] = []
         for result in results:
             if result.fetched is None:
                 self._fetch_failed(result)
@@ -262,29 +262,33 @@ class Node:
             if changed := is_changed(result):
                 self._counts.errors["object-changed"] += 1
             placement = self.scheduler.arrived(ticket, size, changed=changed)
-            if placement == Placement.DIRECT and self.checks.is_outdated(
-                ticket.dataset, ticket.object_id, result.fetched.version
-            ):
+            if placement == Placement.DIRECT and self._is_outdated(result):
                 continue
             if isinstance(manifest := result.job.manifest, CatalogueWriter):
                 manifest.observe(ticket.object_id, result.fetched.version, size)
             if not changed:
                 self._offer_to_disk(result)
             if placement in (Placement.RESIDENT, Placement.TRANSIENT):
-                puts.append((ticket, data))
+                puts.append(result)
             else:
-                self._hold(ticket, placement, data)
+                self._hold(result, placement)
         if puts:
             self._commit(puts, [])
 
-    def _hold(self, ticket: Ticket, placement: Placement, data: Buffer) -> None:
+    def _hold(self, result: Result, placement: Placement) -> None:
         """Keep what does not go to the tier for its readers: those of this turn, or those that a plan expects."""
-        key = (ticket.dataset, ticket.object_id)
+        assert result.fetched is not None
+        key = (result.job.ticket.dataset, result.job.ticket.object_id)
         if placement == Placement.ASIDE:
-            self._aside[key] = data
+            self._aside[key] = result.fetched.data
             self.checks.stored(*key)
-        else:
-            self._inline[key] = data
+        elif not self._is_outdated(result):
+            self._inline[key] = result.fetched.data
+
+    def _is_outdated(self, result: Result) -> bool:
+        assert result.fetched is not None
+        ticket = result.job.ticket
+        return self.checks.is_outdated(ticket.dataset, ticket.object_id, result.fetched.version)
 
     def _take_checks(self, results: list[CheckResult]) -> None:
         for result in results:
@@ -293,24 +297,28 @@ class Node:
             for then in self.checks.take_waiting(result):
                 then()
 
-    def _commit(self, puts: list[tuple[Ticket, Buffer]], frees: list[Free]) -> None:
+    def _commit(self, puts: list[Result], frees: list[Free]) -> None:
         """Store and free in one commit, or, if the tier refuses, store nothing and say so."""
+        tickets = [result.job.ticket for result in puts]
+        # What is set aside is not in the tier: what lies there under its key is another's.
+        stored = [free for free in frees if (free.dataset, free.object_id) not in self._aside]
         try:
             self._tier.apply(
                 [
-                    (self.registry.key(t.dataset, t.object_id), data, t.placement == Placement.TRANSIENT)
-                    for t, data in puts
+                    (self.registry.key(t.dataset, t.object_id), result.fetched.data, t.placement == Placement.TRANSIENT)
+                    for t, result in zip(tickets, puts, strict=True)
+                    if result.fetched is not None
                 ],
-                [self.registry.key(free.dataset, free.object_id) for free in frees],
+                [self.registry.key(free.dataset, free.object_id) for free in stored],
             )
         except StoreError as err:
             self._counts.errors[err.code] += 1
-            for ticket, data in puts:
-                self._hold(ticket, self.scheduler.refused(ticket), data)
+            for result in puts:
+                self._hold(result, self.scheduler.refused(result.job.ticket))
             if isinstance(err, TierFullError):
                 self.scheduler.set_budget(self._tier.capacity_bytes)
         else:
-            for ticket, _ in puts:
+            for ticket in tickets:
                 self.scheduler.stored(ticket)
                 self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:

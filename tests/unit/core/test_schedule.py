@@ -352,6 +352,35 @@ def test_readers_get_the_bytes_when_the_tier_refuses_them() -> None:
     assert ring.scheduler.residency.resident_bytes == 0
 
 
+def test_what_is_set_aside_because_it_is_larger_than_listed_is_bounded() -> None:
+    ring = Ring(budget=400 * 100, lookahead=1 << 20)
+    ring.add(1, [100] * 3000)
+    ring.plan(READER, 1, range(3000))
+    while ring.fetching:
+        ring.arrive(*next(iter(ring.fetching)), size=50_000)
+    assert 0 < len(ring.aside) <= 25
+
+
+def test_a_late_reader_of_the_present_epoch_is_none_of_the_next() -> None:
+    """The present plan has been looked through, and is not over."""
+    ring = Ring(budget=100, lookahead=15)
+    ring.add(1, [60] + [10] * 8)  # the first is larger than what is lent
+    ring.plan(READER, 1, [*range(1, 9), 0])
+    ring.arrive_all()
+    for object_id in range(1, 9):
+        ring.consume(READER, 1, [object_id])
+        ring.arrive_all()
+    ring.upcoming(READER, 1, [6, 7, 8, 0, *range(1, 6)])
+    ring.read(READER, 1, 0)
+    ring.scheduler.adopt_upcoming(READER)
+    ring.set_budget(1000)
+    before = len(ring.fetched)
+    for object_id in (6, 7, 8):
+        ring.read(READER, 1, object_id)
+        ring.arrive_all()
+    assert (1, 0) in ring.fetched[before:]
+
+
 def test_a_tier_that_holds_less_than_was_thought_frees_what_is_too_much_and_lends_room() -> None:
     ring = Ring(budget=1000 * SIZE)
     ring.add(1, [SIZE] * 100)

@@ -239,6 +239,40 @@ def test_a_file_that_changed_while_its_bytes_were_set_aside_is_read_anew(node: R
     assert reader.outcome == Outcome.READ_ORIGIN
 
 
+def test_what_was_set_aside_goes_without_what_lies_in_the_tier_under_its_key(node: Rig) -> None:
+    """A longer listing of the same origin, opened while the first is in use, has other ids and the same keys."""
+    first = node.open(memory_source(4), name="first")
+    node.plan(READER, first, range(4))
+    node.deliver_all()
+    second = node.open(memory_source(5), name="second")
+    node.tier.refusal = TierFullError("pages are pinned")
+    node.plan(READER + 1, second, [0])
+    node.deliver_all()
+    assert first.key(0) == second.key(0)
+    assert list(node.node._aside) == [(second.number, 0)]
+    node.consume(READER + 1, second, [0])
+    assert not node.node._aside
+    assert node.tier.get(first.key(0)) == content(0)
+
+
+def test_bytes_of_the_last_epoch_are_not_given_when_the_tier_refuses_them(node: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "label"
+    path.write_bytes(b"old")
+    dataset = node.open_catalogue(path)
+    node.begin(READER, dataset, [])
+    node.demand(dataset, 0, consumer=READER)
+    node.fetchers.make()  # it brings the old bytes, and has yet to be taken in
+    on_their_way, node.fetchers._results = node.fetchers._results, []
+    path.write_bytes(b"newer")
+    node.begin(READER + 1, dataset, [])
+    node.check()
+    reader = node.demand(dataset, 0, consumer=READER + 1)
+    node.tier.refusal = StoreError("no room")
+    node.fetchers._results = on_their_way
+    node.node.pump()
+    assert (reader.outcome, reader.data) == (Outcome.READ_ORIGIN, b"")
+
+
 def test_a_tier_that_filled_up_is_used_as_far_as_it_goes(sandbox: Sandbox) -> None:
     with rig(sandbox.home, capacity=100 * COST) as node:
         dataset = node.open(memory_source(90))
