@@ -62,7 +62,7 @@ def test_child_is_a_leak_until_it_is_waited_for(tmp_path: Path) -> None:
 
 def test_name_in_shared_memory_is_a_leak(tmp_path: Path) -> None:
     before = held(mounts_below=tmp_path)
-    name = f"leak-{os.getpid()}"
+    name = f"{SANDBOX_PREFIX}{os.getpid()}-leak"
     (SHM / name).touch()
     try:
         assert leaked(before, tmp_path) == {"shared_memory": [name]}

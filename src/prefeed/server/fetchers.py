@@ -191,6 +191,8 @@ class Fetchers:
         job.started = self._clock()
         try:
             found, where = self._find(job)
+            if found is None and self._is_closed:
+                raise SourceError("the node server ends")  # and the tier that has it may be closed already
             if found is None:
                 job.started = self._clock()  # what a look elsewhere took says nothing of the origin
                 found = job.source.fetch(job.manifest.path(job.ticket.object_id))

@@ -163,3 +163,11 @@ def test_an_offer_that_fails_costs_no_request_and_no_thread() -> None:
     pool.fetchers.close()
     for thread in pool.fetchers._threads:
         thread.join(60)
+
+
+def test_once_closed_it_asks_no_origin_for_what_a_tier_would_have_had(pool: Pool) -> None:
+    """At the end of the server the disk tier is closed first, and says of everything that it is not there."""
+    source = CountingSource(memory_source(1))
+    pool.fetchers._is_closed = True
+    result = pool.fetchers._fetch(Job(Ticket(1, 0, Placement.RESIDENT, 0), source, MANIFEST))
+    assert (source.fetches, result.fetched) == (0, None)
