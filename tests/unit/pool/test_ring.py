@@ -138,6 +138,7 @@ def test_a_server_that_was_started_again_is_asked_again_at_once() -> None:
         only(ring).write(b"k", VALUE)
         server.kill()
         server.start()
+        server.statistics()  # it answers
         assert only(ring).read(b"k") is None
         assert not only(ring).is_out
 
