@@ -104,7 +104,7 @@ def _pure(
         yield
         return
     below = tmp_path_factory.getbasetemp()
-    home = below / f"home-{next(_numbers)}"  # made by whoever writes there
+    home = below / f"home-{next(_numbers)}"  # not made until something writes there
     monkeypatch.setenv("PREFEED_HOME", str(home))
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(home / "memory"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))

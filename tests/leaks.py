@@ -127,13 +127,13 @@ def open_descriptors() -> Counter[str]:
 
 
 def descriptors_beyond(before: Counter[str]) -> list[str]:
-    """Return what is open that was not before, once what nobody refers to any more is closed."""
+    """Return what is open now and was not before; garbage is collected first."""
     if open_descriptors() <= before:
         return []
     gc.collect()
     more = open_descriptors() - before
     if "obstore" in sys.modules:
-        more -= _RUNTIME  # its first use, of which the test itself was forgiven too
+        more -= _RUNTIME  # the runtime that obstore keeps from its first use on
     return sorted(more.elements())
 
 

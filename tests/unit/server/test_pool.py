@@ -204,7 +204,6 @@ def test_a_server_that_was_started_empty_is_filled_again(server: Memcached) -> N
         store(tier, KEY, VALUE)
         server.kill()
         server.start()
-        server.statistics()  # it answers
         assert read(tier, KEY) is None
         store(tier, KEY, VALUE)
         assert read(tier, KEY) == VALUE
