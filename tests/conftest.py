@@ -7,6 +7,7 @@ import itertools
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -30,10 +31,12 @@ _numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test sees the settings of who runs it."""
+    """No test sees the settings of who runs it, nor that Ctrl-C is ignored there: programs would inherit it."""
     for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_")) or n.lower() in PROXIES]:
         if name != "PREFEED_TESTS":
             del os.environ[name]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     warm.install()
 
 
