@@ -410,3 +410,58 @@ def test_the_loader_is_the_only_one_of_its_class(
         assert run(TorchLoader if how == "auto" else prefeed.DataLoader) == expected
     if how != "not served":
         assert prefeed.statistics().reads > 0
+
+
+class Repeating:
+    """Yields what a batch sampler yields, again and again."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.inner
+
+
+def endless(base: Any, how: str) -> Any:
+    """Return a subclass whose workers live as long as it does, as timm's and ultralytics' do."""
+
+    class Endless(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if how == "timm":
+                self._DataLoader__initialized = False
+                self.batch_sampler = Repeating(self.batch_sampler)
+                self._DataLoader__initialized = True
+            else:
+                object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.inner)
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def __del__(self) -> None:
+            if self.iterator is not None and hasattr(self.iterator, "_shutdown_workers"):
+                self.iterator._shutdown_workers()
+            self.iterator = None
+
+    return Endless
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("how", ["timm", "ultralytics"])
+def test_loaders_whose_iterator_is_kept(
+    root: Path, how: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    dataset = torchvision_datasets.ImageFolder(str(root), Augment())
+    kwargs = {"shuffle": True, "num_workers": num_workers}
+    expected = see(endless(TorchLoader, how), dataset, **kwargs)
+    with auto():
+        assert_same(expected, see(endless(TorchLoader, how), dataset, **kwargs))
+    assert_same(expected, see(endless(prefeed.DataLoader, how), dataset, **kwargs))
+    assert prefeed.statistics().reads > 0
