@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +474,13 @@ def test_nothing_is_left_when_the_loader_is_gone(root: Path) -> None:
     assert wait_until(lambda: 0 < ring_bytes() <= 2 * sum(map(batch_bytes, held)), timeout_seconds=60)
     held.clear()
     assert wait_until(lambda: ring_bytes() == 0, timeout_seconds=60)
+
+
+@pytest.mark.cold
+def test_memory_that_escapes(tmp_path: Path) -> None:
+    """What keeps the memory, crossed with what torch does with the tensor meanwhile: nothing changes, nothing crashes."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    line = [sys.executable, "-m", "e2e.escapes", str(tmp_path / "data")]
+    job = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert (job.returncode, job.stderr) == (0, ""), job.stderr
+    assert json.loads(job.stdout) == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import multiprocessing.resource_sharer
 import pickle
+import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from torchvision import datasets as torchvision_datasets
 
 import prefeed
 from e2e import samplers
+from e2e.automatic import auto
 from e2e.images import Augment, Pixels, load_by_path, load_with_numpy, make_image_folder
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
 from prefeed.config import resolve
@@ -319,3 +323,145 @@ def test_trusted_sampler_is_planned(root: Path) -> None:
         return [digest(batch) for _ in range(3) for batch in loader]
 
     assert run(TorchLoader) == run(prefeed.DataLoader, config=config)
+
+
+class Counting(type):
+    """Counts what happens to instances of a class, by the hooks that a class may have."""
+
+    seen: list[str] = []  # noqa: RUF012
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        Counting.seen.append("made")
+        return super().__call__(*args, **kwargs)
+
+
+def hooked(base: Any) -> Any:
+    """Return a subclass whose instances are all equal, cannot be copied, and tell what happens to them."""
+    kinds = {type(base), Counting}
+    metaclass = type("Both", tuple(kind for kind in (Counting, *kinds - {Counting, type})), {})
+
+    class Hooked(base, metaclass=metaclass):
+        __slots__ = ("more",)
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            Counting.seen.append("new")
+            return super().__new__(cls)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            Counting.seen.append(f"set {name}")
+            super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"nothing of mine: {name}")
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, base)
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __copy__(self) -> Any:
+            raise AssertionError("not to be copied")
+
+        __reduce_ex__ = __copy__
+
+        @property
+        def worker_init_fn(self) -> Any:
+            return self.more
+
+        @worker_init_fn.setter
+        def worker_init_fn(self, value: Any) -> None:
+            self.more = value
+
+        def __del__(self) -> None:
+            Counting.seen.append(f"del {len(self.dataset)}")
+
+    return Hooked
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("how", ["auto", "explicit", "not served"])
+def test_the_loader_is_the_only_one_of_its_class(
+    root: Path, how: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its class does when one is made, copied, changed, compared or collected, it does as with torch's."""
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    reference = torchvision_datasets.ImageFolder(str(root), Pixels())
+    datasets = [Subset(reference, range(length)) for length in (9, 6)]
+    if how == "not served":
+        datasets = [list(range(length)) for length in (9, 6)]  # type: ignore[misc]
+
+    def run(base: Any) -> tuple[list[str], list[str]]:
+        Counting.seen.clear()
+        loader_class = hooked(base)
+        loaders = [loader_class(dataset, batch_size=4, num_workers=num_workers) for dataset in datasets]
+        gone: list[Any] = []
+        refs = [weakref.ref(loader, gone.append) for loader in loaders]
+        batches = [digest(batch) for _ in range(2) for loader in loaders for batch in loader]
+        assert not gone
+        del loaders
+        gc.collect()
+        assert len(gone) == len(refs)
+        return batches, list(Counting.seen)
+
+    expected = run(TorchLoader)
+    assert expected[1].count("new") == 2
+    with auto() if how == "auto" else nullcontext():
+        assert run(TorchLoader if how == "auto" else prefeed.DataLoader) == expected
+    if how != "not served":
+        assert prefeed.statistics().reads > 0
+
+
+class Repeating:
+    """Yields what a batch sampler yields, again and again."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.inner
+
+
+def endless(base: Any, how: str) -> Any:
+    """Return a subclass whose workers live as long as it does, as timm's and ultralytics' do."""
+
+    class Endless(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if how == "timm":
+                self._DataLoader__initialized = False
+                self.batch_sampler = Repeating(self.batch_sampler)
+                self._DataLoader__initialized = True
+            else:
+                object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.inner)
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def __del__(self) -> None:
+            if self.iterator is not None and hasattr(self.iterator, "_shutdown_workers"):
+                self.iterator._shutdown_workers()
+            self.iterator = None
+
+    return Endless
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("how", ["timm", "ultralytics"])
+def test_loaders_whose_iterator_is_kept(
+    root: Path, how: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    dataset = torchvision_datasets.ImageFolder(str(root), Augment())
+    kwargs = {"shuffle": True, "num_workers": num_workers}
+    expected = see(endless(TorchLoader, how), dataset, **kwargs)
+    with auto():
+        assert_same(expected, see(endless(TorchLoader, how), dataset, **kwargs))
+    assert_same(expected, see(endless(prefeed.DataLoader, how), dataset, **kwargs))
+    assert prefeed.statistics().reads > 0

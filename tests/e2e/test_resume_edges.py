@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -255,3 +255,41 @@ def test_a_sampler_that_gives_out_what_it_changes() -> None:
     iterator = iter(loader)
     next(iterator)
     assert epoch_after(loader.state_dict(), loader_of(Counting())) == epoch(iterator)
+
+
+class Typed:
+    """Yields batches of a type of its own, drawn one after the other."""
+
+    def __init__(self, make: Callable[[list[int]], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return LENGTH // BATCH_SIZE
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, LENGTH, BATCH_SIZE):
+            yield self.make(list(range(start, start + BATCH_SIZE)))
+
+
+def mapped(indices: list[int]) -> Any:
+    return map(int, indices)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("make", [set, dict.fromkeys, tuple, mapped])
+def test_batches_of_other_types(make: Any, num_workers: int) -> None:
+    def loader() -> Any:
+        return prefeed.DataLoader(Numbers(), batch_sampler=Typed(make), num_workers=num_workers)  # type: ignore[arg-type]
+
+    expected = epoch(loader())
+    interrupted = loader()
+    iterator = iter(interrupted)
+    assert [next(iterator).tolist() for _ in range(3)] == expected[:3]
+    if num_workers and make is mapped:
+        with pytest.raises(ResumeError, match="a Typed, yields batches that can be read only once, and 2 of them"):
+            interrupted.state_dict()
+        return
+    file = io.BytesIO()
+    torch.save(interrupted.state_dict(), file)
+    file.seek(0)
+    assert epoch_after(torch.load(file), loader()) == expected[3:]

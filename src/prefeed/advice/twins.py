@@ -40,7 +40,7 @@ class Batches:
             is_empty = True
             for batch in self._loader._index_sampler:
                 is_empty = False
-                yield batch
+                yield list(batch) if isinstance(batch, Iterator) else batch  # trials are made with it again and again
             if is_empty:
                 return
 

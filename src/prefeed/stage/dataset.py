@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -198,7 +198,7 @@ class CachedDataset:
     def __getitem__(self, index: Any) -> Any:
         return self.samples((index,))[0]
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of a batch."""
         return self.samples(indices)
 
@@ -207,7 +207,7 @@ class CachedDataset:
         return self.cache.get_stat()
 
     def samples(
-        self, indices: Sequence[Any], *, making: Making | None = None, borrow: ExitStack | None = None
+        self, indices: Iterable[Any], *, making: Making | None = None, borrow: ExitStack | None = None
     ) -> list[Any]:
         """Return samples, found or made.
 
@@ -220,6 +220,8 @@ class CachedDataset:
         Raises:
             Exception: Whatever ``dataset[i]`` raises.
         """
+        if not isinstance(indices, Sequence):  # a set, a generator: whatever torch takes for a batch
+            indices = list(indices)
         making = making or _no_scope
         place = self._now()
         store = place.store

@@ -36,7 +36,7 @@ _log = logging.getLogger("prefeed")
 class Attachment:
     """What ties one loader to the node server; opened at its first epoch.
 
-    **Ownership**: ``_attachments``, while there is the loader, and iterators. When the last of them is collected, the
+    **Ownership**: ``Attachments``, while there is the loader, and iterators. When the last of them is collected, the
     consumer's connection closes and the server forgets its plan.
     """
 
@@ -90,26 +90,24 @@ class Attachment:
         _log.log(level, "prefeed: %s: %s", "no plan" if is_staged else "not used for this loader", reason)
 
     def view(self, loader: TorchDataLoader[Any], served: Served | Staged | None, rest: Rest | None = None) -> Any:
-        """Return the loader's twin that iterators are made from: its dataset is served, its sampler planned.
+        """Return what iterators are made from instead of the loader: its dataset is served, its sampler planned.
 
         Args:
             loader: The user's.
             served: What ``serve`` gave.
             rest: Of an epoch that goes on.
         """
-        # Made by hand: a subclass may have its own idea of what a copy is.
-        view: Any = object.__new__(type(loader))
-        view.__dict__.update(loader.__dict__)
+        view: Any = LoaderView(loader)
         sampler: Any = None
         if served is not None:
-            view.__dict__["dataset"] = served
+            view.dataset = served
         if served is not None and served is self.served and self.planned is not None:
             self.planned.resume(None if rest is None else rest.batches)
             sampler = self.planned
         if self.explicit and not isinstance(loader.dataset, IterableDataset):
             sampler = self.position.watched(loader, sampler, rest)
         if sampler is not None:
-            view.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = sampler
+            view._index_sampler = sampler
         return view
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
@@ -268,6 +266,45 @@ class Attachment:
             self.served.reader.close()
         if self._consumer is not None:
             self._consumer.close()
+
+
+class LoaderView:
+    """What torch's iterators read of a loader: attributes that were set here, and for all others those of the loader.
+
+    It is of no class of the user's, and no copy: whoever has a ``__del__`` would see one that he never made.
+    """
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self.__loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__loader, name)
+
+
+class Attachments:
+    """The attachment of each loader, as long as there is the loader.
+
+    By identity, and not in the loader: what equality and hashes mean is the user's, and pickles, copies and ``vars`` of a
+    loader are as torch's.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[ref[TorchDataLoader[Any]], Attachment]] = {}
+
+    def get(self, loader: TorchDataLoader[Any]) -> Attachment | None:
+        entry = self._entries.get(id(loader))
+        return entry[1] if entry is not None and entry[0]() is loader else None
+
+    def put(self, loader: TorchDataLoader[Any], attachment: Attachment) -> None:
+        entries, key = self._entries, id(loader)
+        entries[key] = ref(loader, lambda _: entries.pop(key, None)), attachment
+
+    def remove(self, loader: TorchDataLoader[Any]) -> None:
+        self._entries.pop(id(loader), None)
+
+    def items(self) -> list[tuple[TorchDataLoader[Any], Attachment]]:
+        found = ((loader(), attachment) for loader, attachment in list(self._entries.values()))
+        return [(loader, attachment) for loader, attachment in found if loader is not None]
 
 
 def _read_counts(attachment: ref[Attachment]) -> ReadCounts | None:

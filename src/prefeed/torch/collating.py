@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
@@ -237,9 +238,19 @@ def _unpacked(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 def _tensor_over(array: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor that has the memory of an array, and keeps the array; it is no view of another tensor."""
+    """Return a tensor that has the memory of an array; it is no view of another tensor.
+
+    The array is kept as long as the storage lives, also when torch moves the storage to other memory, as it does to
+    share it with another process: arrays and other libraries' tensors over the first memory keep the storage only.
+    """
     storage = torch.from_numpy(array).untyped_storage()
+    _kept[id(array)] = array
+    weakref.finalize(storage, _kept.pop, id(array)).atexit = False
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage).resize_(shape)
+
+
+_kept: dict[int, Bytes] = {}
+"""Memory of the storages that are alive, by the array's id."""
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:

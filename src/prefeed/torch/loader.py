@@ -10,7 +10,6 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import (
@@ -21,7 +20,7 @@ from torch.utils.data.dataloader import (
 
 from prefeed.config import Config, current
 from prefeed.errors import ResumeError
-from prefeed.torch.attachment import Attachment, samples_as_torchs
+from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
@@ -61,9 +60,8 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if config is not None:
-            self._prefeed_config = config  # goes with copies and pickles
-        if type(self).__hash__ is not None:
-            _attachments[self] = Attachment(config or current(), explicit=True)
+            vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
+        _attachments.put(self, Attachment(config or current(), explicit=True))
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return make_iterator(self, super()._get_iterator, explicit=True)
@@ -91,8 +89,6 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
 
     def _position(self) -> Position:
         name = type(self).__name__
-        if type(self).__hash__ is None:
-            raise ResumeError(f"where a {name} is cannot be kept: its class is not hashable; give it a __hash__")
         if not samples_as_torchs(self):
             raise ResumeError(f"where a {name} is cannot be told: its class chooses the sampler in a way of its own")
         return _attachment_of(self, explicit=True).position
@@ -141,7 +137,7 @@ def _make_iterator(
         given_back = served.lent.give_back
     if loader.num_workers == 0:
         if given_back is not None:
-            view.__dict__["collate_fn"] = collate_of(loader, after=given_back)
+            view.collate_fn = collate_of(loader, after=given_back)
         iterator: _BaseDataLoaderIter = _SingleProcessIter(view, attachment)
     else:
         iterator = _start_workers(loader, attachment, view, given_back)
@@ -156,10 +152,10 @@ def _start_workers(
     loader.check_worker_number_rationality()
     if given_back is not None:
         attachment.foresee(loader.generator or True)
-        view.__dict__["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
+        view.worker_init_fn = WorkerStart(loader.worker_init_fn)
         lease = attachment.try_lease(loader)
         names = lease.names if lease is not None else ()
-        view.__dict__["collate_fn"] = collate_of(loader, names=names, after=given_back)
+        view.collate_fn = collate_of(loader, names=names, after=given_back)
     return _MultiProcessIter(view, attachment, lease)
 
 
@@ -173,24 +169,21 @@ def set_all_loaders(served: bool) -> None:
     _all_loaders = served
     if served:
         return
-    for loader, attachment in list(_attachments.items()):
+    for loader, attachment in _attachments.items():
         if not attachment.explicit:
-            del _attachments[loader]
+            _attachments.remove(loader)
             if isinstance(loader._iterator, _MultiProcessIter):
                 loader._iterator = None
 
 
-_attachments: WeakKeyDictionary[TorchDataLoader[Any], Attachment] = WeakKeyDictionary()
-"""By loader, and not in it: pickles, copies and ``vars`` of a loader are as torch's."""
+_attachments = Attachments()
 
 
 def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> Attachment:
-    config = vars(loader).get("_prefeed_config")
-    if type(loader).__hash__ is None:
-        return Attachment(config, explicit=explicit)  # for this epoch; its iterator keeps it
     attachment = _attachments.get(loader)
     if attachment is None:
-        attachment = _attachments[loader] = Attachment(config, explicit=explicit)
+        attachment = Attachment(vars(loader).get("_prefeed_config"), explicit=explicit)
+        _attachments.put(loader, attachment)
     return attachment
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,13 +99,21 @@ def drawn_order(batches: list[Any]) -> Order:
     return np.array([index for batch in batches for index in indices_of(batch)], dtype=np.int64)
 
 
+def can_be_read_again(batch: Any) -> bool:
+    """Return True for a batch that may be iterated more than once; others (``map``, generators) are left to torch."""
+    return isinstance(batch, Collection)
+
+
 def indices_of(batch: Any) -> list[int]:
-    """Return the sample indices in a batch, or the one that a sampler drew; what is no integer is left out."""
+    """Return the sample indices in a batch, or the one that a sampler drew.
+
+    What is no integer is left out, and so is what can be read only once: reading it here would leave nothing of it.
+    """
     try:
         return [operator.index(batch)]
     except TypeError:
         pass
-    if not isinstance(batch, Iterable) or isinstance(batch, str | bytes):
+    if not can_be_read_again(batch) or isinstance(batch, str | bytes):
         return []
     return [index for part in batch if not isinstance(part, list | tuple) for index in indices_of(part)]
 
@@ -146,12 +154,15 @@ def _draw(index_sampler: Any) -> Order:
         used = len(order) - len(order) % index_sampler.batch_size if index_sampler.drop_last else len(order)
         return order[:used]
     drawn = list(index_sampler)
-    if drawn and isinstance(drawn[0], list):
+    if all(issubclass(kind, list) for kind in set(map(type, drawn))):
         drawn = list(itertools.chain.from_iterable(drawn))
     try:
-        return np.array(drawn, dtype=np.int64).reshape(len(drawn))
-    except (TypeError, ValueError, OverflowError):  # tensors, tuples, names: whatever the dataset takes
+        order = np.asarray(drawn).reshape(len(drawn))
+    except (TypeError, ValueError):
         return drawn_order(drawn)
+    if order.dtype.kind not in "biu":  # tensors, tuples, names: whatever the dataset takes
+        return drawn_order(drawn)
+    return order.astype(np.int64)
 
 
 @contextmanager

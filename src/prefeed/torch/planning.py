@@ -109,8 +109,10 @@ class PlannedSampler:
             self._announce_distributed()
         elif self._trust:
             batches = list(inner)
-            self._begin(drawn_order(batches))
-            yield from self._follow(iter(batches))
+            read = [list(batch) if isinstance(batch, Iterator) else batch for batch in batches]
+            self._begin(drawn_order(read))
+            for indices, batch in zip(self._follow(iter(read)), batches, strict=True):
+                yield iter(indices) if isinstance(batch, Iterator) else batch
         else:
             self._begin(np.empty(0, dtype=np.int64))
             yield from self._tell(iter(inner))

@@ -159,6 +159,11 @@ class Position:
         """Return where the loader is, as plain values and tensors."""
         if self._loaded is not None:
             return self._loaded
+        if any(isinstance(batch, Iterator) for batch in self._ahead):
+            raise ResumeError(
+                f"its sampler, a {type(loader._index_sampler).__name__}, yields batches that can be read only once, and "
+                f"{len(self._ahead)} of them are on their way: they cannot be saved; let it yield lists"
+            )
         now = states_of(loader)
         return {
             "version": _VERSION,
@@ -166,7 +171,7 @@ class Position:
             _FINISHED: self._finished,
             "batch_size": loader.batch_size,
             "num_batches": length_of(loader),
-            "last": _plain(self._last),
+            "last": _plain([batch for batch in self._last if not isinstance(batch, Iterator)]),
             "ahead": _plain(list(self._ahead)),
             "began": self._began or now | {"draws_seed": True},
             "now": now,

@@ -6,7 +6,7 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from multiprocessing import util
 from typing import Any
@@ -22,6 +22,7 @@ from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
+from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
 
 
@@ -52,17 +53,18 @@ class Served:
         with self._reading(), self._making(index):
             return self.inner[index]
 
-    def __getitems__(self, indices: list[Any]) -> list[Any]:
+    def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
         self._access.refresh()
         try:
             with self._reading():
-                batch = _own_batch_method(self.inner)
+                batch = _own_batch_method(self.inner, indices)
                 if batch is not None:
-                    with self._making(*indices):
+                    with self._making(*(indices if can_be_read_again(indices) else ())):
                         return batch(indices)
                 with self._parts():
-                    return _samples(self.inner, indices, lambda position: self._making(indices[position]), self.lent)
+                    rows, drawn = _rows(indices)
+                    return _samples(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
             self.reader.report()
 
@@ -132,24 +134,51 @@ class Staged:
     def __getitem__(self, index: Any) -> Any:
         return self.inner[index]
 
-    def __getitems__(self, indices: list[Any]) -> list[Any]:
+    def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them."""
-        batch = _own_batch_method(self.inner)
+        batch = _own_batch_method(self.inner, indices)
         if batch is not None:
             return batch(indices)
-        return _samples(self.inner, indices, lambda _: nullcontext(), self.lent)
+        return _samples(self.inner, _rows(indices)[0], lambda _: nullcontext(), self.lent)
 
 
-def _own_batch_method(dataset: Any) -> Callable[[list[Any]], list[Any]] | None:
-    """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does."""
+def _rows(indices: Any) -> tuple[Iterable[Any], Sequence[Any]]:
+    """Return the indices of a batch of any type, and a sequence in which each is found once it was drawn.
+
+    What can be read only once is drawn as torch draws it: one index, one sample, the next index.
+    """
+    if can_be_read_again(indices):
+        rows = indices if isinstance(indices, list) else list(indices)
+        return rows, rows
+    drawn: list[Any] = []
+    return _noted(indices, drawn), drawn
+
+
+def _noted(indices: Iterable[Any], drawn: list[Any]) -> Iterator[Any]:
+    for index in indices:
+        drawn.append(index)
+        yield index
+
+
+def _own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] | None:
+    """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does.
+
+    Args:
+        dataset: The user's.
+        indices: Of the batch.
+    """
     method = getattr(dataset, "__getitems__", None)
     if not callable(method) or isinstance(dataset, CachedDataset | MappedDataset):
         return None
-    if type(dataset) is Subset and _own_batch_method(dataset.dataset) is None:
+    if type(dataset) is Subset and _own_batch_method(dataset.dataset, []) is None:
         return None
-    if type(dataset) is StackDataset and all(_own_batch_method(part) is None for part in _parts_of(dataset).values()):
+    if (
+        type(dataset) is StackDataset
+        and can_be_read_again(indices)  # each part reads them: torch's method has its own error for others
+        and all(_own_batch_method(part, indices) is None for part in _parts_of(dataset).values())
+    ):
         return None
-    found: Callable[[list[Any]], list[Any]] = method
+    found: Callable[[Any], list[Any]] = method
     return found
 
 
@@ -165,7 +194,10 @@ def _is_stacked(dataset: Any) -> bool:
 
 
 def _samples(
-    dataset: Any, indices: list[Any], making: Callable[[int], AbstractContextManager[None]], lent: Lent | None = None
+    dataset: Any,
+    indices: Iterable[Any],
+    making: Callable[[int], AbstractContextManager[None]],
+    lent: Lent | None = None,
 ) -> list[Any]:
     """Return the samples of a batch, each made inside its scope, in the order in which torch makes them.
 

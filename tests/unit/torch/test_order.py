@@ -175,3 +175,10 @@ def test_somebody_elses_subclass_is_not_run_in_the_shadow() -> None:
         pass
 
     assert not is_readable_ahead(BatchSamplerShard(BatchSampler(Mine(range(4)), 2, False)))
+
+
+def test_what_only_looks_like_a_number_is_no_index() -> None:
+    """Keys of a dataset that is a mapping; numpy would take them for numbers."""
+    for sampler in (["12", "7"], [["12"], ["7"]], BatchSampler(["12", "7"], 1, False), [1.5, 2.0], [[1.5]]):
+        assert shadow_order(sampler).tolist() == []
+    assert shadow_order([True, np.uint8(3), 2]).tolist() == [1, 3, 2]

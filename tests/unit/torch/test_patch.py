@@ -64,7 +64,7 @@ def test_what_somebody_else_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch)
     assert vars(BoundEarlier)["_get_iterator"] is theirs
     loader = BoundEarlier([1, 2])  # type: ignore[arg-type]
     assert [int(batch) for batch in loader] == [1, 2]
-    assert loader not in module._attachments
+    assert module._attachments.get(loader) is None
 
 
 class Derived(BoundEarlier[Any]):
@@ -138,7 +138,7 @@ def test_explicit_loader_is_attached_once(caplog: pytest.LogCaptureFixture) -> N
 
     (line,) = [record for record in caplog.records if "not used for this loader" in record.getMessage()]
     assert line.levelno == logging.WARNING
-    assert module._attachments[loader].explicit
+    assert module._attachment_of(loader, explicit=False).explicit
 
 
 @pytest.mark.usefixtures("enabled")
@@ -146,7 +146,7 @@ def test_class_with_iterators_of_its_own_is_left_alone() -> None:
     loader = Overriding([0, 1, 2])  # type: ignore[arg-type]
 
     assert [int(batch) for batch in loader] == [0, 1, 2]
-    assert loader not in module._attachments
+    assert module._attachments.get(loader) is None
 
 
 @pytest.mark.usefixtures("enabled")

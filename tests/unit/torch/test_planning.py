@@ -115,6 +115,34 @@ def test_trusted_sampler_is_drawn_at_once() -> None:
     assert listener.told[0] == ("begin", list(range(8)))
 
 
+class Types:
+    """Yields batches of many types."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({4, 5}, {6: "a", 7: "b"}, map(int, (8, 9)), (index for index in (1, 2)), ["x", 3])
+
+
+READ = [[4, 5], [6, 7], [8, 9], [1, 2], ["x", 3]]
+
+
+def test_what_can_be_read_once_is_left_to_torch() -> None:
+    for inner in (Types(), list(Types())):
+        listener = Listener()
+        batches = list(planned(inner, listener))
+        assert [type(batch).__name__ for batch in batches] == ["set", "dict", "map", "generator", "list"]
+        assert list(map(list, batches)) == READ
+        told = [object_id for event, ids in listener.told if event in ("begin", "extend") for object_id in ids]
+        assert told == [4, 5, 6, 7, 3]
+
+
+def test_a_trusted_sampler_may_be_read_with_all_that_it_yields() -> None:
+    listener = Listener()
+    batches = list(planned(Types(), listener, trust=True))
+    assert [isinstance(batch, Iterator) for batch in batches] == [False, False, True, True, False]
+    assert list(map(list, batches)) == READ
+    assert listener.told[0] == ("begin", [4, 5, 6, 7, 8, 9, 1, 2, 3])
+
+
 def test_next_epoch_is_announced_and_right() -> None:
     """torch draws the base seed, then asks the sampler: the announced order is the one that comes."""
     torch.manual_seed(4)
