@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leaks import SANDBOX_PREFIX, SHM, processes, read_proc
+from prefeed.config import Config
+from prefeed.wire.endpoint import remove_runtime_dirs
 
 SERVER_MODULE = b"prefeed.server"
 STOP_TIMEOUT_SECONDS = 30.0
@@ -33,6 +35,7 @@ class Sandbox:
         return sandbox
 
     def remove(self) -> None:
+        remove_runtime_dirs(Config(home=self.home))  # outside the sandbox, where that in it could not be trusted
         shutil.rmtree(self.root)
         shutil.rmtree(self.memory_dir)
 

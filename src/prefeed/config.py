@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
+from prefeed.trust import is_own_possible
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -175,6 +176,14 @@ def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
 
+def _boot_id() -> str:
+    """Return eight hex digits that tell this node from others which have the same home."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii")[:8]
+    except OSError:
+        return "node"
+
+
 def _default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
@@ -263,10 +272,22 @@ class Config:
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
 
     @property
+    def runtime_dirs(self) -> tuple[Path, ...]:
+        """Where the socket may lie, ``<base>/prefeed-<uid>/<home id>``: a server takes the first that can be trusted.
+
+        Clients look at all of them, so that those with and without ``XDG_RUNTIME_DIR`` meet. Nobody else can have
+        taken the last one, which lies in the home.
+        """
+        user, given = os.getuid(), os.environ.get("XDG_RUNTIME_DIR", "")
+        bases = [given] if given.startswith("/") else []
+        bases += [f"/run/user/{user}", "/tmp", "/dev/shm", os.fspath(self.home / "run" / _boot_id())]
+        return tuple(dict.fromkeys(Path(base) / f"prefeed-{user}" / self.home_id for base in bases))
+
+    @property
     def runtime_dir(self) -> Path:
-        """Private directory (0700) of the socket and of plans in transit; short, for ``sun_path`` holds 107 bytes."""
-        base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
-        return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
+        """Private directory (0700) of the socket and of plans in transit, as a server that is started now has it."""
+        *shared, in_home = self.runtime_dirs
+        return next(filter(is_own_possible, shared), in_home)
 
     @property
     def socket_path(self) -> Path:
