@@ -60,6 +60,17 @@ def why_not_shared(status: os.stat_result) -> str:
     return ""
 
 
+def why_not_trusted_file(status: os.stat_result) -> str:
+    """Return why others than this user and root may have written a file."""
+    if not stat.S_ISREG(status.st_mode):
+        return "is no file"
+    if not (is_mine(status) or status.st_uid == 0):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}, so that others may write to it. Run chmod go-w"
+    return ""
+
+
 def open_trusted(
     path: str | os.PathLike[str],
     check: Check = why_not_private,
