@@ -277,15 +277,23 @@ class Config:
 
     @property
     def runtime_dirs(self) -> tuple[Path, ...]:
-        """Where the socket may lie, ``<base>/prefeed-<uid>/<home id>``: a server takes the first that can be trusted.
+        """Where the socket may lie, ``<base>/prefeed-<uid>/<home id>``: a server takes the first that can be trusted."""
+        given = os.environ.get("XDG_RUNTIME_DIR", "")
+        first = (self._runtime_dir_in(given),) if given.startswith("/") else ()
+        return tuple(dict.fromkeys((*first, *self.common_runtime_dirs)))
 
-        Clients look at all of them, so that those with and without ``XDG_RUNTIME_DIR`` meet. Nobody else can have
-        taken the last one, which lies in the home.
+    @property
+    def common_runtime_dirs(self) -> tuple[Path, ...]:
+        """Those of all processes of the user, whatever their environment.
+
+        In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
+        which lies in the home.
         """
-        user, given = os.getuid(), os.environ.get("XDG_RUNTIME_DIR", "")
-        bases = [given] if given.startswith("/") else []
-        bases += [f"/run/user/{user}", "/tmp", "/dev/shm", os.fspath(self.home / "run" / _boot_id())]
-        return tuple(dict.fromkeys(Path(base) / f"prefeed-{user}" / self.home_id for base in bases))
+        bases = (f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", self.home / "run" / _boot_id())
+        return tuple(self._runtime_dir_in(base) for base in bases)
+
+    def _runtime_dir_in(self, base: str | os.PathLike[str]) -> Path:
+        return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
 
     @property
     def runtime_dir(self) -> Path:

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from prefeed.config import Config
 from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
-from prefeed.wire.endpoint import connect_in, make_runtime_dir, peer_process, say_refused
+from prefeed.wire.endpoint import connect_in, find_server, make_runtime_dir, peer_process, say_refused
 
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
@@ -46,7 +46,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
         ServerUnavailableError: That is so, and this may not wait.
     """
     refused: dict[Path, str] = {}
-    for directory in config.runtime_dirs:
+    for directory in _places(config):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(may_wait)
         try:
@@ -64,6 +64,16 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
             return Reached(sock, directory)
     _collect_ended()
     return None
+
+
+def _places(config: Config) -> Iterator[Path]:
+    """Yield where a server may listen: the runtime directories, and where a server says in one that it is."""
+    seen = set()
+    for directory in config.runtime_dirs:
+        for place in (directory, find_server(directory)):
+            if place not in seen:
+                seen.add(place)
+                yield place
 
 
 def _collect_ended() -> None:
@@ -88,7 +98,7 @@ def start_server(config: Config) -> int:
 
 def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, Reached]:
     """Return (pid, connection) of a server that was started now or, if allowed, just before by another client."""
-    log = make_runtime_dir(config) / "server.log"
+    log = make_runtime_dir(config.runtime_dirs) / "server.log"
     with log.open("ab") as output:
         start = output.tell()
         process = subprocess.Popen(

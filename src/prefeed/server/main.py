@@ -29,7 +29,7 @@ from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budge
 from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.trust import open_own
-from prefeed.wire.endpoint import make_runtime_dir
+from prefeed.wire.endpoint import LOCK, make_runtime_dir
 
 _BUSY_TURN_SECONDS = 0.01
 """Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
@@ -51,9 +51,9 @@ def run_foreground(config: Config) -> int:
         UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
     """
     _allow_many_descriptors()
-    runtime_dir = make_runtime_dir(config)
+    runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
+        _only_server(config, runtime_dir), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
         closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_files_in_transit(runtime_dir)
@@ -137,12 +137,14 @@ def _remove_files_in_transit(runtime_dir: Path) -> None:
 
 
 @contextmanager
-def _only_server(config: Config) -> Iterator[None]:
+def _only_server(config: Config, runtime_dir: Path) -> Iterator[None]:
     """Hold the home's lock; the kernel lets go of it when the process dies, however it dies.
 
-    It is held in each runtime directory that there is, in their order: another server may have been started when not
-    the same of them could be trusted, or with another ``XDG_RUNTIME_DIR``.
+    It is held in each runtime directory that there is, in their order, and one that does not depend on the environment is
+    made for that: another server may be started when not the same of them can be trusted, or with another
+    ``XDG_RUNTIME_DIR``. Who finds the lock reads in it where this server listens.
     """
+    make_runtime_dir(config.common_runtime_dirs)
     with ExitStack() as held:
         for directory in config.runtime_dirs:
             try:
@@ -150,19 +152,19 @@ def _only_server(config: Config) -> Iterator[None]:
             except OSError:  # it is not there, or not this user's: no server of theirs is in it
                 continue
             held.callback(os.close, within)
-            held.callback(os.close, _locked_within(within, config.home))
+            held.callback(os.close, _locked_within(within, config.home, runtime_dir))
         yield
 
 
-def _locked_within(within: int, home: Path) -> int:
+def _locked_within(within: int, home: Path, runtime_dir: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open("server.lock", flags, 0o600, dir_fd=within)
+    descriptor = os.open(LOCK, flags, 0o600, dir_fd=within)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, b"%d\n%s\n" % (os.getpid(), os.fsencode(runtime_dir)), 0)
     except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        owner = os.pread(descriptor, 32, 0).partition(b"\n")[0].decode(errors="replace")
         os.close(descriptor)
         raise ServerAlreadyRunningError(
             f"a server (pid {owner}) already serves {home}; "

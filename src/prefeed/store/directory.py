@@ -13,7 +13,7 @@ from pathlib import Path
 from prefeed.errors import StoreError, TierFullError
 from prefeed.store.environment import attach_reader, is_written_here, release
 from prefeed.store.layout import LOCK_BYTES, PAGE_BYTES, data_path, lock_path, writer_lock_path
-from prefeed.trust import is_mine, why_not_private
+from prefeed.trust import is_mine, why_not_kept, why_not_private
 
 
 def prepare(directory: Path) -> int:
@@ -63,7 +63,7 @@ def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
     """
     preferred = parent / name
     try:
-        mine = sorted(path for path in parent.glob(f"{name}*") if _is_mine(path))
+        mine = sorted(path for path in parent.glob(f"{name}*") if _is_kept(path))
         if mine:
             return mine[0], None
         with contextlib.suppress(FileExistsError):
@@ -76,15 +76,18 @@ def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
             "PREFEED_MEMORY_DIR",
             path=os.fspath(preferred),
         ) from err
-    return other, f"{preferred} is somebody else's, or no directory: the memory tier lies in {other} instead"
+    return (
+        other,
+        f"{preferred} is somebody else's, open to others, or no directory: the memory tier lies in {other} instead",
+    )
 
 
-def _is_mine(path: Path) -> bool:
+def _is_kept(path: Path) -> bool:
     try:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and is_mine(found)
+    return stat.S_ISDIR(found.st_mode) and is_mine(found) and not why_not_kept(found)
 
 
 def require_private(directory: Path) -> None:

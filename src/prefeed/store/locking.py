@@ -126,7 +126,7 @@ class Turn:
 
 
 def _locked(directory: Path) -> int:
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     _held.add(file)
     try:
         if why := why_not_kept(os.fstat(file)):

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ _UCRED = struct.Struct("3i")
 
 
 SOCKET: Final = "server.sock"
+LOCK: Final = "server.lock"
 _MOST_NAME_BYTES: Final = 107
 """Of a socket, in ``sun_path``."""
 
@@ -46,15 +47,18 @@ def ensure_private_dir(path: Path) -> None:
         ) from err
 
 
-def make_runtime_dir(config: Config) -> Path:
-    """Return the first of the runtime directories that is this user's alone, made if it was not there.
+def make_runtime_dir(directories: Sequence[Path]) -> Path:
+    """Return the first of some runtime directories that is this user's alone, made if it was not there.
 
     One that is passed over because of its owner or mode is said, once a process.
+
+    Args:
+        directories: Of ``Config``; the last one lies in the home.
 
     Raises:
         UnsafeDirectoryError, ServerError: There is none, not even in the home.
     """
-    *shared, in_home = config.runtime_dirs
+    *shared, in_home = directories
     refused: dict[Path, str] = {}
     for directory in shared:
         try:
@@ -90,6 +94,20 @@ def say_refused(refused: Mapping[Path, str]) -> None:
                 "prefeed: %s; another directory is used for the node server meanwhile, or set XDG_RUNTIME_DIR to one of your "
                 "own", why,
             )  # fmt: skip
+
+
+def find_server(directory: Path) -> Path:
+    """Return in which directory the server listens that has this one too, as its lock says; this one if nothing says so."""
+    with contextlib.suppress(OSError):
+        held = open_own(directory)
+        try:
+            with open(os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=held), "rb") as file:
+                lines = file.read().splitlines()
+        finally:
+            os.close(held)
+        if len(lines) > 1 and lines[1].startswith(b"/"):
+            return Path(os.fsdecode(lines[1]))
+    return directory
 
 
 def connect_in(directory: Path, sock: socket.socket) -> None:
