@@ -111,6 +111,7 @@ def _pure(
     monkeypatch.setenv("PREFEED_HOME", str(home))
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(home / "memory"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setattr(tempfile, "tempdir", str(below))
     with only_files_below(below) as refused:
         yield
@@ -127,6 +128,7 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(sandbox.memory_dir))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sandbox.runtime_dir))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.root / "config"))
     warm.pause(request.node.get_closest_marker("cold") is not None)
     num_processes = num_processes_started()
     with _nothing_leaks(request, sandbox):

@@ -44,6 +44,8 @@ class _Watch:
         name = os.fsdecode(path)
         if not os.path.isabs(name):
             return  # relative to a directory that the event does not tell
+        if name.startswith("/proc/self/fd/"):
+            name = os.path.realpath(name)
         allowed = self.allowed or ()
         if not f"{name}/".startswith(allowed) and not any(part in name for part in _ALLOWED_PARTS):
             self._refuse(f"writes {name}")

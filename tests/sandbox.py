@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leaks import SANDBOX_PREFIX, SHM, processes, read_proc
+from prefeed.config import Config
 
 SERVER_MODULE = b"prefeed.server"
 STOP_TIMEOUT_SECONDS = 30.0
@@ -33,6 +34,10 @@ class Sandbox:
         return sandbox
 
     def remove(self) -> None:
+        for lock in Path("/tmp").glob(f"prefeed-{os.getuid()}/*/server.lock"):
+            with contextlib.suppress(FileNotFoundError):  # another run removes its own
+                if os.fsencode(self.root) in lock.read_bytes() or lock.parent.name == Config(home=self.home).home_id:
+                    shutil.rmtree(lock.parent)
         shutil.rmtree(self.root)
         shutil.rmtree(self.memory_dir)
 

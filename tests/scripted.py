@@ -16,7 +16,7 @@ import numpy as np
 from leaks import wait_until
 from prefeed.config import Config
 from prefeed.wire import messages as m
-from prefeed.wire.endpoint import ensure_private_dir
+from prefeed.wire.endpoint import listen_in, make_runtime_dir
 from prefeed.wire.frames import FrameReader, encode
 
 Script = Callable[[m.AnyMessage], "list[m.Message] | None"]
@@ -45,11 +45,7 @@ class ScriptedServer:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ensure_private_dir(self.config.runtime_dir)
-        self.config.socket_path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.config.socket_path))
-        self._listener.listen()
+        self._listener = listen_in(make_runtime_dir(self.config.runtime_dirs))
         self._start(self._accept)
 
     def wait_heard(self, kind: type[m.Message], count: int = 1) -> list[m.AnyMessage]:

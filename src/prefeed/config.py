@@ -1,4 +1,4 @@
-"""Settings: one frozen value, resolved from keywords, environment, ``prefeed.toml`` and defaults, in that order.
+"""Settings: one frozen value, from keywords, environment, ``prefeed.toml``, the user's ``config.toml`` and defaults.
 
 docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exists in both or in neither.
 """
@@ -6,6 +6,7 @@ docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exist
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import tomllib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
+from prefeed.trust import is_own_possible, why_not_trusted_file
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -175,6 +177,14 @@ def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
 
+def _boot_id() -> str:
+    """Return eight hex digits that tell this node from others which have the same home."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii")[:8]
+    except OSError:
+        return "node"
+
+
 def _default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
@@ -189,7 +199,10 @@ def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``prefeed.toml``."""
+    """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``config.toml``.
+
+    All but ``USER_SETTINGS`` may also stand in ``prefeed.toml``.
+    """
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
     home: Path = _setting(
@@ -263,10 +276,30 @@ class Config:
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
 
     @property
-    def runtime_dir(self) -> Path:
-        """Private directory (0700) of the socket and of plans in transit; short, for ``sun_path`` holds 107 bytes."""
-        base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+    def runtime_dirs(self) -> tuple[Path, ...]:
+        """Where the socket may lie, ``<base>/prefeed-<uid>/<home id>``: a server takes the first that can be trusted."""
+        given = os.environ.get("XDG_RUNTIME_DIR", "")
+        first = (self._runtime_dir_in(given),) if given.startswith("/") else ()
+        return tuple(dict.fromkeys((*first, *self.common_runtime_dirs)))
+
+    @property
+    def common_runtime_dirs(self) -> tuple[Path, ...]:
+        """Those of all processes of the user, whatever their environment.
+
+        In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
+        which lies in the home.
+        """
+        bases = (f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", self.home / "run" / _boot_id())
+        return tuple(self._runtime_dir_in(base) for base in bases)
+
+    def _runtime_dir_in(self, base: str | os.PathLike[str]) -> Path:
         return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Private directory (0700) of the socket and of plans in transit, as a server that is started now has it."""
+        *shared, in_home = self.runtime_dirs
+        return next(filter(is_own_possible, shared), in_home)
 
     @property
     def socket_path(self) -> Path:
@@ -309,18 +342,68 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ[f"PREFEED_{name.upper()}"] for name in SETTINGS if f"PREFEED_{name.upper()}" in environ}
 
 
-def _toml(path: Path) -> dict[str, Any]:
+USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
+"""Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
+
+_log = logging.getLogger("prefeed")
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning("prefeed: %s", text)
+
+
+def _user_file() -> Path | None:
+    """Return the path of the user's own settings; None where nothing tells it."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.config")
+    return Path(base) / "prefeed" / "config.toml" if os.path.isabs(base) else None
+
+
+def _toml(path: Path | None) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except (OSError, tomllib.TOMLDecodeError) as err:
+        content = b"" if path is None else _read_trusted(path)
+        table = tomllib.loads(content.decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
         raise ConfigError(f"cannot read {path}: {err}") from err
     unknown = sorted(set(table) - set(SETTINGS))
     if unknown:
         raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
     return table
+
+
+def _project_toml(path: Path) -> dict[str, Any]:
+    """Return the settings of a file that may have come with a cloned repository."""
+    table = _toml(path)
+    refused = [name for name in USER_SETTINGS if table.pop(name, None) is not None]
+    if refused:
+        _say_once(
+            f"{path.absolute()} names {', '.join(refused)}, which is not taken from there: a file like it comes with any "
+            f"cloned repository; set {'it' if len(refused) == 1 else 'them'} in {_user_file() or 'config.toml'}, by "
+            f"PREFEED_{refused[0].upper()} or in a call"
+        )
+    return table
+
+
+def _read_trusted(path: Path) -> bytes:
+    """Return what is in a file; nothing, which is said, if others than this user and root could have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as err:
+        _say_once(f"{path.absolute()} is ignored: {err.strerror}")
+        return b""
+    try:
+        if why := why_not_trusted_file(os.fstat(descriptor)):
+            _say_once(f"{path.absolute()} is ignored: it {why}")
+            return b""
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def resolve(
@@ -329,7 +412,9 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     toml_path: Path | None = None,
 ) -> Config:
-    """Return the settings in force: keywords, then ``PREFEED_*``, then ``prefeed.toml``, then defaults.
+    """Return the settings in force: keywords, ``PREFEED_*``, ``prefeed.toml``, the user's ``config.toml``, defaults.
+
+    Where data go and come from, ``prefeed.toml`` does not say; nor is it read when it is somebody else's.
 
     Args:
         overrides: Settings by name; ``None`` values mean "not given".
@@ -345,7 +430,13 @@ def resolve(
         raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
     environ = os.environ if environ is None else environ
     toml_path = Path("prefeed.toml") if toml_path is None else toml_path
-    layers = (("", given), ("PREFEED_", _environment(environ)), (f"{toml_path}: ", _toml(toml_path)))
+    own_path = _user_file()
+    layers = (
+        ("", given),
+        ("PREFEED_", _environment(environ)),
+        (f"{toml_path}: ", _project_toml(toml_path)),
+        (f"{own_path}: ", _toml(own_path)),
+    )
     values: dict[str, Any] = {}
     for origin, layer in layers:
         for name, raw in layer.items():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,105 @@ def test_toml_in_the_working_directory_is_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
 
     assert resolve(environ={}).autostart is False
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own settings."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "config" / "prefeed").mkdir(parents=True)
+    return tmp_path / "config" / "prefeed" / "config.toml"
+
+
+def test_toml_of_the_project_beats_the_user_s_own_beats_default(tmp_path: Path, own_file: Path) -> None:
+    toml = tmp_path / "prefeed.toml"
+    toml.write_text("max_in_flight = 1\n")
+    own_file.write_text("max_in_flight = 2\nindex = 'own'\n")
+
+    config = resolve(environ={}, toml_path=toml)
+
+    assert (config.max_in_flight, config.index, config.request_timeout) == (1, "own", 30.0)
+
+
+def test_the_user_s_own_file_lies_in_dot_config_when_no_variable_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # which is to be ignored, says the specification
+    own = tmp_path / ".config" / "prefeed" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("max_in_flight = 2\n")
+
+    assert resolve(environ={}, toml_path=NO_TOML).max_in_flight == 2
+
+
+OF_USER: dict[str, object] = {
+    "home": "/evil/home", "memory_dir": "/evil", "disk_dir": "/evil/disk", "pool": "evil:1", "metrics": "0.0.0.0:1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_USER)
+def test_a_project_does_not_say_where_data_go(
+    tmp_path: Path, own_file: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told so once, the rest of its file counts, and so does what others say of that setting."""
+    toml = tmp_path / "prefeed.toml"
+    toml.write_text(f"{name} = {OF_USER[name]!r}\nmax_in_flight = 7\n")
+    default = resolve(environ={}, toml_path=NO_TOML)
+
+    for _ in range(2):
+        config = resolve(environ={}, toml_path=toml)
+        assert getattr(config, name) == getattr(default, name)
+        assert config.max_in_flight == 7
+    (line,) = [record.message for record in caplog.records]
+    assert all(word in line for word in (str(toml), name, str(own_file), f"PREFEED_{name.upper()}"))
+
+    own_file.write_text(f"{name} = {OF_USER[name]!r}\n")
+    said = resolve({name: OF_USER[name]}, environ={}, toml_path=NO_TOML)
+    assert getattr(resolve(environ={}, toml_path=toml), name) == getattr(said, name) != getattr(default, name)
+    environ = {f"PREFEED_{name.upper()}": str(OF_USER[name])}
+    assert getattr(resolve(environ=environ, toml_path=toml), name) == getattr(said, name)
+
+
+@pytest.mark.parametrize("which", ["project", "own"])
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("owner", "belongs to user 12345"),
+        ("group", "mode 0664"),
+        ("all", "mode 0646"),
+        ("link", "belongs to user 12345"),
+        ("pipe", "is no file"),
+        ("directory", "is no file"),
+        ("loop", "symbolic links"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_others_may_have_written_is_not_read(
+    tmp_path: Path, own_file: Path, which: str, trouble: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    toml = own_file if which == "own" else tmp_path / "prefeed.toml"
+    target = tmp_path / "target.toml" if trouble == "link" else toml
+    if trouble == "pipe":
+        os.mkfifo(toml)
+    elif trouble == "directory":
+        toml.mkdir()
+    elif trouble == "loop":
+        toml.symlink_to(toml)
+    else:
+        target.write_text("max_in_flight = 7\n")
+        target.chmod({"group": 0o664, "all": 0o646}.get(trouble, 0o644))
+    if trouble == "link":
+        toml.symlink_to(target)
+    if trouble in ("owner", "link"):
+        os.chown(target, 12345, 12345)
+
+    for _ in range(2):
+        assert resolve(environ={}, toml_path=NO_TOML if which == "own" else toml).max_in_flight == 256
+    (line,) = [record.message for record in caplog.records]
+    assert str(toml) in line
+    assert "is ignored" in line
+    assert reason in line
 
 
 def test_none_among_keywords_means_not_given() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from prefeed.config import Config, current
 from prefeed.datasets.origin import Origin
 from prefeed.errors import PrefeedError
 from prefeed.torch.loader import DataLoader
+from prefeed.wire.endpoint import remove_runtime_dirs
 
 
 class LoaderFailed(Exception):
@@ -113,7 +113,7 @@ def private_home(config: Config, *, directory: Path | None = None, **changes: An
             gc.collect()  # a plan ends with its loader
             with suppress(PrefeedError, OSError), NodeClient.connect(private, autostart=False) as node:
                 node.stop()
-            shutil.rmtree(private.runtime_dir, ignore_errors=True)
+            remove_runtime_dirs(private)
 
 
 def read_through(dataset: Any, config: Config | None) -> Any:

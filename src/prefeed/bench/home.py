@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from prefeed.bench.requirements import BenchFailedError
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
+from prefeed.wire.endpoint import remove_runtime_dirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def temporary_home(memory_bytes: int | None = None, **settings: str) -> Iterator
             yield Home(config=config, env=env, server_pid=pid, start_seconds=start_seconds)
         finally:
             _stop(config, pid)
-            shutil.rmtree(config.runtime_dir, ignore_errors=True)
+            remove_runtime_dirs(config)
 
 
 def _start(env: dict[str, str]) -> int:

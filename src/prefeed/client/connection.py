@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import select
-import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,9 +13,10 @@ from importlib.metadata import version
 from typing import TypeVar
 
 from prefeed import errors
-from prefeed.client.launch import launch_and_connect, try_connect
+from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.trust import require_kept
 from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
 
@@ -75,15 +75,22 @@ class Connection:
 
     **Threads and processes**: one thread at a time, by a lock; not used after a fork (``pid`` tells).
     **Blocking**: until the server answers; its death ends every wait at once.
+
+    Attributes:
+        runtime_dir: Where it listens: what is to be handed over as a file is left there.
+        store_dir: Directory of the memory tier.
+        instance: Another for each server.
+        settings: With which it was started.
     """
 
-    def __init__(self, sock: socket.socket, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
+    def __init__(self, reached: Reached, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
         self.pid = os.getpid()
         _open.add(self)
+        self.runtime_dir = reached.directory
         self.store_dir = ""
         self.instance = ""
         self.settings: dict[str, str] = {}
-        self._sock = sock
+        self._sock = reached.sock
         self._sock.settimeout(answer_seconds)
         self._answer_seconds = answer_seconds
         self._frames = FrameReader()
@@ -106,10 +113,10 @@ class Connection:
             ServerUnavailableError: None runs and it may not, or could not, be started.
             VersionMismatchError: It speaks another protocol.
         """
-        sock = try_connect(config)
-        if sock is not None:
+        reached = try_connect(config)
+        if reached is not None:
             with contextlib.suppress(ServerUnavailableError):  # it was about to end
-                return cls._of_running(config, sock, answer_seconds)
+                return cls._of_running(config, reached, answer_seconds)
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
@@ -131,21 +138,23 @@ class Connection:
             ServerUnavailableError: One runs, or ends just now, and does not answer.
             VersionMismatchError: It speaks another protocol.
         """
-        sock = try_connect(config, may_wait=False)
-        return None if sock is None else cls._of_running(config, sock, answer_seconds)
+        reached = try_connect(config, may_wait=False)
+        return None if reached is None else cls._of_running(config, reached, answer_seconds)
 
     @classmethod
-    def _of_running(cls, config: Config, sock: socket.socket, answer_seconds: float) -> Connection:
-        connection, welcome = cls._greet(sock, answer_seconds)
+    def _of_running(cls, config: Config, reached: Reached, answer_seconds: float) -> Connection:
+        connection, welcome = cls._greet(reached, answer_seconds)
         _say_what_differs(config, welcome.settings)
         return connection
 
     @classmethod
-    def _greet(cls, sock: socket.socket, answer_seconds: float) -> tuple[Connection, m.Welcome]:
-        connection = cls(sock, answer_seconds=answer_seconds)
+    def _greet(cls, reached: Reached, answer_seconds: float) -> tuple[Connection, m.Welcome]:
+        connection = cls(reached, answer_seconds=answer_seconds)
         try:
             hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid())
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
+            if welcome.store_dir:
+                require_kept(welcome.store_dir)
         except BaseException:
             connection.close()
             raise

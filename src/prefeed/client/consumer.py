@@ -83,10 +83,11 @@ class Consumer:
 
     def foresee(self, ids: Ids) -> None:
         """After the epoch that has begun, or was announced last, one of this order will probably follow."""
-        if self._connection is None or self._pid != os.getpid():
+        connection = self._connection
+        if connection is None or self._pid != os.getpid():
             return  # the next server is told of the plan alone
         with contextlib.suppress(OSError):
-            name = self._in_transit(self.dataset, ids)
+            name = self._in_transit(connection, self.dataset, ids)
             self._send(m.Foresee(self.number, name))
             if not self.is_connected:
                 os.unlink(name)
@@ -169,11 +170,12 @@ class Consumer:
     def _register(self, ids: Ids, *, upcoming: bool, recheck: bool) -> None:
         if self._pid != os.getpid():
             return
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             self._recover_in_background()
             return
         with contextlib.suppress(OSError):
-            message = self._plan_message(self.dataset, ids, upcoming=upcoming, recheck=recheck)
+            message = self._plan_message(connection, self.dataset, ids, upcoming=upcoming, recheck=recheck)
             self._send(message)
             if not self.is_connected:
                 os.unlink(message.ids_file)
@@ -224,23 +226,27 @@ class Consumer:
         while not self._closed:
             with self._lock:
                 epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
-            connection.send(self._plan_message(dataset, rest, upcoming=False, recheck=dataset.config.revalidate))
+            connection.send(
+                self._plan_message(connection, dataset, rest, upcoming=False, recheck=dataset.config.revalidate)
+            )
             with self._lock:
                 if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
                     self.dataset, self._connection, self._start = dataset, connection, start
                     return True
         return False
 
-    def _plan_message(self, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool) -> m.RegisterPlan:
-        name = self._in_transit(dataset, ids)
+    def _plan_message(
+        self, connection: Connection, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool
+    ) -> m.RegisterPlan:
+        name = self._in_transit(connection, dataset, ids)
         return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck)
 
     @staticmethod
-    def _in_transit(dataset: NodeDataset, ids: Ids) -> str:
+    def _in_transit(connection: Connection, dataset: NodeDataset, ids: Ids) -> str:
         """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
         small = dataset.manifest.num_objects < 1 << 32
         suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
-        descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=dataset.config.runtime_dir)
+        descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=connection.runtime_dir)
         with os.fdopen(descriptor, "wb") as file:
             np.ascontiguousarray(ids, dtype=dtype).tofile(file)
         return name

@@ -92,8 +92,9 @@ def open_learned_dataset(node: NodeClient, fingerprint: str, num_samples: int, c
 def _open_catalogue(
     node: NodeClient, name: str, paths: Sequence[str], config: Config, *, num_samples: int
 ) -> NodeDataset:
-    ensure_private_dir(config.runtime_dir)
-    descriptor, paths_file = tempfile.mkstemp(prefix="paths-", dir=config.runtime_dir)
+    directory = node.connection.runtime_dir
+    ensure_private_dir(directory)
+    descriptor, paths_file = tempfile.mkstemp(prefix="paths-", dir=directory)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(b"\0".join(os.fsencode(path) for path in paths))

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from prefeed.config import Config
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
-from prefeed.wire.endpoint import ensure_private_dir, peer_process
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
+from prefeed.wire.endpoint import connect_in, find_server, make_runtime_dir, peer_process, say_refused
 
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
@@ -24,8 +24,19 @@ _started: list[subprocess.Popen[bytes]] = []
 """Servers that this process started and that have not been seen to end."""
 
 
-def try_connect(config: Config, *, may_wait: bool = True) -> socket.socket | None:
-    """Return a connected socket, or None when no server listens.
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A connection to a server of this user, and the runtime directory in which it listens."""
+
+    sock: socket.socket
+    directory: Path
+
+
+def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
+    """Return a connection to the server of the home, or None when none listens.
+
+    Another user's directory, or a socket that another user listens on, is passed over; that is said when a server is
+    found behind it, or started.
 
     Args:
         config: Settings.
@@ -34,18 +45,35 @@ def try_connect(config: Config, *, may_wait: bool = True) -> socket.socket | Non
     Raises:
         ServerUnavailableError: That is so, and this may not wait.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    sock.setblocking(may_wait)
-    try:
-        sock.connect(str(config.socket_path))
-    except BlockingIOError as err:
-        sock.close()
-        raise ServerUnavailableError("the node server lets nobody in: it hangs, or was stopped") from err
-    except OSError:
-        sock.close()
-        _collect_ended()
-        return None
-    return sock
+    refused: dict[Path, str] = {}
+    for directory in _places(config):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(may_wait)
+        try:
+            connect_in(directory, sock)
+        except BlockingIOError as err:
+            sock.close()
+            raise ServerUnavailableError("the node server lets nobody in: it hangs, or was stopped") from err
+        except UnsafeDirectoryError as err:
+            sock.close()
+            refused[directory] = str(err)
+        except OSError:
+            sock.close()
+        else:
+            say_refused(refused)
+            return Reached(sock, directory)
+    _collect_ended()
+    return None
+
+
+def _places(config: Config) -> Iterator[Path]:
+    """Yield where a server may listen: the runtime directories, and where a server says in one that it is."""
+    seen = set()
+    for directory in config.runtime_dirs:
+        for place in (directory, find_server(directory)):
+            if place not in seen:
+                seen.add(place)
+                yield place
 
 
 def _collect_ended() -> None:
@@ -63,15 +91,14 @@ def start_server(config: Config) -> int:
         ServerAlreadyRunningError: One is running already.
         ServerUnavailableError: It ended, or did not answer in ``start_timeout``; the message holds its last words.
     """
-    pid, sock = launch_and_connect(config, allow_running=False)
-    sock.close()
+    pid, reached = launch_and_connect(config, allow_running=False)
+    reached.sock.close()
     return pid
 
 
-def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, socket.socket]:
-    """Return (pid, connected socket) of a server that was started now or, if allowed, just before by another client."""
-    ensure_private_dir(config.runtime_dir)
-    log = config.runtime_dir / "server.log"
+def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, Reached]:
+    """Return (pid, connection) of a server that was started now or, if allowed, just before by another client."""
+    log = make_runtime_dir(config.runtime_dirs) / "server.log"
     with log.open("ab") as output:
         start = output.tell()
         process = subprocess.Popen(
@@ -87,12 +114,12 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
     deadline = time.monotonic() + config.start_timeout
     while time.monotonic() < deadline:
         status = process.poll()
-        sock = try_connect(config) if status in (None, _ALREADY_RUNNING_STATUS) else None
-        if sock is not None:
-            server_pid, _ = peer_process(sock)
+        reached = try_connect(config) if status in (None, _ALREADY_RUNNING_STATUS) else None
+        if reached is not None:
+            server_pid, _ = peer_process(reached.sock)
             if allow_running or server_pid == process.pid:
-                return server_pid, sock
-            sock.close()  # another server's: the new one is about to say so
+                return server_pid, reached
+            reached.sock.close()  # another server's: the new one is about to say so
         if status == _ALREADY_RUNNING_STATUS and not allow_running:
             raise ServerAlreadyRunningError(_last_words(log, start) or f"a server already serves {config.home}")
         if status not in (None, _ALREADY_RUNNING_STATUS):
@@ -100,7 +127,7 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
             raise ServerUnavailableError(f"the node server ended with status {status}: {words or f'see {log}'}")
         select.select([], [], [], _POLL_SECONDS)
     raise ServerUnavailableError(
-        f"the node server did not answer on {config.socket_path} in {config.start_timeout:g} s; see {log}, "
+        f"the node server did not answer in {log.parent} in {config.start_timeout:g} s; see {log}, "
         "or raise PREFEED_START_TIMEOUT"
     )
 
@@ -111,10 +138,7 @@ def server_environment(config: Config, environ: Mapping[str, str]) -> dict[str, 
     for setting in fields(config):
         value = getattr(config, setting.name)
         name = f"PREFEED_{setting.name.upper()}"
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = _as_text(value)
+        environment[name] = "auto" if value is None else _as_text(value)  # else a file could name another value
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return environment
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prefeed.client.connection import Connection
+from prefeed.trust import require_kept
 from prefeed.types import SessionInfo
 from prefeed.wire import messages as m
 
@@ -41,9 +42,13 @@ def open_cache(
         SessionNotFoundError: There is no such session; the message says how to make one.
         SpillingDisabledError: The node has no disk tier; the message says how to have one.
         ServerUnavailableError: The server is gone.
+        UnsafeDirectoryError: Somebody else could have put something into the cache.
     """
     question = m.OpenCache(session, cache, description, min(size_bytes, _MOST_BYTES), spilling)
-    return connection.request(question, m.CacheOpened, within_seconds=within_seconds)
+    opened = connection.request(question, m.CacheOpened, within_seconds=within_seconds)
+    for directory in filter(None, (opened.memory_dir, opened.disk_dir)):
+        require_kept(directory)
+    return opened
 
 
 def grow_cache(

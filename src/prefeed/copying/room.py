@@ -15,6 +15,7 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.errors import TargetFullError
 from prefeed.store.capacity import MAX_MEMORY_SHARE, CgroupMemory, cgroup_memory, is_tmpfs, plan_disk_floor
+from prefeed.trust import is_mine
 
 BLOCK_BYTES: Final = 4096
 INODE_BYTES: Final = 1024
@@ -146,7 +147,7 @@ def _cache_bytes(place: Path, config: Config) -> int:
     for data in config.memory_dir.glob(f"prefeed-{os.getuid()}-*/data.mdb"):
         try:
             status = data.stat()
-            if status.st_dev == place.stat().st_dev:
+            if is_mine(os.lstat(data.parent)) and status.st_dev == place.stat().st_dev:
                 total += max(0, status.st_size - status.st_blocks * 512)
         except OSError:  # removed meanwhile
             continue

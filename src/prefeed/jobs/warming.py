@@ -87,7 +87,7 @@ def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents
                 opened = client.open_dataset(root, refresh=refresh, listing=events.listing)
                 refresh = False
                 manifest = Manifest.open(opened.manifest_dir)
-                name = _in_transit(order_of(manifest, options), settings)
+                name = _in_transit(order_of(manifest, options), client.connection.runtime_dir)
                 try:
                     return client.warm_in_order(
                         opened.dataset, name, max_in_flight=options.threads or 0, progress=events.progress
@@ -172,9 +172,9 @@ def _require_possible(options: WarmupOptions) -> None:
         raise JobSpecError("give either paths or a file of paths")
 
 
-def _in_transit(ids: Ids, config: Config) -> str:
-    ensure_private_dir(config.runtime_dir)
-    descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".i64", dir=config.runtime_dir)
+def _in_transit(ids: Ids, directory: Path) -> str:
+    ensure_private_dir(directory)
+    descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".i64", dir=directory)
     with os.fdopen(descriptor, "wb") as file:
         ids.tofile(file)
     return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -23,7 +24,9 @@ from prefeed.sampleset.records import (
     remove_record,
     working_at,
 )
+from prefeed.store.directory import is_private
 from prefeed.types import ListingProgress, ServerStatus
+from prefeed.wire.endpoint import remove_runtime_dirs
 
 Sync = Callable[[SampleSet, Config], None]
 """Copies a set's data from its source to its origin, with the settings of its node; raises when that fails."""
@@ -126,8 +129,9 @@ def _remove_tiers(settings: Config) -> None:
         shutil.rmtree(settings.disk_dir, ignore_errors=True)
     for directory in _memory_directories(settings):
         shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed
-    shutil.rmtree(settings.runtime_dir, ignore_errors=True)
+    remove_runtime_dirs(settings)
 
 
 def _memory_directories(settings: Config) -> list[Path]:
-    return list(existing(settings.memory_dir).glob(f"prefeed-*-{settings.home_id}"))
+    found = existing(settings.memory_dir).glob(f"prefeed-{os.getuid()}-{settings.home_id}*")
+    return [path for path in found if is_private(path)]

@@ -39,8 +39,8 @@ class Handlers:
     """
 
     def __init__(
-        self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...],
-        metrics_url: str = "",
+        self, config: Config, *, clock: Clock, runtime_dir: Path, store_dir: Path, on_tmpfs: bool,
+        notices: tuple[str, ...], metrics_url: str = "",
     ) -> None:  # fmt: skip
         self.is_stopping = False
         self.node: Node
@@ -51,6 +51,7 @@ class Handlers:
         self._config = config
         self._clock = clock
         self._will_settle = False
+        self._runtime_dir = runtime_dir
         self._store_dir = store_dir
         self._notices = notices
         self._version = version("prefeed")
@@ -229,8 +230,8 @@ class Handlers:
     def _in_transit(self, name: str) -> Path:
         """Return the path of a file that a client left for this server, which removes it: only from here."""
         path = Path(name)
-        if path.parent != self._config.runtime_dir or path.name.startswith("server."):
-            raise PrefeedError(f"files for the server must lie in {self._config.runtime_dir}, not at {path}")
+        if path.parent != self._runtime_dir or path.name.startswith("server."):
+            raise PrefeedError(f"files for the server must lie in {self._runtime_dir}, not at {path}")
         return path
 
     def _extend_plan(self, _: Connection, request: m.ExtendPlan) -> None:

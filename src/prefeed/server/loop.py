@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefeed.clock import Clock
 from prefeed.errors import ServerError
-from prefeed.wire.endpoint import peer_process
+from prefeed.wire.endpoint import SOCKET, listen_in, peer_process
 from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message
 
@@ -38,7 +38,7 @@ class Loop:
     """Waits for sockets, wake-ups and timers, and hands each to the owner.
 
     Args:
-        path: Where to listen; a socket left by a dead server is replaced.
+        directory: Where to listen; a socket left by a dead server is replaced.
         clock: Seconds.
         on_message: A client said something.
         on_closed: A client is gone.
@@ -48,20 +48,21 @@ class Loop:
 
     def __init__(
         self,
-        path: Path,
+        directory: Path,
         *,
         clock: Clock,
         on_message: Callable[[Connection, AnyMessage], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
         self.connections: set[Connection] = set()
-        self._path = path
+        self._path = directory / SOCKET
         self._clock = clock
         self._on_message = on_message
         self._on_closed = on_closed
         self._selector = selectors.DefaultSelector()
-        self._listener = _listen(path)
-        self._identity = _identity(path)
+        self._listener = listen_in(directory)
+        self._listener.setblocking(False)
+        self._identity = _identity(self._path)
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
         self._after_reading: list[tuple[int, Callable[[], None]]] = []
@@ -161,7 +162,7 @@ class Loop:
             sock, _ = self._listener.accept()
         except OSError:  # it is gone already, or there are no descriptors left: the others are served all the same
             return
-        if peer_process(sock)[1] != os.getuid():
+        if peer_process(sock)[1] != os.geteuid():
             sock.close()
             return
         sock.setblocking(False)
@@ -205,15 +206,6 @@ class Loop:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
         if self._selector.get_key(connection.sock).events != wanted:
             self._selector.modify(connection.sock, wanted, connection)
-
-
-def _listen(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind(str(path))
-    listener.listen(512)
-    listener.setblocking(False)
-    return listener
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from prefeed.config import EVERYTHING, Config, resolve
@@ -26,9 +26,10 @@ from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
-from prefeed.store.directory import require_private
+from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
-from prefeed.wire.endpoint import ensure_private_dir
+from prefeed.trust import open_own
+from prefeed.wire.endpoint import LOCK, make_runtime_dir
 
 _BUSY_TURN_SECONDS = 0.01
 """Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
@@ -50,23 +51,21 @@ def run_foreground(config: Config) -> int:
         UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
     """
     _allow_many_descriptors()
-    ensure_private_dir(config.runtime_dir)
+    runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
+        _only_server(config, runtime_dir), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
         closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
-        _remove_files_in_transit(config)
+        _remove_files_in_transit(runtime_dir)
         remove_unused(config.home)
         if metrics.notice:
             notices = (*notices, metrics.notice)
             print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
         handlers = Handlers(
-            config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices,
-            metrics_url=metrics.url,
+            config, clock=time.monotonic, runtime_dir=runtime_dir, store_dir=tier.directory, on_tmpfs=on_tmpfs,
+            notices=notices, metrics_url=metrics.url,
         )  # fmt: skip
-        loop = Loop(
-            config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
-        )
+        loop = Loop(runtime_dir, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed)
         disk = _disk_tier(config, sessions.disk)
         pool = open_pool(config)
         node = Node(
@@ -100,6 +99,7 @@ def _allow_many_descriptors() -> None:
 def main() -> int:
     """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
     try:
+        os.umask(0o077)  # what a server makes is its user's alone
         config = resolve()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
@@ -129,33 +129,52 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                 return  # the socket was removed, or another server listens there: nobody can reach this one
 
 
-def _remove_files_in_transit(config: Config) -> None:
+def _remove_files_in_transit(runtime_dir: Path) -> None:
     """Plans and lists that a server before this one was killed over: nobody asks for them again."""
     for pattern in ("plan-*", "paths-*"):
-        for path in config.runtime_dir.glob(pattern):
+        for path in runtime_dir.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _only_server(config: Config) -> Iterator[None]:
-    """Hold the home's lock; the kernel lets go of it when the process dies, however it dies."""
-    path = config.runtime_dir / "server.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            raise ServerAlreadyRunningError(
-                f"a server (pid {owner}) already serves {config.home}; "
-                "run `prefeed server stop` first, or set another PREFEED_HOME",
-                pid=owner,
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+def _only_server(config: Config, runtime_dir: Path) -> Iterator[None]:
+    """Hold the home's lock; the kernel lets go of it when the process dies, however it dies.
+
+    It is held in each runtime directory that there is, in their order, and one that does not depend on the environment is
+    made for that: another server may be started when not the same of them can be trusted, or with another
+    ``XDG_RUNTIME_DIR``. Who finds the lock reads in it where this server listens.
+    """
+    make_runtime_dir(config.common_runtime_dirs)
+    with ExitStack() as held:
+        for directory in config.runtime_dirs:
+            try:
+                within = open_own(directory)
+            except OSError:  # it is not there, or not this user's: no server of theirs is in it
+                continue
+            held.callback(os.close, within)
+            held.callback(os.close, _locked_within(within, config.home, runtime_dir))
         yield
-    finally:
+
+
+def _locked_within(within: int, home: Path, runtime_dir: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(LOCK, flags, 0o600, dir_fd=within)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n%s\n" % (os.getpid(), os.fsencode(runtime_dir)), 0)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).partition(b"\n")[0].decode(errors="replace")
         os.close(descriptor)
+        raise ServerAlreadyRunningError(
+            f"a server (pid {owner}) already serves {home}; "
+            "run `prefeed server stop` first, or set another PREFEED_HOME",
+            pid=owner,
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextmanager
@@ -224,13 +243,13 @@ def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[
             f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
         ) from err
     parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home, store_name=name)
-    store_dir = parent / name
+    store_dir, taken = choose_own_dir(parent, name)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
     with _held_disk(config):
         disk, disk_reason = _disk_room(config)
-        notices = tuple(text for text in (warning, reason, disk_reason) if text)
+        notices = tuple(text for text in (warning, taken, reason, disk_reason) if text)
         for text in notices:
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
         if budget < MIN_BUDGET_BYTES:

@@ -94,7 +94,7 @@ class CatalogueWriter(Catalogue):
         building, replaced = (directory.parent / f".{word}-{directory.name}" for word in ("building", "replaced"))
         _remove(building)
         _remove(replaced)
-        building.mkdir()
+        building.mkdir(mode=0o700)
         try:
             header = CatalogueHeader(uid=secrets.token_hex(8), num_declared=len(declared))
             (building / HEADER).write_bytes(msgspec.json.encode(header))

@@ -28,9 +28,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.errors import StoreFormatError
+from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE
 from prefeed.sources.mapped_files import as_numbers, key_at, map_file, release_pages
+from prefeed.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 1
@@ -99,7 +100,10 @@ class Catalogue:
 
     @classmethod
     def _open_once(cls, directory: Path, uid: str = "") -> Self:
-        files = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            files = open_kept(directory)
+        except UnsafeDirectoryError as err:
+            raise StoreFormatError(str(err)) from err
         try:
             header = _read_header(files, directory)
             if uid and header.uid != uid:
@@ -195,7 +199,7 @@ class Catalogue:
         Views taken before stay valid. Nothing changes when the catalogue is gone or another one is in its place.
         """
         try:
-            files = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            files = open_kept(self.directory)
         except OSError:
             return False
         try:

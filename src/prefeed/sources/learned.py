@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import TierFullError
 from prefeed.sources.mapped_files import allocate
+from prefeed.trust import open_in_kept
 
 Words = NDArray[np.int64]
 
@@ -85,7 +86,7 @@ class LearnedMap:
     def refresh(self) -> bool:
         """Map the file if it is new, was replaced or has grown; return whether it was."""
         try:
-            descriptor = os.open(self.directory / FILE, (os.O_RDWR if self._WRITABLE else os.O_RDONLY) | os.O_CLOEXEC)
+            descriptor = open_in_kept(self.directory / FILE, os.O_RDWR if self._WRITABLE else os.O_RDONLY)
         except OSError:
             return False
         try:

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from prefeed.errors import StoreFormatError
+from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.mapped_files import key_at, release_pages
+from prefeed.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2
@@ -94,19 +95,19 @@ class Manifest:
         "total_bytes", "url", "version_hashes",
     )  # fmt: skip
 
-    def __init__(self, directory: Path, header: Header) -> None:
-        """Map the files of one generation; use ``Manifest.open``."""
+    def __init__(self, directory: Path, header: Header, files: int) -> None:
+        """Map the files below the descriptor of one generation; use ``Manifest.open``."""
         count = header.num_objects
         self.directory = directory
         self.header = header
         self.url = header.url
         self.num_objects = count
         self.total_bytes = header.total_bytes
-        self.sizes = _map_numbers(directory / "sizes", count)
-        self.version_hashes = _map_numbers(directory / "versions", count)
-        self.keys = _map(directory / "keys", count * ENTRY_KEY_BYTES)
-        self._offsets = _map_numbers(directory / "offsets", count + 1)
-        self._blob = _map(directory / "paths", header.path_bytes)
+        self.sizes = _map_numbers(directory, files, "sizes", count)
+        self.version_hashes = _map_numbers(directory, files, "versions", count)
+        self.keys = _map(directory, files, "keys", count * ENTRY_KEY_BYTES)
+        self._offsets = _map_numbers(directory, files, "offsets", count + 1)
+        self._blob = _map(directory, files, "paths", header.path_bytes)
         # After a power failure a file may have its size but not its content. Keys of zeros would be equal keys.
         if not (int(self._offsets[-1]) == header.path_bytes and any(self.key(0)) and any(self.key(count - 1))):
             raise StoreFormatError(f"{directory} is damaged: offsets or keys were not written")
@@ -116,17 +117,28 @@ class Manifest:
         """Return the manifest in ``directory``: the generation in force there, or the generation it is.
 
         Raises:
-            StoreFormatError: There is none, it is of another layout, or files are missing or too short.
+            StoreFormatError: There is none, it is of another layout, files are missing or too short, or others than this
+                user may have written to it.
         """
         path = Path(directory)
         for last_try in (False, False, True):  # A newer listing may replace the generation between the two steps.
-            generation = current_generation(path) or path
             try:
-                return cls(generation, _read_header(generation))
+                generation = current_generation(path) or path
+                return cls._open_generation(generation)
+            except UnsafeDirectoryError as err:
+                raise StoreFormatError(str(err)) from err
             except FileNotFoundError as err:
                 if last_try:
                     raise StoreFormatError(f"{path} holds no manifest, or not all of it: {err.filename}") from err
         raise AssertionError
+
+    @classmethod
+    def _open_generation(cls, generation: Path) -> Manifest:
+        files = open_kept(generation)
+        try:
+            return cls(generation, _read_header(generation, files), files)
+        finally:
+            os.close(files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the directory's name."""
@@ -247,11 +259,11 @@ def current_generation(directory: Path) -> Path | None:
     return directory / name
 
 
-def _read_header(generation: Path) -> Header:
+def _read_header(generation: Path, files: int) -> Header:
+    with os.fdopen(os.open(HEADER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=files), "rb") as file:
+        content = file.read()
     try:
-        header = msgspec.json.decode((generation / HEADER).read_bytes(), type=Header)
-    except NotADirectoryError as err:
-        raise StoreFormatError(f"{generation} is not a directory") from err
+        header = msgspec.json.decode(content, type=Header)
     except msgspec.DecodeError as err:
         raise StoreFormatError(f"{generation / HEADER} is damaged: {err}") from err
     if header.format != FORMAT:
@@ -259,16 +271,16 @@ def _read_header(generation: Path) -> Header:
     return header
 
 
-def _map(path: Path, size: int) -> memoryview:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _map(generation: Path, files: int, name: str, size: int) -> memoryview:
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=files)
     try:
         found = os.fstat(descriptor).st_size
         if found != size:
-            raise StoreFormatError(f"{path} is damaged: {found} bytes, {size} expected")
+            raise StoreFormatError(f"{generation / name} is damaged: {found} bytes, {size} expected")
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
 
 
-def _map_numbers(path: Path, count: int) -> NDArray[np.uint64]:
-    return np.frombuffer(_map(path, count * 8), np.uint64)
+def _map_numbers(generation: Path, files: int, name: str, count: int) -> NDArray[np.uint64]:
+    return np.frombuffer(_map(generation, files, name, count * 8), np.uint64)

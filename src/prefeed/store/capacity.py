@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from prefeed.store.directory import allocated_bytes
+from prefeed.trust import is_mine, why_not_shared
 
 DEFAULT_SHARE: Final = 0.5
 """Share of the smallest limit that a tier takes when nobody said how much: the training needs the rest."""
@@ -80,7 +82,13 @@ def clamp_budget(asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | Non
 
 
 def plan_store_dir(
-    memory_dir: Path, fallback_dir: Path, *, on_tmpfs: bool, free_bytes: int | None, min_bytes: int = MIN_STORE_BYTES
+    memory_dir: Path,
+    fallback_dir: Path,
+    *,
+    on_tmpfs: bool,
+    free_bytes: int | None,
+    min_bytes: int = MIN_STORE_BYTES,
+    distrusted: str = "",
 ) -> tuple[Path, bool, str | None]:
     """Choose where the memory tier lies; returns the directory, whether it is on tmpfs, and a warning or None. Pure.
 
@@ -90,7 +98,11 @@ def plan_store_dir(
         on_tmpfs: Whether ``memory_dir`` is on a tmpfs.
         free_bytes: What it has free; None when it cannot be written.
         min_bytes: The least that is worth a tier in memory.
+        distrusted: Why others could replace what is in ``memory_dir``; empty when they cannot.
     """
+    if distrusted:
+        warning = f"{memory_dir} {distrusted}: the memory tier goes to {fallback_dir} on disk, which is slower"
+        return fallback_dir, False, warning
     if free_bytes is None or free_bytes < min_bytes:
         has = "cannot be written" if free_bytes is None else f"has only {_mib(free_bytes)} free"
         warning = (
@@ -164,13 +176,27 @@ def choose_store_dir(
         store_name: Name of the store's own directory in ``memory_dir``: what it takes already counts as free.
     """
     path = Path(memory_dir).absolute()
+    distrusted = _why_distrusted(path)
     free = _free_bytes(path) if os.access(path, os.W_OK | os.X_OK) else None
     if free is not None and store_name is not None:
         free += allocated_bytes(path / store_name)
     on_tmpfs = free is not None and is_tmpfs(path)
     return plan_store_dir(
-        path, Path(fallback_dir).absolute(), on_tmpfs=on_tmpfs, free_bytes=free, min_bytes=min_bytes
+        path, Path(fallback_dir).absolute(), on_tmpfs=on_tmpfs, free_bytes=free, min_bytes=min_bytes,
+        distrusted=distrusted,
     )  # fmt: skip
+
+
+def _why_distrusted(directory: Path) -> str:
+    """Return why others could replace what is in a directory; one of this user's is made like /tmp if it was open to all."""
+    try:
+        found = os.stat(directory)
+        if is_mine(found) and why_not_shared(found):
+            os.chmod(directory, stat.S_IMODE(found.st_mode) | stat.S_ISVTX)
+            found = os.stat(directory)
+    except OSError:
+        return ""  # nothing can be put there either
+    return why_not_shared(found)
 
 
 def _existing(path: Path) -> Path:
@@ -179,10 +205,10 @@ def _existing(path: Path) -> Path:
 
 def _free_bytes(directory: Path) -> int | None:
     try:
-        stat = os.statvfs(directory)
+        found = os.statvfs(directory)
     except OSError:
         return None
-    return stat.f_bavail * stat.f_frsize
+    return found.f_bavail * found.f_frsize
 
 
 def _ram_bytes() -> int:

@@ -7,11 +7,13 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
 from prefeed.store.environment import attach_reader, is_written_here, release
 from prefeed.store.layout import LOCK_BYTES, PAGE_BYTES, data_path, lock_path, writer_lock_path
+from prefeed.trust import is_mine, why_not_kept, why_not_private
 
 
 def prepare(directory: Path) -> int:
@@ -47,6 +49,47 @@ def prepare(directory: Path) -> int:
     return file
 
 
+def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
+    """Return a directory of this user for a store, and, when its name was taken by somebody else, a sentence that says so.
+
+    One that is there already is used, whatever its name: another server may have had to choose another one.
+
+    Args:
+        parent: A directory that may be open to all, but in which nobody can replace what is this user's.
+        name: What it is called; another name begins with it.
+
+    Raises:
+        StoreError: It cannot be made.
+    """
+    preferred = parent / name
+    try:
+        mine = sorted(path for path in parent.glob(f"{name}*") if _is_kept(path))
+        if mine:
+            return mine[0], None
+        with contextlib.suppress(FileExistsError):
+            preferred.mkdir(mode=0o700, parents=True)
+            return preferred, None
+        other = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    except OSError as err:
+        raise StoreError(
+            f"cannot make {preferred} for the memory tier: {err.strerror}; name a directory that this user may write with "
+            "PREFEED_MEMORY_DIR",
+            path=os.fspath(preferred),
+        ) from err
+    return (
+        other,
+        f"{preferred} is somebody else's, open to others, or no directory: the memory tier lies in {other} instead",
+    )
+
+
+def _is_kept(path: Path) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and is_mine(found) and not why_not_kept(found)
+
+
 def require_private(directory: Path) -> None:
     """The directory is this user's alone from now on; what is in it may be of others if it was open to them.
 
@@ -55,7 +98,7 @@ def require_private(directory: Path) -> None:
         FileNotFoundError: It is not there.
     """
     found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(found.st_mode) or not is_mine(found):
         raise StoreError(
             f"{directory} is not a directory of this user; remove it, or name another with PREFEED_MEMORY_DIR or "
             "PREFEED_DISK_DIR",
@@ -75,7 +118,7 @@ def require_trusted(directory: Path) -> None:
         FileNotFoundError: It is not there.
     """
     found = os.stat(directory)
-    is_ours, mode = found.st_uid == os.geteuid(), stat.S_IMODE(found.st_mode)
+    is_ours, mode = is_mine(found), stat.S_IMODE(found.st_mode)
     is_open = bool(mode & 0o022) and not mode & stat.S_ISVTX
     if not stat.S_ISDIR(found.st_mode) or not (is_ours or (found.st_uid == 0 and not is_open)):
         raise StoreError(
@@ -93,7 +136,7 @@ def is_private(directory: Path) -> bool:
         found = os.lstat(directory)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return not why_not_private(found)
 
 
 def empty_unless_usable(directory: Path, map_bytes: int) -> None:

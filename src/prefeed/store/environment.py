@@ -209,27 +209,27 @@ def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
                 return None
             shared.holders += 1
             return shared
-        with directory_lock(directory, within_seconds=0):
-            shared = _open_readonly(directory, identity, layout)
+        with directory_lock(directory, within_seconds=0) as held:
+            shared = _open_readonly(directory, held, identity, layout)
         if shared is not None:
             _open[identity] = shared
         return shared
 
 
-def _open_readonly(directory: Path, identity: Identity, layout: Layout) -> SharedEnvironment | None:
+def _open_readonly(directory: Path, held: Path, identity: Identity, layout: Layout) -> SharedEnvironment | None:
     # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
     # child, closing its copy of the handle, would free their slots under the parent.
-    max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
-    require_whole(directory)
+    max_readers = max_readers_of(os.stat(lock_path(held)).st_size)
+    require_whole(held)
     env = lmdb.open(
-        os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
+        os.fspath(held), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
         readahead=False,
     )  # fmt: skip
     shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True, layout=layout)
     try:
         # Between the look and the opening the files may have been replaced one by one: a reader registered in the
         # lock file of one store that reads the data of another would be invisible to its writer.
-        if identity_of(directory) != identity or shared.layout_version() != layout.version:
+        if identity_of(held) != identity or shared.layout_version() != layout.version:
             env.close()
             return None
         shared.open_tables(create=False)
@@ -267,14 +267,14 @@ def attach_writer(directory: Path, open_env: Callable[[], lmdb.Environment]) -> 
         return shared
 
 
-def attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironment]) -> SharedEnvironment | None:
+def attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvironment]) -> SharedEnvironment | None:
     """Return this process's handle of a store that many write, opened for writing; None: this thread is in a batch of it.
 
     A handle that was opened for reading is opened anew, once all threads have left their batches; new ones wait.
 
     Args:
         directory: Where the store lies, or will lie.
-        open_writing: Opens it, with the directory locked; its errors are raised here.
+        open_writing: Opens it, with the directory locked, through the path that it is given; its errors are raised here.
 
     Raises:
         BlockingIOError: Another process does not let go of the directory.
@@ -282,13 +282,13 @@ def attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironmen
     return when_free(directory, lambda: _attach_to_write(directory, open_writing))
 
 
-def _attach_to_write(directory: Path, open_writing: Callable[[], SharedEnvironment]) -> SharedEnvironment | None:
+def _attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvironment]) -> SharedEnvironment | None:
     with lock:
         identity = identity_of(directory)
         shared = None if identity is None else _open.get(identity)
         if shared is None:
-            with directory_lock(directory, within_seconds=0):
-                shared = open_writing()
+            with directory_lock(directory, within_seconds=0) as held:
+                shared = open_writing(held)
             _open[shared.identity] = shared
             return shared
         if not shared.written and not _reopen(shared, open_writing):
@@ -303,7 +303,7 @@ def remap_when_idle(shared: SharedEnvironment, remap: Callable[[], None]) -> boo
         return _when_idle(shared, remap)
 
 
-def _reopen(shared: SharedEnvironment, open_writing: Callable[[], SharedEnvironment]) -> bool:
+def _reopen(shared: SharedEnvironment, open_writing: Callable[[Path], SharedEnvironment]) -> bool:
     """Give a handle, which its holders go on using, an environment that can write; call with the lock held."""
     return _when_idle(shared, lambda: None if shared.written else _replace_environment(shared, open_writing))
 
@@ -324,12 +324,12 @@ def _when_idle(shared: SharedEnvironment, act: Callable[[], None]) -> bool:
     return True
 
 
-def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[], SharedEnvironment]) -> None:
+def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[Path], SharedEnvironment]) -> None:
     # Should opening fail, the holders are left with a closed environment: to them the store is empty, and they let go.
-    with directory_lock(Path(shared.path), within_seconds=0):
+    with directory_lock(Path(shared.path), within_seconds=0) as held:
         _forget(shared)
         shared.close()
-        fresh = open_writing()
+        fresh = open_writing(held)
     shared.identity, shared.env, shared.tables = fresh.identity, fresh.env, fresh.tables
     shared.turn, shared.reservation, shared.written = fresh.turn, fresh.reservation, True
     _open[shared.identity] = shared

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+from prefeed.errors import UnsafeDirectoryError
+from prefeed.trust import beneath, why_not_kept
+
 _held: Final[set[int]] = set()
 
 PATIENCE_SECONDS: Final = 1.0
@@ -26,8 +29,10 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Hold a directory; nobody else of those who ask is inside meanwhile.
+def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[Path]:
+    """Hold a directory of this user; nobody else of those who ask is inside meanwhile.
+
+    Yields a path that leads to this very directory, whatever comes to its name.
 
     The lock is on the directory itself: nothing has to be made for it, and a removed directory cannot be held.
     It goes with the process, however that ends, and not to its children. A process that is stopped inside keeps it:
@@ -40,13 +45,13 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
     Raises:
         BlockingIOError: Somebody else had it all the time.
         FileNotFoundError: There is no such directory, or it was removed while this waited.
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or others may write to it.
     """
     file = when_free(directory, lambda: _locked(directory), within_seconds=within_seconds)
     try:
         if not os.path.samestat(os.fstat(file), os.stat(directory)):
             raise FileNotFoundError(f"{directory} was replaced")
-        yield
+        yield Path(beneath(file))
     finally:
         _held.discard(file)
         with contextlib.suppress(OSError):  # closed already in a forked child
@@ -121,9 +126,11 @@ class Turn:
 
 
 def _locked(directory: Path) -> int:
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     _held.add(file)
     try:
+        if why := why_not_kept(os.fstat(file)):
+            raise UnsafeDirectoryError(f"{directory} {why}")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock itself cannot be told how long to wait
     except BaseException:
         _held.discard(file)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from prefeed.trust import open_in_kept
+
 _lock: Final = threading.RLock()
 """Over all of them in this process, so that none is closed under one who uses its number; a fork waits for it.
 
@@ -40,11 +42,11 @@ class OwnFile:
         """Inside it, the file stays open; what is done there must not wait.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: It cannot be opened, or others may write to its directory.
         """
         with _lock:
             if self._file is None:
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._file = open_in_kept(self.path, os.O_RDWR | os.O_CREAT)
                 self.num_opened += 1
             yield self._file
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.store.own_file import OwnFile
+from prefeed.trust import open_in_kept
 
 _NAME: Final = "reads"
 _SLOT: Final = struct.Struct("<QQ")
@@ -83,7 +84,8 @@ class ReadCounts:
 def counted_reads(directory: Path) -> tuple[int, int]:
     """Return hits and misses of all processes since the store's directory was made."""
     try:
-        data = (directory / _NAME).read_bytes()
+        with open(open_in_kept(directory / _NAME, os.O_RDONLY), "rb") as file:
+            data = file.read()
     except OSError:
         return 0, 0
     slots = list(_SLOT.iter_unpack(data[: len(data) // _SLOT.size * _SLOT.size]))

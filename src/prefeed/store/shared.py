@@ -313,8 +313,8 @@ class SharedTier:
             return None
         return shared
 
-    def _open(self) -> SharedEnvironment:
-        return shared_files.open_to_write(self._directory, self._limit_bytes, on_disk=self._on_disk)
+    def _open(self, held: Path) -> SharedEnvironment:
+        return shared_files.open_to_write(self._directory, held, self._limit_bytes, on_disk=self._on_disk)
 
     def _keep(self, shared: SharedEnvironment) -> None:
         """Hold this store from now on, and what was held no more: another thread may have attached meanwhile."""

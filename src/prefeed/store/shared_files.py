@@ -41,10 +41,10 @@ _CHUNK_BYTES: Final = 64 * 1024
 _FIRST_BYTES: Final = 64 * 1024
 
 
-def open_to_write(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
+def open_to_write(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
     """Return an open store, made if there was none; one that is damaged or of another layout is emptied first.
 
-    Call it with the directory locked.
+    Call it with the directory locked: ``held`` leads to what is locked, ``directory`` is what it is called.
 
     Raises:
         FileNotFoundError: There is no such directory, or somebody removed it meanwhile.
@@ -52,10 +52,10 @@ def open_to_write(directory: Path, limit_bytes: int, *, on_disk: bool) -> Shared
         lmdb.Error: LMDB cannot open it.
     """
     try:
-        return _open(directory, limit_bytes, on_disk=on_disk)
+        return _open(directory, held, limit_bytes, on_disk=on_disk)
     except DAMAGE:
-        store_directory.remove_files(directory)
-        return _open(directory, limit_bytes, on_disk=on_disk)
+        store_directory.remove_files(held)
+        return _open(directory, held, limit_bytes, on_disk=on_disk)
 
 
 def try_grow(directory: Path, limit_bytes: int) -> bool:
@@ -118,21 +118,21 @@ def remove_store(directory: Path) -> None:
         directory.rmdir()
 
 
-def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
-    if identity_of(directory) is None:
-        _make_files(directory, limit_bytes)
-    data = data_path(directory)
-    map_bytes = max(_map_bytes(directory, limit_bytes), os.stat(data).st_size)
+def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
+    if identity_of(held) is None:
+        _make_files(held, limit_bytes)
+    data = data_path(held)
+    map_bytes = max(_map_bytes(held, limit_bytes), os.stat(data).st_size)
     if os.stat(data).st_size:
-        require_whole(directory)
+        require_whole(held)
         os.truncate(data, map_bytes)
-    identity = identity_of(directory)
+    identity = identity_of(held)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
     # writing into the map and syncing that (2026-11, docs/adr/0007-stage-caches.md).
     env = lmdb.open(
-        os.fspath(directory), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
+        os.fspath(held), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
         meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
-        max_readers=max_readers_of(os.stat(lock_path(directory)).st_size),
+        max_readers=max_readers_of(os.stat(lock_path(held)).st_size),
     )  # fmt: skip
     try:
         os.truncate(data, map_bytes)
@@ -143,7 +143,7 @@ def _open(directory: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironm
         env.close()
         raise
     try:
-        _prepare(shared, on_disk=on_disk)
+        _prepare(shared, held, on_disk=on_disk)
     except BaseException:
         shared.close()
         raise
@@ -173,11 +173,11 @@ def _map_bytes(directory: Path, limit_bytes: int) -> int:
     return max(0, limit_bytes - lock_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
-def _prepare(shared: SharedEnvironment, *, on_disk: bool) -> None:
+def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
     info, end = shared.env.info(), end_of_data(shared)
     if not on_disk:
         shared.reservation = Reservation(
-            data_path(Path(shared.path)), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES
+            data_path(held), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES
         )
     version = shared.layout_version()
     if version is None and info["last_pgno"] > 1:

@@ -2,37 +2,143 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import shutil
 import socket
-import stat
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
+from prefeed.config import Config
 from prefeed.errors import ServerError, UnsafeDirectoryError
+from prefeed.trust import beneath, open_own
 
 _UCRED = struct.Struct("3i")
+
+
+SOCKET: Final = "server.sock"
+LOCK: Final = "server.lock"
+_MOST_NAME_BYTES: Final = 107
+"""Of a socket, in ``sun_path``."""
+
+_log = logging.getLogger("prefeed")
+_said: set[Path] = set()
 
 
 def ensure_private_dir(path: Path) -> None:
     """The directory exists, is a directory, belongs to this user and to nobody else (0700), and so its parent.
 
+    What both lie in may be shared, as /tmp is; it has to be there.
+
     Raises:
         UnsafeDirectoryError: Somebody else owns it or may write to it.
         ServerError: It cannot be made.
     """
-    for directory, parents in ((path.parent, True), (path, False)):
+    try:
+        os.close(open_own(path, make=True))
+    except UnsafeDirectoryError:
+        raise
+    except OSError as err:
+        raise ServerError(
+            f"cannot make the directory {path}: {err.strerror}; set XDG_RUNTIME_DIR to one you own"
+        ) from err
+
+
+def make_runtime_dir(directories: Sequence[Path]) -> Path:
+    """Return the first of some runtime directories that is this user's alone, made if it was not there.
+
+    One that is passed over because of its owner or mode is said, once a process.
+
+    Args:
+        directories: Of ``Config``; the last one lies in the home.
+
+    Raises:
+        UnsafeDirectoryError, ServerError: There is none, not even in the home.
+    """
+    *shared, in_home = directories
+    refused: dict[Path, str] = {}
+    for directory in shared:
         try:
-            directory.mkdir(mode=0o700, exist_ok=True, parents=parents)
-            status = os.lstat(directory)
-        except OSError as err:
-            raise ServerError(
-                f"cannot make the directory {directory}: {err.strerror}; set XDG_RUNTIME_DIR to one you own"
-            ) from err
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise UnsafeDirectoryError(
-                f"{directory} must be a directory of user {os.getuid()} with mode 0700; it has owner "
-                f"{status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}. Remove it or run chmod 700"
-            )
+            ensure_private_dir(directory)
+        except UnsafeDirectoryError as err:
+            refused[directory] = str(err)
+        except ServerError:
+            continue
+        else:
+            say_refused(refused)
+            return directory
+    with contextlib.suppress(OSError):  # said by what follows
+        in_home.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ensure_private_dir(in_home)
+    say_refused(refused)
+    return in_home
+
+
+def remove_runtime_dirs(config: Config) -> None:
+    """Nothing is left of what a server of this home had in its runtime directory, and its clients; other users' stays."""
+    for directory in config.runtime_dirs:
+        with contextlib.suppress(OSError):
+            os.close(open_own(directory))
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def say_refused(refused: Mapping[Path, str]) -> None:
+    """Say, once a process, why runtime directories are not used."""
+    for directory, why in refused.items():
+        if directory not in _said:
+            _said.add(directory)
+            _log.warning(
+                "prefeed: %s; another directory is used for the node server meanwhile, or set XDG_RUNTIME_DIR to one of your "
+                "own", why,
+            )  # fmt: skip
+
+
+def find_server(directory: Path) -> Path:
+    """Return in which directory the server listens that has this one too, as its lock says; this one if nothing says so."""
+    with contextlib.suppress(OSError):
+        held = open_own(directory)
+        try:
+            with open(os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=held), "rb") as file:
+                lines = file.read().splitlines()
+        finally:
+            os.close(held)
+        if len(lines) > 1 and lines[1].startswith(b"/"):
+            return Path(os.fsdecode(lines[1]))
+    return directory
+
+
+def connect_in(directory: Path, sock: socket.socket) -> None:
+    """Connect to the server of this user that listens in a directory of this user's; nothing is sent to any other.
+
+    Raises:
+        UnsafeDirectoryError: The directory, or the process that listens there, is somebody else's.
+        OSError: Nobody listens there.
+    """
+    held = open_own(directory)
+    try:
+        sock.connect(beneath(held, SOCKET))
+    finally:
+        os.close(held)
+    if (user := peer_process(sock)[1]) != os.geteuid():
+        raise UnsafeDirectoryError(f"{directory / SOCKET} is listened on by a process of user {user}. Remove it")
+
+
+def listen_in(directory: Path) -> socket.socket:
+    """Return a socket that listens in a directory; one left by a dead server is replaced."""
+    held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET, dir_fd=held)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        named = os.fspath(directory / SOCKET)
+        listener.bind(named if len(os.fsencode(named)) <= _MOST_NAME_BYTES else beneath(held, SOCKET))
+    finally:
+        os.close(held)
+    listener.listen(512)
+    return listener
 
 
 def peer_process(connection: socket.socket) -> tuple[int, int]:

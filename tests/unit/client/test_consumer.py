@@ -311,6 +311,8 @@ def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_coun
     sent: list[m.Message] = []
 
     class Slow:
+        runtime_dir = connection.runtime_dir
+
         def send(self, message: m.Message) -> None:
             sent.append(message)
             if len(sent) == 1:

@@ -11,7 +11,8 @@ import pytest
 from prefeed.client.launch import launch_and_connect, server_environment, start_server, try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.wire.endpoint import ensure_private_dir
 from sandbox import Sandbox, servers_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -46,12 +47,12 @@ def test_clients_that_come_at_once_share_one_server(config: Config, sandbox: San
 
     def connect() -> None:
         try:
-            pid, sock = launch_and_connect(config)
+            pid, reached = launch_and_connect(config)
         except (PrefeedError, OSError) as err:
             failures.append(err)
         else:
             pids.append(pid)
-            sock.close()
+            reached.sock.close()
 
     threads = [threading.Thread(target=connect) for _ in range(4)]
     for thread in threads:
@@ -73,8 +74,7 @@ def test_a_server_that_cannot_start_is_quoted(sandbox: Sandbox) -> None:
 
 
 def test_only_this_start_is_quoted(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    config.runtime_dir.mkdir(parents=True, mode=0o700)
-    config.runtime_dir.parent.chmod(0o700)
+    ensure_private_dir(config.runtime_dir)
     (config.runtime_dir / "server.log").write_text("prefeed: words of an earlier server\n")
     monkeypatch.setattr("prefeed.client.launch.sys.executable", "/bin/false")  # it says nothing
     with pytest.raises(ServerUnavailableError, match=r"status 1: see .*server\.log"):
@@ -88,12 +88,18 @@ def test_a_server_that_takes_too_long_is_not_waited_for(sandbox: Sandbox) -> Non
     assert len(servers_of(sandbox)) <= 1
 
 
-def test_nothing_is_started_where_others_may_write(config: Config, sandbox: Sandbox) -> None:
-    config.runtime_dir.parent.mkdir()
-    config.runtime_dir.parent.chmod(0o777)
-    with pytest.raises(UnsafeDirectoryError, match="chmod 700"):
-        start_server(config)
-    assert servers_of(sandbox) == []
+def test_nothing_is_started_where_others_may_write(
+    config: Config, sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = config.runtime_dir.parent
+    own.mkdir()
+    own.chmod(0o777)
+    pid = start_server(config)
+    assert list(own.iterdir()) == []
+    assert [record.message.count("chmod 700") for record in caplog.records] == [1]
+    with NodeClient.connect(config, autostart=False) as node:
+        assert node.status().pid == pid
+        assert node.connection.runtime_dir == config.runtime_dir
 
 
 @pytest.mark.parametrize(

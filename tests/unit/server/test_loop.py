@@ -30,7 +30,7 @@ class Owner:
         self.closed: list[Connection] = []
         self.sockets: list[socket.socket] = []
         self.path = path
-        self.loop = Loop(path, clock=self.clock, on_message=self.on_message, on_closed=self.closed.append)
+        self.loop = Loop(path.parent, clock=self.clock, on_message=self.on_message, on_closed=self.closed.append)
 
     def on_message(self, connection: Connection, message: m.AnyMessage) -> None:
         self.messages.append(message)
@@ -53,7 +53,7 @@ class Owner:
 def owner(sandbox: Sandbox) -> Iterator[Owner]:
     directory = sandbox.runtime_dir / "server"
     ensure_private_dir(directory)
-    owner = Owner(directory / "s.sock")
+    owner = Owner(directory / "server.sock")
     yield owner
     for sock in owner.sockets:
         sock.close()
@@ -236,7 +236,7 @@ def test_a_socket_that_a_dead_server_left_is_replaced(owner: Owner) -> None:
     assert owner.path.exists(), "only its own is removed"
     other.loop.close()
     assert not owner.path.exists()
-    owner.loop = Loop(owner.path, clock=owner.clock, on_message=owner.on_message, on_closed=owner.closed.append)
+    owner.loop = Loop(owner.path.parent, clock=owner.clock, on_message=owner.on_message, on_closed=owner.closed.append)
 
 
 def test_the_end_tells_every_client(owner: Owner) -> None:
@@ -245,4 +245,4 @@ def test_the_end_tells_every_client(owner: Owner) -> None:
     assert [sock.recv(1) for sock in socks] == [b""] * 3
     assert len(owner.closed) == 3
     assert not owner.path.exists()
-    owner.loop = Loop(owner.path, clock=owner.clock, on_message=owner.on_message, on_closed=owner.closed.append)
+    owner.loop = Loop(owner.path.parent, clock=owner.clock, on_message=owner.on_message, on_closed=owner.closed.append)

@@ -48,9 +48,9 @@ class Server:
         """Return once it listens."""
         pidfd = os.pidfd_open(self.process.pid)
         try:
-            while (sock := try_connect(self.config)) is None:
+            while (reached := try_connect(self.config)) is None:
                 assert not select.select([pidfd], [], [], 0.01)[0], self.process.communicate()[1]
-            sock.close()
+            reached.sock.close()
         finally:
             os.close(pidfd)
         return self

@@ -65,7 +65,7 @@ def _measure(home: Home, origin: Origin, order: NDArray[np.int64]) -> dict[str, 
         open_s = time.perf_counter() - started
         assert num_objects == len(order)
         started = time.perf_counter()
-        _register(client, home, opened.dataset, order)
+        _register(client, opened.dataset, order)
         plan_register_s = time.perf_counter() - started
         memory = memory_mib(home.server_pid)
     return {
@@ -77,9 +77,9 @@ def _measure(home: Home, origin: Origin, order: NDArray[np.int64]) -> dict[str, 
     }
 
 
-def _register(client: NodeClient, home: Home, dataset: int, order: NDArray[np.int64]) -> None:
+def _register(client: NodeClient, dataset: int, order: NDArray[np.int64]) -> None:
     """Send the order as a loader does, and wait until the server answers the question after it."""
-    ids_file = home.config.runtime_dir / "bench-plan.ids"
+    ids_file = client.connection.runtime_dir / "bench-plan.ids"
     order.tofile(ids_file)
     client.connection.send(m.RegisterPlan(_CONSUMER, dataset, str(ids_file), False))
     client.status()
