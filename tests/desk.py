@@ -112,7 +112,9 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
     ensure_private_dir(config.runtime_dir)
     before = set(threading.enumerate())
     tier = RecordingTier(capacity)
-    handlers = Handlers(config, clock=clock, store_dir=config.home, on_tmpfs=True, notices=())
+    handlers = Handlers(
+        config, clock=clock, store_dir=config.home, on_tmpfs=True, notices=(), own_dir=config.home / "own"
+    )
     loop = Loop(config.socket_path, clock=clock, on_message=handlers.on_message, on_closed=handlers.on_closed)
     node = Node(config, tier, clock=clock, wake=loop.wake, call_later=loop.call_later)  # type: ignore[arg-type]
     sessions = Sessions(Room(config.memory_dir / "desk", capacity), None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
+from prefeed.machine import boot_name
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -254,19 +255,25 @@ class Config:
 
     @property
     def disk_path(self) -> Path:
-        """Directory of the disk tier."""
-        return self.disk_dir or self.home / "disk"
+        """Directory of the disk tier of this kernel's first server; others beside it have one with another number."""
+        name = f"{boot_name()}-0"
+        return self.disk_dir / name if self.disk_dir else self.home / "nodes" / name / "disk"
 
     @property
     def home_id(self) -> str:
-        """Eight hex digits that tell one home's socket and store from another's."""
+        """Eight hex digits that tell one home from another."""
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
+
+    @property
+    def node_id(self) -> str:
+        """What tells the socket and the store of this home, on this node, from all others."""
+        return f"{self.home_id}-{boot_name()[:8]}"
 
     @property
     def runtime_dir(self) -> Path:
         """Private directory (0700) of the socket and of plans in transit; short, for ``sun_path`` holds 107 bytes."""
         base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
-        return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
+        return Path(base) / f"prefeed-{os.getuid()}" / self.node_id
 
     @property
     def socket_path(self) -> Path:

@@ -130,4 +130,4 @@ def _remove_tiers(settings: Config) -> None:
 
 
 def _memory_directories(settings: Config) -> list[Path]:
-    return list(existing(settings.memory_dir).glob(f"prefeed-*-{settings.home_id}"))
+    return list(existing(settings.memory_dir).glob(f"prefeed-*-{settings.node_id}*"))

@@ -40,7 +40,7 @@ class Handlers:
 
     def __init__(
         self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...],
-        metrics_url: str = "",
+        own_dir: Path, metrics_url: str = "",
     ) -> None:  # fmt: skip
         self.is_stopping = False
         self.node: Node
@@ -51,6 +51,7 @@ class Handlers:
         self._config = config
         self._clock = clock
         self._will_settle = False
+        self._own_dir = own_dir
         self._store_dir = store_dir
         self._notices = notices
         self._version = version("prefeed")
@@ -96,6 +97,7 @@ class Handlers:
         self.observer.bind(loop, node, sessions)
         self._openings = Openings(
             self._config,
+            self._own_dir,
             clock=self._clock,
             call_soon=loop.call_soon,
             find_dataset=node.registry.find,

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -24,9 +25,12 @@ from prefeed.server.node import Node
 from prefeed.server.opening_pool import open_pool
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
-from prefeed.sources.file_catalogues import remove_unused
+from prefeed.sources.file_catalogues import remove_unused as remove_unused_catalogues
+from prefeed.sources.library import ManifestLibrary
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import require_private
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over
+from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
 
@@ -37,6 +41,10 @@ _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
+
+_DISK = "disk"
+_OF_DISK = ("objects", "sessions")
+"""What lies in the directory of a disk tier."""
 
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""
@@ -52,17 +60,16 @@ def run_foreground(config: Config) -> int:
     _allow_many_descriptors()
     ensure_private_dir(config.runtime_dir)
     with (
-        _only_server(config), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
-        closing(MetricsEndpoint(config.metrics)) as metrics,
+        _only_server(config), _held_port(config), _node_directory(config) as own,
+        _stores(config, own) as (tier, sessions, on_tmpfs, notices), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
-        _remove_files_in_transit(config)
-        remove_unused(config.home)
+        _remove_unused(config, own)
         if metrics.notice:
             notices = (*notices, metrics.notice)
             print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
         handlers = Handlers(
             config, clock=time.monotonic, store_dir=tier.directory, on_tmpfs=on_tmpfs, notices=notices,
-            metrics_url=metrics.url,
+            metrics_url=metrics.url, own_dir=own.path,
         )  # fmt: skip
         loop = Loop(
             config.socket_path, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed
@@ -76,6 +83,7 @@ def run_foreground(config: Config) -> int:
         handlers.bind(loop, node, sessions)
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
+            _keep_in_use(own, node, loop)
             _serve(config, handlers, loop, node)
         finally:
             metrics.close()  # it asks the loop
@@ -129,11 +137,41 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                 return  # the socket was removed, or another server listens there: nobody can reach this one
 
 
-def _remove_files_in_transit(config: Config) -> None:
-    """Plans and lists that a server before this one was killed over: nobody asks for them again."""
+def _remove_unused(config: Config, own: NodeDirectory) -> None:
+    """What nobody asks for again: plans and lists that a server before this one was killed over, and what is old."""
     for pattern in ("plan-*", "paths-*"):
         for path in config.runtime_dir.glob(pattern):
             path.unlink(missing_ok=True)
+    remove_unused_catalogues(own.path)
+    remove_unused_catalogues(config.home)  # of versions that kept them there
+    remove_unused_directories(own.path.parent, keep=own.path)
+    ManifestLibrary(config.home).remove_unused()
+
+
+def _keep_in_use(own: NodeDirectory, node: Node, loop: Loop) -> None:
+    """Say now and then that this server runs, and which listings it has open: other nodes remove what is not in use."""
+    own.beat()
+    for dataset in node.datasets.values():
+        with suppress(OSError):
+            os.utime(dataset.manifest.directory)
+    loop.call_later(BEAT_SECONDS, lambda: _keep_in_use(own, node, loop))
+
+
+@contextmanager
+def _node_directory(config: Config) -> Iterator[NodeDirectory]:
+    """Hold what of the home is this server's alone.
+
+    Raises:
+        ServerError: It cannot be made.
+    """
+    try:
+        own = NodeDirectory.claim(config.home / NODES)
+    except OSError as err:
+        raise ServerError(
+            f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
+        ) from err
+    with closing(own):
+        yield own
 
 
 @contextmanager
@@ -178,58 +216,51 @@ def _held_port(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _held_disk(config: Config) -> Iterator[None]:
-    """Make the directory of the disk tier, if there is to be one, and hold it: it belongs to one server.
+def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
+    """Yield the directory of the disk tier, which no other server has; made if there is to be such a tier.
 
     Raises:
         ServerError: It cannot be made, or another home's server has it.
     """
     if not config.disk:
-        yield
+        yield own.path / _DISK
         return
-    directory = config.disk_path
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if config.disk_dir is None:
+            directory = own.path / _DISK
+            directory.mkdir(mode=0o700, exist_ok=True)
+            carry_over(config.home / _DISK, directory, _OF_DISK)
+            yield directory
+            return
+        held = NodeDirectory.claim(config.disk_dir, [own.number])
     except OSError as err:
         raise ServerError(
-            f"cannot make {directory}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
+            f"cannot make {config.disk_path}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
         ) from err
-    try:
-        _lock(descriptor, directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except ServerError as err:
         raise ServerError(
-            f"{directory} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
-        ) from None
-    except OSError:
-        pass  # a file system without locks
+            f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
+        ) from err
+    with closing(held):
+        carry_over(config.disk_dir, held.path, _OF_DISK)
+        remove_unused_directories(config.disk_dir, keep=held.path)
+        yield held.path
 
 
 @contextmanager
-def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
+def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
     """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
-    name = f"prefeed-{os.getuid()}-{config.home_id}"
-    try:
-        config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as err:
-        raise ServerError(
-            f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
-        ) from err
-    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home, store_name=name)
+    name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
+    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
     store_dir = parent / name
+    for left in own.path.glob("prefeed-*"):  # in place of memory, before this kernel was booted
+        if left != store_dir:
+            shutil.rmtree(left, ignore_errors=True)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    with _held_disk(config):
-        disk, disk_reason = _disk_room(config)
+    with _held_disk(config, own) as disk_dir:
+        disk, disk_reason = _disk_room(config, disk_dir)
         notices = tuple(text for text in (warning, reason, disk_reason) if text)
         for text in notices:
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
@@ -248,12 +279,12 @@ def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[
             sessions.close()
 
 
-def _disk_room(config: Config) -> tuple[Room | None, str | None]:
+def _disk_room(config: Config, directory: Path) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk:
         return None, None
-    budget, floor = disk_limits(config.disk_path, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    return Room(config.disk_path, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, config.disk_path)
+    budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
+    return Room(directory, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, directory)
 
 
 def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
@@ -271,11 +302,12 @@ def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
     """Open the disk tier of objects, which gets what no stage cache on disk was given; None without a room."""
     if room is None:
         return None
+    objects = room.directory / "objects"
     with suppress(FileNotFoundError):
-        require_private(config.disk_path / "objects")
+        require_private(objects)
     of_caches = room.shares.budget_bytes - room.shares.objects_limit_bytes
     tier = DiskTier(
-        config.disk_path / "objects",
+        objects,
         budget_bytes=room.shares.objects_limit_bytes,
         min_free_bytes=room.floor_bytes,
         # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.

@@ -44,12 +44,15 @@ class _Opening:
 class Openings:
     """Opens datasets for clients; those who ask for the same one meanwhile wait for the same listing.
 
+    Manifests are those of the home; catalogues lie in ``own_dir``, which no other server has.
+
     **Threads**: the loop's thread calls everything; results come back to it through ``call_soon``.
     """
 
     def __init__(
         self,
         config: Config,
+        own_dir: Path,
         *,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
@@ -57,6 +60,7 @@ class Openings:
         add_dataset: Callable[[Opened], Dataset],
     ) -> None:
         self._config = config
+        self._own_dir = own_dir
         self._clock = clock
         self._call_soon = call_soon
         self._find_dataset = find_dataset
@@ -82,7 +86,7 @@ class Openings:
             PrefeedError: That is no name of a catalogue.
         """
         try:
-            directory = directory_of(self._config.home, name)
+            directory = directory_of(self._own_dir, name)
         except PrefeedError:
             paths_file.unlink(missing_ok=True)
             raise
@@ -101,7 +105,7 @@ class Openings:
         """
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
-        if is_catalogue(self._config.home, directory):
+        if is_catalogue(self._own_dir, directory):
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
                 directory=directory,

@@ -1,0 +1,125 @@
+"""One home, several nodes at once: each has a server of its own, and no sample of any of them is another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from e2e.hashed import Hashed, write_hashed
+from nodes import kill
+from sandbox import Sandbox
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_FILES = 600
+NUM_PICTURES = 60
+
+
+class HomeNode:
+    """One node: a process that has a boot id, a runtime directory and a memory directory, and the home of all."""
+
+    def __init__(self, sandbox: Sandbox, name: str, boot: str, place: str, **settings: object) -> None:
+        self.name = name
+        file = sandbox.root / f"boot-{name}"
+        file.write_text(f"{boot}\n")
+        runtime, memory = sandbox.root / f"r{place}", sandbox.memory_dir / place
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        memory.mkdir(exist_ok=True)
+        environment = {f"PREFEED_{key.upper()}": str(value) for key, value in settings.items()}
+        environment |= {"XDG_RUNTIME_DIR": str(runtime), "PREFEED_MEMORY_DIR": str(memory), "HOME": str(sandbox.root)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "e2e.home_node", str(file)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).parents[1], env=os.environ | environment | {"PREFEED_MEMORY": "24MiB"},
+        )  # fmt: skip
+
+    def begin(self, *command: object) -> None:
+        """Tell it to do something."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command, default=str) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Return what came of it."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"node {self.name} ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def ask(self, *command: object) -> Any:
+        """Have it do something, and return what came of it."""
+        self.begin(*command)
+        return self.answer()
+
+    def end(self) -> None:
+        """End it; its server goes on."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        assert self.process.wait() == 0
+        self.process.stdout.close()
+
+
+def at_once(nodes: list[HomeNode], *command: object) -> list[Any]:
+    """Have all do the same at once, each with its own seed for ``SEED``."""
+    for seed, node in enumerate(nodes):
+        node.begin(*(seed if word is SEED else word for word in command))
+    return [node.answer() for node in nodes]
+
+
+SEED = object()
+
+
+@pytest.fixture
+def nodes(sandbox: Sandbox) -> Iterator[list[HomeNode]]:
+    """Three kernels and a second container of the first; one shares runtime and memory directory with another kernel."""
+    boots = [str(uuid.uuid4()) for _ in range(3)]
+    settings = {"roots": sandbox.root / "data", "disk": "64MiB", "disk_free": 0}
+    places = [("a", boots[0], "a"), ("b", boots[1], "b"), ("c", boots[2], "b"), ("d", boots[0], "d")]
+    started = [HomeNode(sandbox, *place, **settings) for place in places]
+    yield started
+    for node in started:
+        node.end()
+
+
+@pytest.fixture
+def files(sandbox: Sandbox) -> Path:
+    root = sandbox.root / "data" / "files"
+    return write_hashed(root, Hashed(root, NUM_FILES))
+
+
+@pytest.fixture
+def pictures(sandbox: Sandbox) -> Path:
+    root = sandbox.root / "data" / "pictures"
+    for index in range(NUM_PICTURES):
+        write_picture(root / f"{index % 3}" / f"{index}.png", index)
+    return root
+
+
+def write_picture(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (value, value, value)).save(path)
+
+
+def test_nobody_gets_what_is_of_another_node(nodes: list[HomeNode], files: Path, pictures: Path) -> None:
+    nothing_wrong = [0] * len(nodes)
+    assert at_once(nodes, "learned", files, NUM_FILES, SEED, 3, 0) == nothing_wrong
+    assert at_once(nodes, "pictures", pictures, SEED, 2, 2) == nothing_wrong
+    before = at_once(nodes, "server")
+    assert len({server["pid"] for server in before}) == len({server["store"] for server in before}) == len(nodes)
+
+    for node in nodes:
+        node.begin("learned", files, NUM_FILES, 9, 2, 2)
+    kill(before[0]["pid"])
+    assert [node.answer() for node in nodes] == nothing_wrong
+    after = at_once(nodes, "server")
+    assert [server["pid"] for server in after[1:]] == [server["pid"] for server in before[1:]]
