@@ -58,6 +58,17 @@ def process_namespace() -> str:
         return ""
 
 
+def process_mark() -> str:
+    """Return what names this process in the names of files: no other that runs has it, on any node."""
+    return f"{boot_name()}-{''.join(filter(str.isdigit, process_namespace()))}-{os.getpid()}"
+
+
+def is_gone(mark: str) -> bool:
+    """Return whether the process of a mark has ended, as far as that can be told here: never of another node's."""
+    here, _, pid = mark.rpartition("-")
+    return here == process_mark().rpartition("-")[0] and pid.isdigit() and not os.path.exists(f"/proc/{pid}")
+
+
 def is_on_own_disk(path: Path) -> bool:
     """Return whether a path, or the nearest one above that exists, is on a file system that this kernel alone has mounted.
 
