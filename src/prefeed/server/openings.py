@@ -19,6 +19,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
+from prefeed.store.node_directory import NODES
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1
@@ -105,6 +106,8 @@ class Openings:
         """
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
+        if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
+            raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
         if is_catalogue(self._own_dir, directory):
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
@@ -114,6 +117,8 @@ class Openings:
 
         def reopen_manifest(_: ListingProgress) -> Opened:
             manifest = Manifest.open(directory)
+            with contextlib.suppress(OSError):
+                os.utime(manifest.directory)  # in use again: see ``remove_replaced``
             return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
 
         self._begin(str(directory), reopen_manifest, waiter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -163,7 +164,8 @@ class PackedSource:
         try:
             found = PackIndex.open(copy)
             if found.head == head:
-                os.utime(copy)
+                with contextlib.suppress(OSError):
+                    os.utime(copy)  # in use: see ``_is_unused``
                 return found
         except (OSError, StoreFormatError):
             pass  # none, or not a whole one

@@ -33,6 +33,9 @@ from prefeed.machine import Process, boot_name, boot_time, is_on_own_disk
 BEAT_SECONDS: Final = 600.0
 """How often a server says that it has its directory, and listings, in use."""
 
+IN_USE_MINUTES: Final = 20
+"""A server that has not said so for longer does not run."""
+
 UNUSED_SECONDS: Final = 30 * 24 * 3600
 """What no server has touched for so long is removed by the next one to start."""
 
@@ -116,14 +119,13 @@ def of_this_kernel(parent: Path) -> list[Path]:
 
 
 def servers_elsewhere(home: Path) -> list[Process]:
-    """Return the servers of a home that run on other nodes, as far as can be seen here: by what they touch."""
+    """Return the servers of a home that run on other nodes, or in other containers: what they touch tells."""
     found = []
     for path in _directories(home / NODES):
-        if path.name.startswith(f"{boot_name()}-"):
-            continue
         with contextlib.suppress(OSError, ValueError, TypeError):
-            if time.time() - os.stat(path / _LOCK).st_mtime < 2 * BEAT_SECONDS:
-                found.append(Process(**json.loads((path / _LOCK).read_bytes())))
+            process = Process(**json.loads((path / _LOCK).read_bytes()))
+            if not process.is_here and time.time() - os.stat(path / _LOCK).st_mtime < 60 * IN_USE_MINUTES:
+                found.append(process)
     return found
 
 
