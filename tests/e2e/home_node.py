@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import torch
 import torchvision
@@ -24,6 +25,7 @@ from e2e.hashed import Hashed, kept
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.errors import ServerUnavailableError
+from prefeed.sampleset.records import find, names
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 BATCH_SIZE: Final = 8
@@ -77,9 +79,10 @@ class Commands:
     def pictures(self, root: str, seed: int, epochs: int, workers: int) -> int:
         """The same of a folder of pictures that torch's own dataset, and prefeed's, declare."""
         transform = torchvision.transforms.PILToTensor()
+        path = root if "://" not in root else urlsplit(find(urlsplit(root).netloc, resolve()).read_url).path
         folders = (
             prefeed.datasets.ImageFolder(root, transform=transform),
-            torchvision.datasets.ImageFolder(root, transform=transform),
+            torchvision.datasets.ImageFolder(path, transform=transform),
         )
         ours, truth = (
             cls(folder, BATCH_SIZE, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(seed))
@@ -94,10 +97,13 @@ class Commands:
             return {"pid": status.pid, "store": status.store, "reads": counts.reads, "disk": counts.disk.bytes}
         return {}
 
-    def stop(self) -> None:
-        """Stop the node's server."""
-        with NodeClient.connect(resolve(), autostart=False) as node:
-            node.stop()
+    def stop_all(self) -> None:
+        """Stop the node's servers, those of sample sets too."""
+        self.loaders.clear()
+        prefeed.datasets._readers.close()
+        for config in (resolve(), *(find(name, resolve()).settings(resolve()) for name in names(resolve()))):
+            with contextlib.suppress(ServerUnavailableError), NodeClient.connect(config, autostart=False) as node:
+                node.stop()
 
     def run(self, *words: str) -> tuple[int, str]:
         """Run ``prefeed WORDS`` in this process; return its exit status and what it wrote."""

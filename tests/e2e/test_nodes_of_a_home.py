@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
 from e2e.hashed import Hashed, write_hashed
@@ -20,8 +21,8 @@ from sandbox import Sandbox
 
 pytestmark = pytest.mark.timeout(300)
 
-NUM_FILES = 600
-NUM_PICTURES = 60
+NUM_FILES = 400
+NUM_PICTURES = 30
 
 
 class HomeNode:
@@ -81,10 +82,10 @@ SEED = object()
 
 @pytest.fixture
 def nodes(sandbox: Sandbox) -> Iterator[list[HomeNode]]:
-    """Three kernels and a second container of the first; one shares runtime and memory directory with another kernel."""
-    boots = [str(uuid.uuid4()) for _ in range(3)]
+    """Two kernels, whose runtime and memory directories are one volume, and another container of the first."""
+    boots = [str(uuid.uuid4()) for _ in range(2)]
     settings = {"roots": sandbox.root / "data", "disk": "64MiB", "disk_free": 0}
-    places = [("a", boots[0], "a"), ("b", boots[1], "b"), ("c", boots[2], "b"), ("d", boots[0], "d")]
+    places = [("a", boots[0], "ab"), ("b", boots[1], "ab"), ("c", boots[0], "c")]
     started = [HomeNode(sandbox, *place, **settings) for place in places]
     yield started
     for node in started:
@@ -110,16 +111,68 @@ def write_picture(path: Path, value: int) -> None:
     Image.new("RGB", (8, 8), (value, value, value)).save(path)
 
 
-def test_nobody_gets_what_is_of_another_node(nodes: list[HomeNode], files: Path, pictures: Path) -> None:
+def documents_of(sandbox: Sandbox, pictures: Path) -> tuple[Path, Path]:
+    """Return a file with a sample set of the pictures, and one with a job that copies them."""
+    names = ("set.yaml", "job.yaml")
+    kinds = (
+        {"kind": "SampleSet", "metadata": {"name": "photos"}, "spec": {"partitions": 1, "source": {"uri": str(pictures)}}},
+        {
+            "kind": "SampleJob",
+            "metadata": {"name": "copy"},
+            "spec": {"type": "sync", "syncOptions": {"source": str(pictures), "destination": str(sandbox.root / "to")}},
+        },
+    )
+    for name, document in zip(names, kinds, strict=True):
+        (sandbox.root / name).write_text(yaml.safe_dump({"apiVersion": "batch.paddlepaddle.org/v1alpha1", **document}))
+    return sandbox.root / names[0], sandbox.root / names[1]
+
+
+def num_files_below(root: Path) -> int:
+    return sum(path.is_file() for path in root.rglob("*"))
+
+
+def test_nobody_gets_what_is_of_another_node(
+    nodes: list[HomeNode], files: Path, pictures: Path, sandbox: Sandbox
+) -> None:
     nothing_wrong = [0] * len(nodes)
-    assert at_once(nodes, "learned", files, NUM_FILES, SEED, 3, 0) == nothing_wrong
+    first, *others = nodes
+    assert at_once(nodes, "learned", files, NUM_FILES, SEED, 2, 0) == nothing_wrong
     assert at_once(nodes, "pictures", pictures, SEED, 2, 2) == nothing_wrong
     before = at_once(nodes, "server")
     assert len({server["pid"] for server in before}) == len({server["store"] for server in before}) == len(nodes)
 
     for node in nodes:
-        node.begin("learned", files, NUM_FILES, 9, 2, 2)
+        node.begin("learned", files, NUM_FILES, 9, 3, 2)
     kill(before[0]["pid"])
     assert [node.answer() for node in nodes] == nothing_wrong
+
+    for index in range(NUM_PICTURES, NUM_PICTURES + 6):
+        write_picture(pictures / f"{index % 3}" / f"{index}.png", index)
+    (pictures / "0" / "0.png").unlink()
+    for node in others[1:]:
+        node.begin("learned", files, NUM_FILES, 9, 2, 0)
+    assert first.ask("run", "warm", "--refresh", str(pictures))[0] == 0
+    assert others[0].ask("run", "clear", "--all")[0] == 0
+    assert [node.answer() for node in others[1:]] == nothing_wrong[2:]
+    assert at_once(nodes, "pictures", pictures, SEED, 2, 0) == nothing_wrong
+
+    set_file, job_file = documents_of(sandbox, pictures)
+    applied = at_once(nodes, "run", "sampleset", "apply", "-f", set_file, "--wait")
+    assert [code for code, _ in applied] == nothing_wrong, applied
+    assert at_once(nodes, "pictures", "sampleset://photos", SEED, 2, 0) == nothing_wrong
+    done = at_once(nodes, "run", "job", "apply", "-f", job_file, "--json")
+    assert sum('"phase": "Succeeded"' in output for _, output in done) >= 1, done
+    assert num_files_below(sandbox.root / "to") == num_files_below(pictures)
+    records = list((sandbox.home / "jobs").glob("*.json"))
+    assert [json.loads(record.read_text())["phase"] for record in records] == ["Succeeded"]
+    code, said = others[0].ask("run", "sampleset", "delete", "photos")
+    assert code != 0
+    assert "run on other nodes" in said
+
     after = at_once(nodes, "server")
     assert [server["pid"] for server in after[1:]] == [server["pid"] for server in before[1:]]
+    for node in nodes:
+        node.ask("stop_all")
+    assert first.ask("run", "sampleset", "delete", "photos")[0] == 0
+    assert not (sandbox.home / "samplesets" / "photos").exists()
+    assert not list((sandbox.root / "data").rglob("*.prefeed*"))

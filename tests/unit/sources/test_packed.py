@@ -443,7 +443,9 @@ def test_copies_that_another_node_may_have_mapped_stay(
     monkeypatch.setattr(packed_module, "is_on_own_disk", lambda _: False)
     packed.fetch("a.bin")
     for content in (b"second", b"third"):
-        (copy,) = (path for path in (current().home / "packs").rglob("*.index") if path.stat().st_mtime > time.time() - 60)
+        (copy,) = (
+            path for path in (current().home / "packs").rglob("*.index") if path.stat().st_mtime > time.time() - 60
+        )
         age = 29 if content == b"second" else 31
         os.utime(copy, (0, time.time() - age * 24 * 3600))
         write_pack(tmp_path / "p", {"a.bin": content})
