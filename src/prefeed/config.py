@@ -194,7 +194,10 @@ class Config:
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
     home: Path = _setting(
-        _path, None, "directory of manifests and logs; one home is one node cache", factory=_default_home
+        _path,
+        None,
+        "directory of manifests, records and credentials; nodes that share it have a cache each",
+        factory=_default_home,
     )
     memory: int | None = _setting(
         _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
@@ -204,7 +207,9 @@ class Config:
     disk: int = _setting(
         _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = there is none; auto = all but `disk_free`"
     )
-    disk_dir: Path | None = _setting(_optional_path, None, "directory of the disk tier; auto = `disk` in the home")
+    disk_dir: Path | None = _setting(
+        _optional_path, None, "directory of the disk tier, in which each node has one of its own; auto = in the home"
+    )
     disk_free: int | None = _setting(
         _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
     )

@@ -85,8 +85,9 @@ def nodes(sandbox: Sandbox) -> Iterator[list[HomeNode]]:
     """Two kernels, whose runtime and memory directories are one volume, and another container of the first."""
     boots = [str(uuid.uuid4()) for _ in range(2)]
     settings = {"roots": sandbox.root / "data", "disk": "64MiB", "disk_free": 0}
-    places = [("a", boots[0], "ab"), ("b", boots[1], "ab"), ("c", boots[0], "c")]
-    started = [HomeNode(sandbox, *place, **settings) for place in places]
+    disk_dir = {"disk_dir": sandbox.root / "disk"}
+    places = [("a", boots[0], "ab", {}), ("b", boots[1], "ab", disk_dir), ("c", boots[0], "c", disk_dir)]
+    started = [HomeNode(sandbox, name, boot, place, **settings, **more) for name, boot, place, more in places]
     yield started
     for node in started:
         node.end()
@@ -115,7 +116,11 @@ def documents_of(sandbox: Sandbox, pictures: Path) -> tuple[Path, Path]:
     """Return a file with a sample set of the pictures, and one with a job that copies them."""
     names = ("set.yaml", "job.yaml")
     kinds = (
-        {"kind": "SampleSet", "metadata": {"name": "photos"}, "spec": {"partitions": 1, "source": {"uri": str(pictures)}}},
+        {
+            "kind": "SampleSet",
+            "metadata": {"name": "photos"},
+            "spec": {"partitions": 1, "source": {"uri": str(pictures)}},
+        },
         {
             "kind": "SampleJob",
             "metadata": {"name": "copy"},
@@ -139,6 +144,9 @@ def test_nobody_gets_what_is_of_another_node(
     assert at_once(nodes, "learned", files, NUM_FILES, SEED, 2, 0) == nothing_wrong
     assert at_once(nodes, "pictures", pictures, SEED, 2, 2) == nothing_wrong
     before = at_once(nodes, "server")
+    assert len(list((sandbox.home / "nodes").glob("*/catalogues"))) == len(nodes)
+    assert not (sandbox.home / "catalogues").exists()
+    assert len(list((sandbox.root / "disk").glob("*/objects"))) == 2
     assert len({server["pid"] for server in before}) == len({server["store"] for server in before}) == len(nodes)
 
     for node in nodes:
