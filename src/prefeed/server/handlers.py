@@ -168,7 +168,8 @@ class Handlers:
         token = request.token
 
         def opened(dataset: Dataset) -> None:
-            reply = m.DatasetOpened(token, dataset.number, str(dataset.manifest.directory))
+            manifest = dataset.manifest
+            reply = m.DatasetOpened(token, dataset.number, str(manifest.directory), manifest.uid)
             self.loop.send(connection, reply)
 
         waiter = self._waiter(connection, token, opened)

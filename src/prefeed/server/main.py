@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from prefeed.sources.file_catalogues import remove_unused as remove_unused_catal
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import require_private
-from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.wire.endpoint import ensure_private_dir
@@ -63,7 +63,7 @@ def run_foreground(config: Config) -> int:
         _only_server(config), _held_port(config), _node_directory(config) as own,
         _stores(config, own) as (tier, sessions, on_tmpfs, notices), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
-        _remove_unused(config, own)
+        _remove_unused(config, own, tier.directory)
         if metrics.notice:
             notices = (*notices, metrics.notice)
             print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
@@ -83,7 +83,7 @@ def run_foreground(config: Config) -> int:
         handlers.bind(loop, node, sessions)
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
-            _keep_in_use(own, node, loop)
+            _keep_in_use(own, (config.runtime_dir, tier.directory), node, loop)
             _serve(config, handlers, loop, node)
         finally:
             metrics.close()  # it asks the loop
@@ -137,7 +137,7 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                 return  # the socket was removed, or another server listens there: nobody can reach this one
 
 
-def _remove_unused(config: Config, own: NodeDirectory) -> None:
+def _remove_unused(config: Config, own: NodeDirectory, tier_dir: Path) -> None:
     """What nobody asks for again: plans and lists that a server before this one was killed over, and what is old."""
     for pattern in ("plan-*", "paths-*"):
         for path in config.runtime_dir.glob(pattern):
@@ -146,15 +146,17 @@ def _remove_unused(config: Config, own: NodeDirectory) -> None:
     remove_unused_catalogues(config.home)  # of versions that kept them there
     remove_unused_directories(own.path.parent, keep=own.path)
     ManifestLibrary(config.home).remove_unused()
+    remove_left(config.runtime_dir.parent, f"{config.home_id}*", keep=config.runtime_dir)
+    remove_left(config.memory_dir, f"prefeed-{os.getuid()}-{config.home_id}*", keep=tier_dir)
 
 
-def _keep_in_use(own: NodeDirectory, node: Node, loop: Loop) -> None:
-    """Say now and then that this server runs, and which listings it has open: other nodes remove what is not in use."""
+def _keep_in_use(own: NodeDirectory, others: Sequence[Path], node: Node, loop: Loop) -> None:
+    """Say now and then that this server runs, and which listings and other directories it has open: the rest is removed."""
     own.beat()
-    for dataset in node.datasets.values():
+    for path in (*others, *(dataset.manifest.directory for dataset in node.datasets.values())):
         with suppress(OSError):
-            os.utime(dataset.manifest.directory)
-    loop.call_later(BEAT_SECONDS, lambda: _keep_in_use(own, node, loop))
+            os.utime(path)
+    loop.call_later(BEAT_SECONDS, lambda: _keep_in_use(own, others, node, loop))
 
 
 @contextmanager

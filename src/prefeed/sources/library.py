@@ -19,7 +19,7 @@ from prefeed.config import Config
 from prefeed.errors import StoreFormatError
 from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import CURRENT, ENCODING, Manifest
-from prefeed.sources.manifest_writer import build_manifest, remove_replaced
+from prefeed.sources.manifest_writer import SHARED_SECONDS, build_manifest, remove_replaced
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
@@ -119,7 +119,8 @@ class ManifestLibrary:
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:
             for entry in list(entries):
                 if entry.is_dir(follow_symlinks=False):
-                    remove_replaced(Path(entry.path))
+                    # A loader may be without a server for a moment, and name its listing to the one that starts now.
+                    remove_replaced(Path(entry.path), at_least_seconds=SHARED_SECONDS)
 
 
 def _try_open(directory: Path) -> Manifest | None:

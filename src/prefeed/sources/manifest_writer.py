@@ -37,7 +37,8 @@ from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 _TEMPORARY: Final = ".building-"
 _ABANDONED_SECONDS: Final = 24 * 3600
 _REPLACED_SECONDS: Final = 600
-_SHARED_SECONDS: Final = 24 * 3600
+SHARED_SECONDS: Final = 24 * 3600
+"""How long a listing stays that nodes may share."""
 
 
 def build_manifest(
@@ -232,20 +233,23 @@ def _replace_current(directory: Path, name: str) -> str:
     return before.name if before is not None else ""
 
 
-def remove_replaced(directory: Path, *, keep: Collection[str] = ()) -> None:
+def remove_replaced(
+    directory: Path, *, keep: Collection[str] = (), at_least_seconds: float = _REPLACED_SECONDS
+) -> None:
     """Remove generations that nobody has open or is about to open, and what builders that died left a day ago.
 
     Who has a generation mapped keeps it, on one kernel; on a file system that nodes may share it is lost to other nodes. There
-    it stays until no server has said for a day that it uses it: they say so every ten minutes.
+    it stays until no server has said for a day that it uses it: they say so every five minutes.
 
     Args:
         directory: Of a URL's manifests.
         keep: Generations that stay besides the one in force.
+        at_least_seconds: How long each stays after it was used, wherever it is.
     """
     with contextlib.suppress(StoreFormatError):
         current = current_generation(directory)
         keep = {*keep, current.name if current is not None else ""}
-    replaced_seconds = _REPLACED_SECONDS if is_on_own_disk(directory) else _SHARED_SECONDS
+    replaced_seconds = at_least_seconds if is_on_own_disk(directory) else max(at_least_seconds, SHARED_SECONDS)
     with os.scandir(directory) as entries:
         for entry in list(entries):
             if entry.name in keep or not entry.is_dir(follow_symlinks=False):

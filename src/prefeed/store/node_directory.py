@@ -4,7 +4,7 @@
 
     <home>/nodes/, or PREFEED_DISK_DIR
         <boot>-<number>/        of one server at a time; number 0, or the next while servers of other containers run
-            lock                held by the server; says which process it is; touched every ten minutes while that runs
+            lock                held by the server; says which process it is; touched every five minutes while that runs
             …                   what is the server's alone
 
 Two kernels never have the same name, so nothing here depends on locks that reach over the network: on one kernel flock
@@ -29,11 +29,12 @@ from typing import Final, Self
 
 from prefeed.errors import ServerError
 from prefeed.machine import Process, boot_name, boot_time, is_on_own_disk
+from prefeed.store.directory import is_private
 
-BEAT_SECONDS: Final = 600.0
-"""How often a server says that it has its directory, and listings, in use."""
+BEAT_SECONDS: Final = 300.0
+"""How often a server says that it has its directory, and listings, in use: half of what listings are kept for at least."""
 
-IN_USE_MINUTES: Final = 20
+IN_USE_MINUTES: Final = 15
 """A server that has not said so for longer does not run."""
 
 UNUSED_SECONDS: Final = 30 * 24 * 3600
@@ -137,6 +138,13 @@ def remove_unused(parent: Path, *, keep: Path) -> None:
                 lock = _locked(path)
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
+
+
+def remove_left(parent: Path, pattern: str, *, keep: Path) -> None:
+    """Remove this user's directories of that name that no server has touched for 30 days: of other boots, and of versions."""
+    for path in parent.glob(pattern):
+        if path != keep and is_private(path) and _age_seconds(path) > UNUSED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:

@@ -13,7 +13,15 @@ import pytest
 from prefeed import machine
 from prefeed.errors import ServerError
 from prefeed.store import node_directory
-from prefeed.store.node_directory import NODES, NodeDirectory, carry_over, name_of, remove_unused, servers_elsewhere
+from prefeed.store.node_directory import (
+    NODES,
+    NodeDirectory,
+    carry_over,
+    name_of,
+    remove_left,
+    remove_unused,
+    servers_elsewhere,
+)
 
 Boot = Callable[[str], None]
 BEFORE_THE_BOOT = 1000.0
@@ -208,3 +216,12 @@ def test_a_tier_of_an_earlier_version_that_nobody_wrote_to_is_removed(
             os.utime(path, (0, time.time() - days * 24 * 3600))
     carry_over(tmp_path, tmp_path / "new", ["objects", "sessions"])
     assert [path.name for path in tmp_path.iterdir()] == ["sessions"]
+
+
+def test_what_other_boots_have_left_is_removed_after_thirty_days(tmp_path: Path) -> None:
+    ages = {"id-1": 31, "id-2": 29, "id": 31, "own": 31, "id-own": 31, "id-open": 31}
+    for name, days in ages.items():
+        (tmp_path / name).mkdir(mode=0o755 if name == "id-open" else 0o700)
+        os.utime(tmp_path / name, (0, time.time() - days * 24 * 3600))
+    remove_left(tmp_path, "id*", keep=tmp_path / "id-own")
+    assert {path.name for path in tmp_path.iterdir()} == {"id-2", "own", "id-own", "id-open"}
