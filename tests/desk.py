@@ -113,8 +113,9 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
     before = set(threading.enumerate())
     tier = RecordingTier(capacity)
     handlers = Handlers(
-        config, clock=clock, runtime_dir=config.runtime_dir, store_dir=config.home, on_tmpfs=True, notices=()
-    )
+        config, clock=clock, runtime_dir=config.runtime_dir, own_dir=config.home / "own", store_dir=config.home,
+        on_tmpfs=True, notices=(),
+    )  # fmt: skip
     loop = Loop(config.runtime_dir, clock=clock, on_message=handlers.on_message, on_closed=handlers.on_closed)
     node = Node(config, tier, clock=clock, wake=loop.wake, call_later=loop.call_later)  # type: ignore[arg-type]
     sessions = Sessions(Room(config.memory_dir / "desk", capacity), None)

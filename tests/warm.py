@@ -44,6 +44,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "frameworks", "parity_job")},
     **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},
     **{f"{SOURCE}/prefeed/bench/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
+    "-m e2e.home_node": _WITH_TORCH,
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
+from prefeed.machine import boot_name
 from prefeed.trust import is_own_possible, why_not_trusted_file
 
 KIB: Final = 1024
@@ -177,14 +178,6 @@ def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
 
-def _boot_id() -> str:
-    """Return eight hex digits that tell this node from others which have the same home."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii")[:8]
-    except OSError:
-        return "node"
-
-
 def _default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
@@ -206,7 +199,10 @@ class Config:
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
     home: Path = _setting(
-        _path, None, "directory of manifests and logs; one home is one node cache", factory=_default_home
+        _path,
+        None,
+        "directory of manifests, records and credentials; nodes that share it have a cache each",
+        factory=_default_home,
     )
     memory: int | None = _setting(
         _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
@@ -216,7 +212,9 @@ class Config:
     disk: int = _setting(
         _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = there is none; auto = all but `disk_free`"
     )
-    disk_dir: Path | None = _setting(_optional_path, None, "directory of the disk tier; auto = `disk` in the home")
+    disk_dir: Path | None = _setting(
+        _optional_path, None, "directory of the disk tier, in which each node has one of its own; auto = in the home"
+    )
     disk_free: int | None = _setting(
         _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
     )
@@ -267,33 +265,39 @@ class Config:
 
     @property
     def disk_path(self) -> Path:
-        """Directory of the disk tier."""
-        return self.disk_dir or self.home / "disk"
+        """Directory of the disk tier of this kernel's first server; others beside it have one with another number."""
+        name = f"{boot_name()}-0"
+        return self.disk_dir / name if self.disk_dir else self.home / "nodes" / name / "disk"
 
     @property
     def home_id(self) -> str:
-        """Eight hex digits that tell one home's socket and store from another's."""
+        """Eight hex digits that tell one home from another."""
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
 
     @property
+    def node_id(self) -> str:
+        """What tells the socket and the store of this home, on this node, from all others."""
+        return f"{self.home_id}-{boot_name()[:8]}"
+
+    @property
     def runtime_dirs(self) -> tuple[Path, ...]:
-        """Where the socket may lie, ``<base>/prefeed-<uid>/<home id>``: a server takes the first that can be trusted."""
+        """Where the socket may lie, ``<base>/prefeed-<uid>/<node id>``: a server takes the first that can be trusted."""
         given = os.environ.get("XDG_RUNTIME_DIR", "")
         first = (self._runtime_dir_in(given),) if given.startswith("/") else ()
         return tuple(dict.fromkeys((*first, *self.common_runtime_dirs)))
 
     @property
     def common_runtime_dirs(self) -> tuple[Path, ...]:
-        """Those of all processes of the user, whatever their environment.
+        """Those of all processes of the user on this node, whatever their environment.
 
         In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
         which lies in the home.
         """
-        bases = (f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", self.home / "run" / _boot_id())
+        bases = (f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", self.home / "run")
         return tuple(self._runtime_dir_in(base) for base in bases)
 
     def _runtime_dir_in(self, base: str | os.PathLike[str]) -> Path:
-        return Path(base) / f"prefeed-{os.getuid()}" / self.home_id
+        return Path(base) / f"prefeed-{os.getuid()}" / self.node_id
 
     @property
     def runtime_dir(self) -> Path:

@@ -36,7 +36,7 @@ def connected(**settings: object) -> Iterator[Connection]:
 
 
 def store_of(sandbox: Sandbox) -> Path:
-    return sandbox.memory_dir / f"prefeed-{os.getuid()}-{resolve().home_id}"
+    return sandbox.memory_dir / f"prefeed-{os.getuid()}-{resolve().node_id}"
 
 
 def cache_of(connection: Connection, session: int) -> CacheInfo:

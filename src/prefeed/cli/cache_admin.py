@@ -119,7 +119,7 @@ def _start(arguments: Arguments, config: Config) -> list[str]:
         ) from err
     except PrefeedError:
         if arguments.spilldir is not None:
-            _remove_if_empty(config.disk_path)
+            _remove_if_empty(config.disk_path.parent)
         raise
     log = config.runtime_dir / "server.log"
     return [

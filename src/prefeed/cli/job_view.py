@@ -106,7 +106,10 @@ def record_rows(record: JobRecord) -> tuple[str, list[Row]]:
         ("created", _when(record.created)),
         ("started", _when(record.started)),
         ("finished", _when(record.finished)),
-        ("process", str(record.process.pid)),
+        (
+            "process",
+            f"{record.process.pid} of {record.process.place}" if record.process.host else str(record.process.pid),
+        ),
     ]
     rows += [(name, _counted(name, value)) for name, value in record.result.items() if value not in ("", [], None)]
     rows += [("spec" if not at else "", line) for at, line in enumerate(_yaml_lines(record.spec))]

@@ -11,9 +11,10 @@ from uuid import uuid4
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SampleSetError
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress
-from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Process, Records
+from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.sync import sync
 from prefeed.jobs.work import Done, synced
+from prefeed.machine import Process
 from prefeed.sampleset.records import SampleSet, note_progress
 
 
@@ -42,7 +43,10 @@ def copy_to_origin(
     records = Records(found.directory / "jobs")
     job = _begun(found, records)
     try:
-        done = synced(sync(found.source_url, found.origin_url, SyncOptions(), settings, SyncEvents(progress=progress)))
+        with records.beating(job.id):
+            done = synced(
+                sync(found.source_url, found.origin_url, SyncOptions(), settings, SyncEvents(progress=progress))
+            )
     except PrefeedError as err:
         _end(records, job, Done(problem=str(err), counts={}, result=None))
         raise

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
+from prefeed.errors import StoreFormatError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_catalogues import name_of_learned, name_of_list
 from prefeed.sources.manifest import Manifest
@@ -54,6 +55,8 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     opened = node.open_dataset(dataset.url, manifest_dir=directory, num_samples=dataset.num_samples)
     if isinstance(dataset.manifest, Catalogue):
         Catalogue.open(Path(opened.manifest_dir), dataset.manifest.uid)
+        if opened.uid not in ("", dataset.manifest.uid):
+            raise StoreFormatError(f"{opened.manifest_dir} is another catalogue on the server than here")
     return replace(
         dataset, number=opened.dataset, store_dir=node.connection.store_dir, instance=node.connection.instance
     )
@@ -104,7 +107,8 @@ def _open_catalogue(
             os.unlink(paths_file)
         raise
     return replace(
-        _node_dataset(node, opened, Catalogue.open(Path(opened.manifest_dir)), "/", config), num_samples=num_samples
+        _node_dataset(node, opened, Catalogue.open(Path(opened.manifest_dir), opened.uid), "/", config),
+        num_samples=num_samples,
     )
 
 

@@ -13,6 +13,7 @@ from prefeed.copying.engine import Body
 from prefeed.copying.room import Ledger
 from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS, time_of
 from prefeed.errors import BadTargetNameError, CopyError, PrefeedError, TargetFullError, TruncatedBodyError
+from prefeed.machine import process_mark
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
@@ -38,7 +39,7 @@ class DirectorySink:
     def __init__(self, data: Path, incoming: Path, ledger: Ledger) -> None:
         self._data, self._incoming = f"{data}/", f"{incoming}/"
         self._ledger = ledger
-        self._names = itertools.count()
+        self._names, self._mark = itertools.count(), process_mark()
         self._directories: set[str] = set()
 
     def write(self, path: str, body: Body) -> None:
@@ -77,7 +78,7 @@ class DirectorySink:
             self._directories.add(path)
 
     def _new_name(self) -> str:
-        return f"{self._incoming}{next(self._names)}"
+        return f"{self._incoming}{self._mark}-{next(self._names)}"
 
     def _place(self, temporary: str, path: str) -> None:
         directory, slash, _ = path.rpartition("/")

@@ -7,7 +7,7 @@
             copy.json                          what it is; without it prefeed removes nothing
             data/                              the path to train from
             incoming/                          files that are being written
-    <home>/staged/<hash of directory>.json     that there is a copy: for lists, and to say of one that it is gone
+    <home>/staged/<hash of host, directory>.json   that there is a copy: for lists, and to say of one that it is gone
 
 A copy needs no server and no record in the home: removing either by hand does no harm.
 """
@@ -27,6 +27,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prefeed.config import Config
+from prefeed.machine import host_name
 from prefeed.store.directory import is_private
 
 FORMAT: Final = 1
@@ -59,6 +60,7 @@ class CopyRecord:
         started: Seconds since 1970 when the last run began.
         finished: When it ended; 0.0 when it did not.
         pid: Process that copies, or did.
+        host: Name of its machine: others that share the home cannot see what lies on its disks.
     """
 
     source: str
@@ -72,6 +74,7 @@ class CopyRecord:
     started: float = 0.0
     finished: float = 0.0
     pid: int = 0
+    host: str = ""
 
     @property
     def data(self) -> Path:
@@ -119,8 +122,9 @@ def write_record(record: CopyRecord, config: Config) -> None:
 
 def forget(directory: str, config: Config) -> None:
     """The home does not know this copy any more."""
-    with contextlib.suppress(OSError):
-        _home_file(directory, config).unlink()
+    for file in (_home_file(directory, config), config.home / "staged" / f"{_digest(directory)}.json"):
+        with contextlib.suppress(OSError):  # the second: of versions that named it without the host
+            file.unlink()
 
 
 def read_record(directory: Path) -> CopyRecord | None:
@@ -141,8 +145,11 @@ def known_copies(config: Config) -> Iterator[CopyRecord]:
     for file in sorted((config.home / "staged").glob("*.json")):
         remembered = _read(file, None)
         if remembered is not None and remembered.directory not in seen:
+            here = read_record(Path(remembered.directory))
+            if here is None and remembered.host not in ("", host_name()):
+                continue  # of another node
             seen.add(remembered.directory)
-            yield read_record(Path(remembered.directory)) or remembered
+            yield here or remembered
 
 
 def _read(file: Path, directory: Path | None) -> CopyRecord | None:
@@ -159,7 +166,7 @@ def _read(file: Path, directory: Path | None) -> CopyRecord | None:
 
 
 def _home_file(directory: str, config: Config) -> Path:
-    return config.home / "staged" / f"{_digest(directory)}.json"
+    return config.home / "staged" / f"{_digest(f'{host_name()} {directory}')}.json"
 
 
 def _replace(file: Path, text: str) -> None:

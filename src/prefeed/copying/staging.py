@@ -41,6 +41,7 @@ from prefeed.copying.survey import PosixTree, list_all, scan_copy
 from prefeed.copying.unstaging import remove_held
 from prefeed.copying.versions import FoundFile, is_copy_of
 from prefeed.errors import BadTargetNameError, CopyError, DoesNotFitError, PrefeedError, TargetFullError
+from prefeed.machine import host_name
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ObjectInfo
@@ -101,7 +102,9 @@ class _Staging:
         before = read_record(directory)
         self._is_new = before is None
         before = before or CopyRecord(source=source.url, directory=str(directory), state=COPYING)
-        self._record = replace(before, state=COPYING, started=time.time(), finished=0.0, pid=os.getpid())
+        self._record = replace(
+            before, state=COPYING, started=time.time(), finished=0.0, pid=os.getpid(), host=host_name()
+        )
         self._recorded = 0.0
         self._has_links = isinstance(source, PosixTree)
 

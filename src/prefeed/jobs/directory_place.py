@@ -19,6 +19,7 @@ from prefeed.jobs.beneath import Beneath, raise_translated
 from prefeed.jobs.listed import Listed, is_same_in_directory, stamp_of
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.trees import WORK_NAME, Tree
+from prefeed.machine import process_mark
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
 
@@ -161,6 +162,7 @@ class DirectorySink:
         self._modes_of = modes_of
         self._expected: dict[str, tuple[Listed, bool]] = {}
         self._names = itertools.count()
+        self._mark = process_mark()
         try:
             self._work = _made_and_held(beneath)
         except OSError as err:
@@ -209,7 +211,9 @@ class DirectorySink:
         os.close(self._work)  # and with it the lock
 
     def _make(self, path: str, listed: Listed, body: Body) -> None:
-        temporary = str(next(self._names))
+        temporary = (
+            f"{self._mark}-{next(self._names)}"  # the lock may not reach another node, which empties the directory
+        )
         try:
             self._write(temporary, path, listed, body)
             with self._beneath.parent_of(path, make=True) as (parent, name):

@@ -3,12 +3,17 @@
 ::
 
     <home>/samplesets/<set>/jobs/        or <home>/jobs/
-        <id>.json                        what it is to do, how far it is, whose process it is
+        <id>.json                        what it is to do, how far it is, whose process it is, on which node; touched meanwhile
         <id>.log                         what a detached one says
         .records  .queue                 held by who changes records; held by the job that runs
 
 A process that is killed lets go of ``.queue`` by that, and its record says of which process it was: nothing has to be put
-right before the next job can run.
+right before the next job can run. Whether a process of another node, or of another container, is alive cannot be seen
+here: it touches its record while it is.
+
+Where locks do not reach the other nodes, ``.records`` and ``.queue`` exclude those of this one, and the rest is done by the
+records themselves: each is made under its name by one process only, and a job that finds another one running beside it
+goes back into the queue.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ import contextlib
 import fcntl
 import json
 import os
+import select
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -24,40 +31,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.config import Config
-from prefeed.errors import JobNotFoundError
+from prefeed.errors import JobConflictError, JobError, JobNotFoundError
+from prefeed.machine import Process, process_mark
 from prefeed.sampleset.records import directory_of, names
 from prefeed.sampleset.strict import require_name
-from prefeed.sources.credentials import write_private
+from prefeed.sources.credentials import publish_private, write_private
 
 FORMAT: Final = 1
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 _JOBS: Final = "jobs"
-_START_FIELD: Final = 19
-"""Of what ``/proc/<pid>/stat`` says behind the name: when the process began."""
+_PATIENCE_SECONDS: Final = 60.0
+_LOOK_AGAIN_SECONDS: Final = 0.005
+_BEAT_SECONDS: Final = 20.0
+"""How often a job says that it is under way, to those who cannot see its process."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One process, told apart from others that get its number later."""
-
-    pid: int = 0
-    started: int = 0
-    boot: str = ""
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        """Return the process that has this number now; one that is nobody's if there is none."""
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            return cls()
-        return cls() if stat[0] in ("Z", "X") else cls(pid=pid, started=int(stat[_START_FIELD]), boot=boot)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return bool(self.pid) and Process.of(self.pid) == self
+_GONE_SECONDS: Final = 600.0
+"""A job of another node that has not said so for that long has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +103,69 @@ class Records:
     def read(self, name: str) -> JobRecord | None:
         """Return a job as it is now: one whose process is gone has failed."""
         require_name(name, "the name of a job")
-        return _settled(_read(self.directory / f"{name}.json"))
+        return _read(self.directory / f"{name}.json")
 
     def all(self) -> list[JobRecord]:
         """Return all jobs as they are now, oldest first."""
-        found = [_settled(_read(file)) for file in self.directory.glob("*.json")]
+        found = [_read(file) for file in self.directory.glob("*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: (job.created, job.id))
 
     def write(self, record: JobRecord) -> None:
         """The job is recorded so, whole or not at all."""
-        text = json.dumps({"format": FORMAT, **asdict(record)}, indent=1, default=str)
-        write_private(self.directory / f"{record.id}.json", text.encode())
+        write_private(self.directory / f"{record.id}.json", _encoded(record))
+
+    def claim(self, record: JobRecord) -> None:
+        """The job is recorded so in the place of one that is over, if there is one; of all who claim it, one has it.
+
+        Raises:
+            JobConflictError: Another process has it.
+        """
+        file = self.directory / f"{record.id}.json"
+        with contextlib.suppress(FileNotFoundError):
+            over = file.with_name(f".{file.name}.{process_mark()}.over")
+            file.rename(over)
+            over.unlink()
+        if not publish_private(file, _encoded(record)):
+            raise JobConflictError(
+                f"job {record.id} was begun by another process at this moment; see `prefeed job list`"
+            )
+
+    def note(self, name: str, **changes: Any) -> JobRecord:
+        """Change what is recorded of a job of this process; return the record.
+
+        Raises:
+            JobError: It is gone, or another process's.
+        """
+        with self.changing():
+            now = self.read(name)
+            if now is None:
+                raise JobError(f"the record of job {name} is gone: its sample set was deleted, perhaps")
+            if now.process != Process.of(os.getpid()):
+                raise JobError(
+                    f"job {name} is process {now.process.pid}'s of {now.process.place} by now: nothing was heard of this one "
+                    "for too long"
+                )
+            now = replace(now, **changes)
+            self.write(now)
+        return now
+
+    @contextlib.contextmanager
+    def beating(self, name: str) -> Iterator[None]:
+        """Other nodes see meanwhile that the job is under way."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_SECONDS):
+                with contextlib.suppress(OSError):
+                    os.utime(self.directory / f"{name}.json")
+
+        thread = threading.Thread(target=beat, name="prefeed-job", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def log_of(self, name: str) -> Path:
         """Return the file that a detached job writes to."""
@@ -132,21 +173,23 @@ class Records:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Nobody else changes records meanwhile; what is done inside is short."""
+        """Nobody else changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(self.directory / ".records", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while not _try_lock(file) and time.monotonic() < deadline:
+                select.select([], [], [], _LOOK_AGAIN_SECONDS)
             yield
         finally:
             os.close(file)
 
     @contextlib.contextmanager
     def turn_of(self, name: str, *, wait: Any) -> Iterator[None]:
-        """It is this job's turn: none that was there before it runs or waits. The lock goes with the process.
+        """It is this job's turn, and it is recorded as running: none that was there before it runs or waits.
 
         Args:
-            name: Of a job that is recorded as pending.
+            name: Of a job that is recorded as pending, of this process.
             wait: Called with the jobs before it while there are any; blocks for a moment.
         """
         file = os.open(self.directory / ".queue", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -158,19 +201,33 @@ class Records:
             os.close(file)
 
     def _try_turn(self, file: int, name: str) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(file):
             return False
-        if self._before(name):
+        if not self._before(name):
+            self.note(name, phase=RUNNING, started=time.time())
+            if not self._before(name):
+                return True
+            self.note(name, phase=PENDING, started=0.0)  # the lock does not reach another node: each has seen the other
+        with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
-            return False
-        return True
+        return False
 
     def _before(self, name: str) -> list[JobRecord]:
+        """Return the jobs that are under way, or were there first and wait."""
         waiting = [job for job in self.all() if not job.is_over]
         at = next((index for index, job in enumerate(waiting) if job.id == name), len(waiting))
-        return waiting[:at]
+        return waiting[:at] + [job for job in waiting[at + 1 :] if job.phase == RUNNING]
+
+
+def _try_lock(file: int) -> bool:
+    """Return whether the lock is held, or there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def all_jobs(config: Config) -> list[tuple[Records, JobRecord]]:
@@ -194,20 +251,33 @@ def find_job(name: str, config: Config) -> tuple[Records, JobRecord]:
     return found[-1]
 
 
-def _settled(record: JobRecord | None) -> JobRecord | None:
-    if record is None or record.is_over or record.process.is_alive:
+def _settled(record: JobRecord, touched: float) -> JobRecord:
+    process = record.process
+    if record.is_over or process.is_alive:
         return record
-    message = f"its process {record.process.pid} ended before it was done: run it again with `prefeed job apply`"
+    message = f"its process {process.pid} ended before it was done"
+    if process.pid and not process.is_here:
+        if time.time() - touched < _GONE_SECONDS:
+            return record
+        message = (
+            f"nothing was heard of its process {process.pid} on {process.place} for {_GONE_SECONDS / 60:.0f} minutes"
+        )
+    message += ": run it again with `prefeed job apply`"
     return replace(record, phase=FAILED, message=message, finished=record.finished or time.time())
 
 
-def _read(file: Path) -> JobRecord | None:
+def _encoded(record: JobRecord) -> bytes:
+    return json.dumps({"format": FORMAT, **asdict(record)}, indent=1, default=str).encode()
+
+
+def _read(path: Path) -> JobRecord | None:
     try:
-        values = json.loads(file.read_bytes())
+        with path.open("rb") as file:
+            touched, values = os.fstat(file.fileno()).st_mtime, json.load(file)
         if values.pop("format") != FORMAT:
             return None
         known = {one.name for one in fields(JobRecord)}
         record = JobRecord(**{name: value for name, value in values.items() if name in known})
-        return replace(record, process=Process(**values["process"]))
+        return _settled(replace(record, process=Process(**values["process"])), touched)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -24,9 +24,10 @@ from typing import Any, Final
 from prefeed.client.launch import server_environment
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError
-from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Process, Records
+from prefeed.jobs.records import FAILED, PENDING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.spec import JobSpec, parse_spec
 from prefeed.jobs.work import Done, WorkEvents, do_job
+from prefeed.machine import Process
 from prefeed.sampleset.records import SampleSet, find, note_progress, working_at
 from prefeed.sampleset.strict import Section
 
@@ -125,20 +126,19 @@ def run_claimed(spec: JobSpec, config: Config, records: Records, events: JobEven
         select.select([], [], [], _LOOK_AGAIN_SECONDS)
 
     try:
-        with _ended_by_sigterm(), records.turn_of(spec.name, wait=wait), _holding(spec, config):
-            _note(records, spec.name, phase=RUNNING, started=time.time())
+        with (
+            _ended_by_sigterm(), records.beating(spec.name), records.turn_of(spec.name, wait=wait), _holding(spec, config)
+        ):  # fmt: skip
             done = do_job(spec, config, events.work)
     except KeyboardInterrupt as err:
         # Whoever terminates waits for the process: it ends, and begins no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
-        _note(records, spec.name, phase=FAILED, message=message, finished=time.time())
+        records.note(spec.name, phase=FAILED, message=message, finished=time.time())
         raise
     except PrefeedError as err:
-        return _note(records, spec.name, phase=FAILED, message=str(err), finished=time.time())
+        return records.note(spec.name, phase=FAILED, message=str(err), finished=time.time())
     phase = SUCCEEDED if not done.problem else FAILED
-    record = _note(
-        records, spec.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts)
-    )
+    record = records.note(spec.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
     _tell_set(spec, config, done)
     return record
 
@@ -147,6 +147,11 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
     """The job does not run any more; return a sentence that says what was done."""
     if record.is_over:
         return f"{record.id} has ended already: {record.phase}"
+    if record.process.pid and not record.process.is_here:
+        return (
+            f"{record.id} is process {record.process.pid} of {record.process.place}, which cannot be ended from here: run "
+            f"`prefeed job terminate {record.id}` there"
+        )
     try:
         descriptor = os.pidfd_open(record.process.pid)
     except OSError:
@@ -192,27 +197,17 @@ def _claimed(spec: JobSpec, config: Config, records: Records, events: JobEvents)
             )
         if now is not None and not now.is_over:
             raise JobConflictError(
-                f"job {spec.name} is {now.phase} as process {now.process.pid}; wait for it, or end it with "
+                f"job {spec.name} is {now.phase} as process {now.process.pid} of {now.process.place}; wait for it, or end it with "
                 f"`prefeed job terminate {spec.name}`"
             )
         own = Process.of(os.getpid())
         record = JobRecord(id=spec.name, type=spec.type, sample_set=spec.sample_set, spec=dict(spec.document))
-        records.write(replace(record, created=time.time(), process=own))
+        records.claim(replace(record, created=time.time(), process=own))
     return None
 
 
 def _without_terminate(document: Any) -> dict[str, Any]:
     return {name: value for name, value in dict(document).items() if name != "terminate"}
-
-
-def _note(records: Records, name: str, **changes: Any) -> JobRecord:
-    with records.changing():
-        now = records.read(name)
-        if now is None:
-            raise JobError(f"the record of job {name} is gone: its sample set was deleted, perhaps")
-        now = replace(now, **changes)
-        records.write(now)
-    return now
 
 
 def _tell_set(spec: JobSpec, config: Config, done: Done) -> None:

@@ -21,10 +21,12 @@ from prefeed.sampleset.records import (
     is_worked_at,
     note_progress,
     read_progress,
+    remove_deleted,
     remove_record,
     working_at,
 )
 from prefeed.store.directory import is_private
+from prefeed.store.node_directory import IN_USE_MINUTES, of_this_kernel, servers_elsewhere
 from prefeed.types import ListingProgress, ServerStatus
 from prefeed.wire.endpoint import remove_runtime_dirs
 
@@ -105,6 +107,14 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
                 name=found.name,
             )
         settings = found.settings(base)
+        others = servers_elsewhere(found.home)
+        if others and not force:
+            where = ", ".join(f"process {process.pid} of {process.host}" for process in others)
+            raise SampleSetInUseError(
+                f"servers of the sample set {found.name} run on other nodes ({where}), or did until {IN_USE_MINUTES} minutes "
+                "ago: stop them there, or say --force, and they go on until they are stopped",
+                name=found.name,
+            )
         status = None if force else stop_unused_server(settings)
         if status is not None:
             raise SampleSetInUseError(
@@ -112,10 +122,12 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
                 "--force, and they read its data without a cache",
                 name=found.name,
             )
-        remove_record(found)  # from here on nobody finds it
+        keep_home = bool(others)  # what other nodes have mapped there
+        remove_record(found, keep_home=keep_home)  # from here on nobody finds it
         _stop_server(settings)
-        _remove_tiers(settings)
-        remove_record(found)  # what a server that ended has left
+        _remove_tiers(settings, keep_others=keep_home)
+        remove_record(found, keep_home=keep_home)  # what a server that ended has left
+        remove_deleted(base)
 
 
 def _stop_server(settings: Config) -> None:
@@ -123,15 +135,16 @@ def _stop_server(settings: Config) -> None:
         node.stop()
 
 
-def _remove_tiers(settings: Config) -> None:
-    """Remove what only this home's server can have made: directories that are named after it."""
+def _remove_tiers(settings: Config, *, keep_others: bool) -> None:
+    """Remove what only this home's servers can have made: directories that are named after it."""
     if settings.disk_dir is not None and settings.disk_dir.name.endswith(settings.home_id):
-        shutil.rmtree(settings.disk_dir, ignore_errors=True)
+        for directory in of_this_kernel(settings.disk_dir) if keep_others else [settings.disk_dir]:
+            shutil.rmtree(directory, ignore_errors=True)
     for directory in _memory_directories(settings):
         shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed
     remove_runtime_dirs(settings)
 
 
 def _memory_directories(settings: Config) -> list[Path]:
-    found = existing(settings.memory_dir).glob(f"prefeed-{os.getuid()}-{settings.home_id}*")
+    found = existing(settings.memory_dir).glob(f"prefeed-{os.getuid()}-{settings.node_id}*")
     return [path for path in found if is_private(path)]

@@ -19,6 +19,7 @@ from prefeed.sampleset.phases import Facts, error_of, phase_of
 from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest
+from prefeed.store.node_directory import NODES, of_this_kernel
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
 from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
@@ -208,14 +209,19 @@ def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
 
 
 def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
-    directory = settings.disk_path / "objects"
-    if not settings.disk or not directory.is_dir():
+    # Of all servers of this kernel: containers have one each.
+    found = settings.disk_path.parent if settings.disk_dir else settings.home / NODES
+    below = "objects" if settings.disk_dir else "disk/objects"
+    directories = [path / below for path in of_this_kernel(found) if (path / below).is_dir()]
+    if not settings.disk or not directories:
         return np.zeros(manifest.num_objects, dtype=np.bool_)
-    tier = SharedTier(directory, limit_bytes=1, on_disk=True)
-    try:
-        held = b"".join(tier.keys())
-    finally:
-        tier.close()
+    held = b""
+    for directory in directories:
+        tier = SharedTier(directory, limit_bytes=1, on_disk=True)
+        try:
+            held += b"".join(tier.keys())
+        finally:
+            tier.close()
     key = f"V{ENTRY_KEY_BYTES}"
     return np.isin(_as_numbers(np.frombuffer(manifest.keys, key)), _as_numbers(np.frombuffer(held, key)))
 

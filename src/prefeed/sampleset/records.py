@@ -20,7 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -31,12 +31,14 @@ from prefeed.sampleset.levels import tier_settings
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.strict import Section, require_name
 from prefeed.sources.credentials import read_private, write_private
+from prefeed.store.node_directory import servers_elsewhere
 
 FORMAT: Final = 1
 RECORD: Final = "sampleset.json"
 PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
 _NODE: Final = "node"
+_DELETED_SECONDS: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +171,27 @@ def write_record(found: SampleSet) -> None:
     write_private(found.directory / RECORD, json.dumps(record, indent=1, default=str).encode())
 
 
-def remove_record(found: SampleSet) -> None:
-    """There is no such set any more; its name first, so that nobody finds half of it."""
+def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
+    """There is no such set any more; its name first, so that nobody finds half of it.
+
+    Args:
+        found: The set.
+        keep_home: What its servers have open stays: some run on other nodes. ``remove_deleted`` removes it later.
+    """
     (found.directory / RECORD).unlink(missing_ok=True)
-    shutil.rmtree(found.directory, ignore_errors=True)
+    if keep_home:
+        (found.directory / PROGRESS).unlink(missing_ok=True)
+    else:
+        shutil.rmtree(found.directory, ignore_errors=True)
+
+
+def remove_deleted(config: Config) -> None:
+    """Remove what was left of sets that were deleted while servers of other nodes used them, when none does so any more."""
+    for directory in (config.home / _DIRECTORY).glob("*/"):
+        with suppress(OSError):
+            is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
+            if is_old and not (directory / RECORD).exists() and not servers_elsewhere(directory / _NODE):
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -192,7 +211,8 @@ def applying(config: Config) -> Iterator[None]:
 def _locked(path: Path, operation: int) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, operation)
+        with suppress(OSError):  # a file system without locks: what two do at once is done twice, each file whole
+            fcntl.flock(descriptor, operation)
         yield
     finally:
         os.close(descriptor)
@@ -258,6 +278,8 @@ def is_worked_at(found: SampleSet) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        pass  # a file system without locks: nobody can tell
     finally:
         os.close(descriptor)
     return False

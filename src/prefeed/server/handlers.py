@@ -39,7 +39,7 @@ class Handlers:
     """
 
     def __init__(
-        self, config: Config, *, clock: Clock, runtime_dir: Path, store_dir: Path, on_tmpfs: bool,
+        self, config: Config, *, clock: Clock, runtime_dir: Path, own_dir: Path, store_dir: Path, on_tmpfs: bool,
         notices: tuple[str, ...], metrics_url: str = "",
     ) -> None:  # fmt: skip
         self.is_stopping = False
@@ -52,6 +52,7 @@ class Handlers:
         self._clock = clock
         self._will_settle = False
         self._runtime_dir = runtime_dir
+        self._own_dir = own_dir
         self._store_dir = store_dir
         self._notices = notices
         self._version = version("prefeed")
@@ -97,6 +98,7 @@ class Handlers:
         self.observer.bind(loop, node, sessions)
         self._openings = Openings(
             self._config,
+            self._own_dir,
             clock=self._clock,
             call_soon=loop.call_soon,
             find_dataset=node.registry.find,
@@ -167,7 +169,8 @@ class Handlers:
         token = request.token
 
         def opened(dataset: Dataset) -> None:
-            reply = m.DatasetOpened(token, dataset.number, str(dataset.manifest.directory))
+            manifest = dataset.manifest
+            reply = m.DatasetOpened(token, dataset.number, str(manifest.directory), manifest.uid)
             self.loop.send(connection, reply)
 
         waiter = self._waiter(connection, token, opened)

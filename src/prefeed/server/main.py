@@ -6,11 +6,12 @@ import fcntl
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -24,9 +25,12 @@ from prefeed.server.node import Node
 from prefeed.server.opening_pool import open_pool
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
-from prefeed.sources.file_catalogues import remove_unused
+from prefeed.sources.file_catalogues import remove_unused as remove_unused_catalogues
+from prefeed.sources.library import ManifestLibrary
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_left
+from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.trust import open_own
 from prefeed.wire.endpoint import LOCK, make_runtime_dir
@@ -38,6 +42,10 @@ _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
+
+_DISK = "disk"
+_OF_DISK = ("objects", "sessions")
+"""What lies in the directory of a disk tier."""
 
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""
@@ -53,17 +61,16 @@ def run_foreground(config: Config) -> int:
     _allow_many_descriptors()
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        _only_server(config, runtime_dir), _held_port(config), _stores(config) as (tier, sessions, on_tmpfs, notices),
-        closing(MetricsEndpoint(config.metrics)) as metrics,
+        _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
+        _stores(config, own) as (tier, sessions, on_tmpfs, notices), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
-        _remove_files_in_transit(runtime_dir)
-        remove_unused(config.home)
+        _remove_unused(config, own, runtime_dir, tier.directory)
         if metrics.notice:
             notices = (*notices, metrics.notice)
             print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
         handlers = Handlers(
-            config, clock=time.monotonic, runtime_dir=runtime_dir, store_dir=tier.directory, on_tmpfs=on_tmpfs,
-            notices=notices, metrics_url=metrics.url,
+            config, clock=time.monotonic, runtime_dir=runtime_dir, own_dir=own.path, store_dir=tier.directory,
+            on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics.url,
         )  # fmt: skip
         loop = Loop(runtime_dir, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed)
         disk = _disk_tier(config, sessions.disk)
@@ -75,6 +82,7 @@ def run_foreground(config: Config) -> int:
         handlers.bind(loop, node, sessions)
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
+            _keep_in_use(own, (runtime_dir, tier.directory), node, loop)
             _serve(config, handlers, loop, node)
         finally:
             metrics.close()  # it asks the loop
@@ -129,11 +137,43 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                 return  # the socket was removed, or another server listens there: nobody can reach this one
 
 
-def _remove_files_in_transit(runtime_dir: Path) -> None:
-    """Plans and lists that a server before this one was killed over: nobody asks for them again."""
+def _remove_unused(config: Config, own: NodeDirectory, runtime_dir: Path, tier_dir: Path) -> None:
+    """What nobody asks for again: plans and lists that a server before this one was killed over, and what is old."""
     for pattern in ("plan-*", "paths-*"):
         for path in runtime_dir.glob(pattern):
             path.unlink(missing_ok=True)
+    remove_unused_catalogues(own.path)
+    remove_unused_catalogues(config.home)  # of versions that kept them there
+    remove_unused_directories(own.path.parent, keep=own.path)
+    ManifestLibrary(config.home).remove_unused()
+    remove_left(runtime_dir.parent, f"{config.home_id}*", keep=runtime_dir)
+    remove_left(config.memory_dir, f"prefeed-{os.getuid()}-{config.home_id}*", keep=tier_dir)
+
+
+def _keep_in_use(own: NodeDirectory, others: Sequence[Path], node: Node, loop: Loop) -> None:
+    """Say now and then that this server runs, and which listings and other directories it has open: the rest is removed."""
+    own.beat()
+    for path in (*others, *(dataset.manifest.directory for dataset in node.datasets.values())):
+        with suppress(OSError):
+            os.utime(path)
+    loop.call_later(BEAT_SECONDS, lambda: _keep_in_use(own, others, node, loop))
+
+
+@contextmanager
+def _node_directory(config: Config) -> Iterator[NodeDirectory]:
+    """Hold what of the home is this server's alone.
+
+    Raises:
+        ServerError: It cannot be made.
+    """
+    try:
+        own = NodeDirectory.claim(config.home / NODES)
+    except OSError as err:
+        raise ServerError(
+            f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
+        ) from err
+    with closing(own):
+        yield own
 
 
 @contextmanager
@@ -197,58 +237,51 @@ def _held_port(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _held_disk(config: Config) -> Iterator[None]:
-    """Make the directory of the disk tier, if there is to be one, and hold it: it belongs to one server.
+def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
+    """Yield the directory of the disk tier, which no other server has; made if there is to be such a tier.
 
     Raises:
         ServerError: It cannot be made, or another home's server has it.
     """
     if not config.disk:
-        yield
+        yield own.path / _DISK
         return
-    directory = config.disk_path
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if config.disk_dir is None:
+            directory = own.path / _DISK
+            directory.mkdir(mode=0o700, exist_ok=True)
+            carry_over(config.home / _DISK, directory, _OF_DISK)
+            yield directory
+            return
+        held = NodeDirectory.claim(config.disk_dir, [own.number])
     except OSError as err:
         raise ServerError(
-            f"cannot make {directory}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
+            f"cannot make {config.disk_path}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
         ) from err
-    try:
-        _lock(descriptor, directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except ServerError as err:
         raise ServerError(
-            f"{directory} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
-        ) from None
-    except OSError:
-        pass  # a file system without locks
+            f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
+        ) from err
+    with closing(held):
+        carry_over(config.disk_dir, held.path, _OF_DISK)
+        remove_unused_directories(config.disk_dir, keep=held.path)
+        yield held.path
 
 
 @contextmanager
-def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
+def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
     """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
-    name = f"prefeed-{os.getuid()}-{config.home_id}"
-    try:
-        config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as err:
-        raise ServerError(
-            f"cannot make {config.home}: {err.strerror}; set PREFEED_HOME to a directory you can write to"
-        ) from err
-    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, config.home, store_name=name)
+    name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
+    parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
     store_dir, taken = choose_own_dir(parent, name)
+    for left in own.path.glob("prefeed-*"):  # in place of memory, before this kernel was booted
+        if left != store_dir:
+            shutil.rmtree(left, ignore_errors=True)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    with _held_disk(config):
-        disk, disk_reason = _disk_room(config)
+    with _held_disk(config, own) as disk_dir:
+        disk, disk_reason = _disk_room(config, disk_dir)
         notices = tuple(text for text in (warning, taken, reason, disk_reason) if text)
         for text in notices:
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
@@ -267,12 +300,12 @@ def _stores(config: Config) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[
             sessions.close()
 
 
-def _disk_room(config: Config) -> tuple[Room | None, str | None]:
+def _disk_room(config: Config, directory: Path) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk:
         return None, None
-    budget, floor = disk_limits(config.disk_path, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    return Room(config.disk_path, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, config.disk_path)
+    budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
+    return Room(directory, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, directory)
 
 
 def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
@@ -290,11 +323,12 @@ def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
     """Open the disk tier of objects, which gets what no stage cache on disk was given; None without a room."""
     if room is None:
         return None
+    objects = room.directory / "objects"
     with suppress(FileNotFoundError):
-        require_private(config.disk_path / "objects")
+        require_private(objects)
     of_caches = room.shares.budget_bytes - room.shares.objects_limit_bytes
     tier = DiskTier(
-        config.disk_path / "objects",
+        objects,
         budget_bytes=room.shares.objects_limit_bytes,
         min_free_bytes=room.floor_bytes,
         # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.

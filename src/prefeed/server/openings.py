@@ -19,6 +19,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
+from prefeed.store.node_directory import NODES
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1
@@ -44,12 +45,15 @@ class _Opening:
 class Openings:
     """Opens datasets for clients; those who ask for the same one meanwhile wait for the same listing.
 
+    Manifests are those of the home; catalogues lie in ``own_dir``, which no other server has.
+
     **Threads**: the loop's thread calls everything; results come back to it through ``call_soon``.
     """
 
     def __init__(
         self,
         config: Config,
+        own_dir: Path,
         *,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
@@ -57,6 +61,7 @@ class Openings:
         add_dataset: Callable[[Opened], Dataset],
     ) -> None:
         self._config = config
+        self._own_dir = own_dir
         self._clock = clock
         self._call_soon = call_soon
         self._find_dataset = find_dataset
@@ -82,7 +87,7 @@ class Openings:
             PrefeedError: That is no name of a catalogue.
         """
         try:
-            directory = directory_of(self._config.home, name)
+            directory = directory_of(self._own_dir, name)
         except PrefeedError:
             paths_file.unlink(missing_ok=True)
             raise
@@ -101,7 +106,9 @@ class Openings:
         """
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
-        if is_catalogue(self._config.home, directory):
+        if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
+            raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
+        if is_catalogue(self._own_dir, directory):
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
                 directory=directory,
@@ -110,6 +117,8 @@ class Openings:
 
         def reopen_manifest(_: ListingProgress) -> Opened:
             manifest = Manifest.open(directory)
+            with contextlib.suppress(OSError):
+                os.utime(manifest.directory)  # in use again: see ``remove_replaced``
             return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
 
         self._begin(str(directory), reopen_manifest, waiter)

@@ -25,6 +25,7 @@ class Room:
     """
 
     def __init__(self, root: Path, budget_bytes: int, *, floor_bytes: int = 0) -> None:
+        self.directory = root
         self.floor_bytes = floor_bytes
         self.files = SessionFiles(root)
         self.shares = Shares(budget_bytes)

@@ -47,10 +47,11 @@ class CatalogueWriter(Catalogue):
     appended, and nothing published.
 
     **Threads and processes.** One process has it open for writing, and uses it from one thread; only ``path`` may be
-    called from any.
+    called from any. The directory that it lies in is that process's alone; if another one opens it for writing all the
+    same, it is that one's from then on: who had it before appends and publishes nothing more.
     """
 
-    __slots__ = ("_hashes", "_index", "_keys", "_known", "_versions")
+    __slots__ = ("_appended", "_hashes", "_index", "_inode", "_keys", "_known", "_versions", "_writer")
 
     _WRITABLE = True
 
@@ -59,6 +60,9 @@ class CatalogueWriter(Catalogue):
         super().__init__(directory, header, files)
         self._index: PathIndex | None = None
         self.validate()
+        self._writer, self._appended = secrets.randbits(64), self.num_objects
+        self._count[1] = self._writer
+        self._inode = os.stat("count", dir_fd=files).st_ino
         self.withdraw(None)
         self.release_pages()
 
@@ -98,7 +102,7 @@ class CatalogueWriter(Catalogue):
         try:
             header = CatalogueHeader(uid=secrets.token_hex(8), num_declared=len(declared))
             (building / HEADER).write_bytes(msgspec.json.encode(header))
-            allocate(building / "count", 8)
+            allocate(building / "count", 16)
             allocate(building / "paths", _SMALLEST_PATHS)
             for name, item in _ITEM_BYTES.items():
                 allocate(building / name, (max(_SMALLEST_CAPACITY, len(declared)) + 1) * item)
@@ -119,6 +123,7 @@ class CatalogueWriter(Catalogue):
 
         Raises:
             TierFullError: The file system has no room; objects added so far stay.
+            StoreFormatError: Another process has it open for writing by now, or has written to it; nothing was changed.
             ValueError: A path is not absolute.
         """
         first = self.num_objects
@@ -132,7 +137,9 @@ class CatalogueWriter(Catalogue):
         if b"\0" in blob or not all(path.startswith(b"/") for path in paths):
             wrong = next(path for path in paths if b"\0" in path or not path.startswith(b"/"))
             raise ValueError(f"{wrong[:200]!r} is not an absolute path")
-        first, last = self.num_objects, self.num_objects + len(paths)
+        if not self.is_own:
+            raise self._taken()
+        first, last = self._appended, self._appended + len(paths)
         start = int(self._offsets[first])
         self._make_room(last, start + len(blob))
         lengths = np.fromiter(map(len, paths), np.uint64, len(paths))
@@ -143,7 +150,7 @@ class CatalogueWriter(Catalogue):
         self._hashes[first:last] = np.fromiter(map(xxh3_64_intdigest, paths), np.uint64, len(paths))
         self._known[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
         self.keys[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
-        self._count[0] = last
+        self._count[0] = self._appended = last
         if self._index is not None:
             self._index.add(paths, first)
 
@@ -151,6 +158,8 @@ class CatalogueWriter(Catalogue):
         fits = num_objects <= self.capacity
         if fits and path_bytes <= len(self._paths):
             return
+        if not self._is_in_place():
+            raise self._taken()
         if path_bytes > len(self._paths):
             allocate(self.directory / "paths", max(path_bytes, 2 * len(self._paths)))
         if not fits:
@@ -162,6 +171,24 @@ class CatalogueWriter(Catalogue):
             self._map_all(files)
         finally:
             os.close(files)
+
+    @property
+    def is_own(self) -> bool:
+        """False when another process has opened it for writing since, or has appended to it."""
+        return int(self._count[1]) == self._writer and int(self._count[0]) == self._appended
+
+    def _is_in_place(self) -> bool:
+        """Return whether its files are still those that have their names: they are about to be made longer by these."""
+        try:
+            return os.stat(self.directory / "count").st_ino == self._inode and self.is_own
+        except OSError:
+            return False
+
+    def _taken(self) -> StoreFormatError:
+        return StoreFormatError(
+            f"{self.directory} was changed by another process than its server: what is new is not added to it. Two servers "
+            "have one directory, or it was copied while in use; end one of them, or give each a PREFEED_HOME"
+        )
 
     def index_of(self, path: str) -> int | None:
         """Return the id of a path, the lowest if it was declared twice; None if it has none.
@@ -199,7 +226,8 @@ class CatalogueWriter(Catalogue):
     def publish(self, index: int) -> None:
         """Let readers take the known key without asking. A reader that sees half of it finds nothing under it."""
         self._reach(index)
-        _set_key(self.keys, index, key_at(self._known, index))
+        if self.is_own:
+            _set_key(self.keys, index, key_at(self._known, index))
 
     def withdraw(self, ids: NDArray[np.integer[Any]] | None) -> None:
         """Let readers ask again for these objects; for all with None."""
@@ -218,7 +246,8 @@ class CatalogueWriter(Catalogue):
     def close(self) -> None:
         """Let go of the files; views that others hold stay valid. It is as good as empty afterwards."""
         nothing = np.zeros(1, np.uint64)
-        self._count, self._offsets = nothing, nothing
+        self._count, self._offsets = np.zeros(2, np.uint64), nothing
+        self._writer = self._appended = 0
         self._sizes = self._versions = self._hashes = nothing[:0]
         self.keys = self._known = self._paths = memoryview(b"")
         self._keys = np.zeros((0, 2), np.uint64)

@@ -4,7 +4,7 @@
 
     <directory>/
         header.json                         format, uid, number of declared paths; never changed
-        count    uint64                     number of objects; written last, when all of them is in place
+        count    uint64 (2,)                number of objects; written last, when all of them is in place; who writes
         offsets  uint64 (capacity + 1,)     where path i begins in ``paths``
         paths    bytes                      UTF-8 with surrogate escapes, no separators
         known    16 bytes (capacity,)       key of the bytes last seen; zeros: never seen
@@ -34,7 +34,7 @@ from prefeed.sources.mapped_files import as_numbers, key_at, map_file, release_p
 from prefeed.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class CatalogueHeader(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The catalogues of one home: files that datasets open by path, as they list them or as their samples open them."""
+"""The catalogues of one node: files that datasets open by path, as they list them or as their samples open them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def name_of_learned(fingerprint: str) -> str:
     return f"learned-{fingerprint}"
 
 
-def directory_of(home: Path, name: str) -> Path:
-    """Return where a catalogue lies.
+def directory_of(own: Path, name: str) -> Path:
+    """Return where a catalogue lies, in the directory that is its server's own.
 
     Raises:
         PrefeedError: That is no name of a catalogue.
     """
     if _NAME.fullmatch(name) is None:
         raise PrefeedError(f"{name[:60]!r} is not the name of a catalogue")
-    return home / _DIRECTORY / name
+    return own / _DIRECTORY / name
 
 
-def is_catalogue(home: Path, directory: Path) -> bool:
-    """Return True when the directory is that of one of the home's catalogues, not of a manifest."""
-    return directory.parent == home / _DIRECTORY
+def is_catalogue(own: Path, directory: Path) -> bool:
+    """Return True when the directory is that of one of the server's catalogues, not of a manifest."""
+    return directory.parent == own / _DIRECTORY
 
 
 def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[CatalogueWriter, int | None]:
@@ -69,9 +69,11 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
     return catalogue, int(np.mean(sizes)) if len(sizes) else None
 
 
-def remove_unused(home: Path) -> None:
+def remove_unused(own: Path) -> None:
     """Remove the catalogues that nobody has opened for 30 days: a million files take some 120 MB."""
-    with contextlib.suppress(OSError), os.scandir(home / _DIRECTORY) as entries:
+    with contextlib.suppress(OSError), os.scandir(own / _DIRECTORY) as entries:
         for entry in list(entries):
             if time.time() - entry.stat().st_mtime > _UNUSED_SECONDS:
                 shutil.rmtree(entry.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (own / _DIRECTORY).rmdir()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import select
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +17,18 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import StoreFormatError
+from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import CURRENT, ENCODING, Manifest
-from prefeed.sources.manifest_writer import build_manifest
+from prefeed.sources.manifest_writer import SHARED_SECONDS, build_manifest, remove_replaced
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
 
 _DIRECTORY: Final = "manifests"
+_PATIENCE_SECONDS: Final = 900.0
+"""So long a listing of ten million objects may take; who waits longer lists by himself."""
+
+_LOOK_AGAIN_SECONDS: Final = 0.02
 
 SourceFactory = Callable[[str], Source]
 """Returns the source of a URL; called only when a listing is needed."""
@@ -92,13 +100,27 @@ class ManifestLibrary:
         return sorted((m for m in manifests if m is not None), key=lambda manifest: manifest.url)
 
     def forget(self, url: str) -> bool:
-        """Remove a URL's manifests; return False if there were none. Those who have one open keep it."""
+        """Who opens a URL from now on lists it; return False if it was not listed. Those who have a manifest open keep it.
+
+        On a file system that nodes may share the files stay for ``remove_unused``: what is unlinked is lost to other nodes.
+        """
         directory = self.directory_of(url)
-        if not directory.is_dir():
+        if not (directory / CURRENT).exists():
             return False
         with _locked(directory):
-            shutil.rmtree(directory, ignore_errors=True)
+            if is_on_own_disk(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+            else:
+                (directory / CURRENT).unlink(missing_ok=True)
         return True
+
+    def remove_unused(self) -> None:
+        """Remove what ``forget`` has left, and listings that were replaced, when no server of any node has them in use."""
+        with contextlib.suppress(OSError), os.scandir(self._root) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    # A loader may be without a server for a moment, and name its listing to the one that starts now.
+                    remove_replaced(Path(entry.path), at_least_seconds=SHARED_SECONDS)
 
 
 def _try_open(directory: Path) -> Manifest | None:
@@ -119,11 +141,28 @@ def _stamp(directory: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel frees it when the process dies."""
+    """Hold the directory's lock, so that an origin is listed once and not by all who want it; the kernel frees it.
+
+    Nothing else depends on it: generations have unique names until they are whole. So where the file system has no locks,
+    or a node that is gone keeps one, the origin is listed all the same.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _try_lock(descriptor) and time.monotonic() < deadline:
+            select.select([], [], [], _LOOK_AGAIN_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Return whether there is nothing to wait for: the lock is held, or there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
+from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import (
     CURRENT,
     ENCODING,
@@ -35,6 +37,8 @@ from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 _TEMPORARY: Final = ".building-"
 _ABANDONED_SECONDS: Final = 24 * 3600
 _REPLACED_SECONDS: Final = 600
+SHARED_SECONDS: Final = 24 * 3600
+"""How long a listing stays that nodes may share."""
 
 
 def build_manifest(
@@ -194,7 +198,7 @@ def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) 
         shutil.rmtree(temporary, ignore_errors=True)
     manifest = Manifest.open(generation)
     before = _replace_current(directory, generation.name)
-    _remove_others(directory, keep={generation.name, before})
+    remove_replaced(directory, keep={generation.name, before})
     return manifest
 
 
@@ -229,13 +233,28 @@ def _replace_current(directory: Path, name: str) -> str:
     return before.name if before is not None else ""
 
 
-def _remove_others(directory: Path, *, keep: set[str]) -> None:
-    """Remove generations that nobody is about to open any more, and what builders that died left a day ago."""
+def remove_replaced(
+    directory: Path, *, keep: Collection[str] = (), at_least_seconds: float = _REPLACED_SECONDS
+) -> None:
+    """Remove generations that nobody has open or is about to open, and what builders that died left a day ago.
+
+    Who has a generation mapped keeps it, on one kernel; on a file system that nodes may share it is lost to other nodes. There
+    it stays until no server has said for a day that it uses it: they say so every five minutes.
+
+    Args:
+        directory: Of a URL's manifests.
+        keep: Generations that stay besides the one in force.
+        at_least_seconds: How long each stays after it was used, wherever it is.
+    """
+    with contextlib.suppress(StoreFormatError):
+        current = current_generation(directory)
+        keep = {*keep, current.name if current is not None else ""}
+    replaced_seconds = at_least_seconds if is_on_own_disk(directory) else max(at_least_seconds, SHARED_SECONDS)
     with os.scandir(directory) as entries:
         for entry in list(entries):
             if entry.name in keep or not entry.is_dir(follow_symlinks=False):
                 continue
-            limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else _REPLACED_SECONDS
+            limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else replaced_seconds
             if _age_seconds(entry) > limit:
                 shutil.rmtree(entry.path, ignore_errors=True)
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from prefeed.errors import StoreFormatError
+from prefeed.machine import process_mark
 from prefeed.sources.manifest import ENCODING
 from prefeed.types import Buffer, ObjectInfo
 
@@ -271,7 +272,7 @@ def encode_index(
 
 def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
     """Put a file in its place in one step; a power failure leaves the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{process_mark()}")
     try:
         with open(temporary, "wb") as file:
             for part in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, StoreFormatError, TruncatedBodyError
+from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
 from prefeed.sources.protocol import RangeSource
@@ -21,6 +23,7 @@ from prefeed.types import Buffer, FetchedObject, ObjectInfo
 _DIRECTORY: Final = "packs"
 _COPYING: Final = ".copying-"
 _ABANDONED_SECONDS: Final = 24 * 3600
+_UNUSED_SECONDS: Final = 30 * 24 * 3600
 _CHUNK_BYTES: Final = 16 * 1024**2
 
 
@@ -161,6 +164,8 @@ class PackedSource:
         try:
             found = PackIndex.open(copy)
             if found.head == head:
+                with contextlib.suppress(OSError):
+                    os.utime(copy)  # in use: see ``_is_unused``
                 return found
         except (OSError, StoreFormatError):
             pass  # none, or not a whole one
@@ -186,8 +191,8 @@ class PackedSource:
             Path(temporary).unlink(missing_ok=True)
             raise
         opened = PackIndex.open(copy)
-        for other in copy.parent.iterdir():  # older packs of this URL: who has one mapped keeps it
-            if (other.suffix == ".index" and other != copy) or _is_abandoned(other):
+        for other in copy.parent.iterdir():  # older packs of this URL
+            if (other.suffix == ".index" and other != copy and _is_unused(other)) or _is_abandoned(other):
                 other.unlink(missing_ok=True)
         return opened
 
@@ -199,6 +204,14 @@ class PackedSource:
 def _is_local(url_or_path: str) -> bool:
     scheme, separator, _ = url_or_path.partition("://")
     return not separator or scheme.lower() == "file"
+
+
+def _is_unused(copy: Path) -> bool:
+    """Return whether it may go: who has it mapped keeps it on one kernel, but loses it to another node."""
+    try:
+        return is_on_own_disk(copy) or time.time() - copy.stat().st_mtime > _UNUSED_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def _is_abandoned(file: Path) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from prefeed.machine import filesystem_of
 from prefeed.store.directory import allocated_bytes
 from prefeed.trust import is_mine, why_not_shared
 
@@ -155,9 +156,7 @@ def memory_limits(directory: str | os.PathLike[str]) -> MemoryLimits:
 
 def is_tmpfs(directory: str | os.PathLike[str]) -> bool:
     """Return whether a directory, or the nearest one above it that exists, is on a tmpfs."""
-    device = os.stat(_existing(Path(directory).absolute())).st_dev
-    mounts = _read_text(Path("/proc/self/mountinfo")) or ""
-    return filesystem_of_device(mounts, os.major(device), os.minor(device)) == "tmpfs"
+    return filesystem_of(_existing(Path(directory).absolute())) == "tmpfs"
 
 
 def choose_store_dir(
@@ -227,16 +226,6 @@ def _read_cgroups() -> Iterator[CgroupMemory]:
 
 
 # ---------------------------------------------------------------- what the kernel's texts mean
-
-
-def filesystem_of_device(mountinfo: str, major: int, minor: int) -> str | None:
-    """Return the type of the file system with this device number from the text of ``/proc/<pid>/mountinfo``."""
-    for line in mountinfo.splitlines():
-        mounted, _, described = line.partition(" - ")
-        parts = mounted.split()
-        if len(parts) > 2 and parts[2] == f"{major}:{minor}" and described:
-            return described.split()[0]
-    return None
 
 
 def cgroup_memory(

@@ -63,13 +63,13 @@ def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
     """
     preferred = parent / name
     try:
-        mine = sorted(path for path in parent.glob(f"{name}*") if _is_kept(path))
+        mine = [path for path in (preferred, *sorted(parent.glob(f"{name}.*"))) if _is_kept(path)]
         if mine:
             return mine[0], None
         with contextlib.suppress(FileExistsError):
             preferred.mkdir(mode=0o700, parents=True)
             return preferred, None
-        other = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+        other = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
     except OSError as err:
         raise StoreError(
             f"cannot make {preferred} for the memory tier: {err.strerror}; name a directory that this user may write with "

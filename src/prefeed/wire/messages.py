@@ -80,11 +80,15 @@ class Listing(Message, frozen=True):
 
 
 class DatasetOpened(Message, frozen=True):
-    """The manifest lies in this directory; the number names it on this server."""
+    """The manifest, or catalogue, lies in this directory; the number names it on this server.
+
+    ``uid`` is its own: what a client finds at that path may be another one's, where it sees another home there.
+    """
 
     token: int
     dataset: int
     manifest_dir: str
+    uid: str = ""
 
 
 class RegisterPlan(Message, frozen=True):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from click.testing import Result
 from leaks import wait_until
 from prefeed.config import resolve
 from prefeed.jobs import running
-from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Process, Records, all_jobs
+from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records, all_jobs
+from prefeed.machine import Process
 from servers import http_server, silent, write_index
 from unit.jobs.trees import make, tree
 
@@ -178,7 +180,7 @@ def test_jobs_that_remove_want_a_yes(run: Run, source: Path, tmp_path: Path) -> 
 def test_a_job_whose_process_is_gone_has_failed(run: Run) -> None:
     records = Records.of("", resolve())
     with records.changing():
-        records.write(JobRecord(id="lost", type="sync", phase=RUNNING, process=Process(pid=2**22 + 1, boot="x")))
+        records.write(JobRecord(id="lost", type="sync", phase=RUNNING, process=replace(Process.of(1), pid=2**22 + 1)))
 
     found = records.read("lost")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.cli import stage_view
+from prefeed.copying import records, staging
 from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary
 from prefeed.copying.records import CopyRecord
 from prefeed.copying.runs import StagePlan, StageResult
@@ -107,6 +108,20 @@ def test_a_bad_size_is_an_error(run, origin: Path) -> None:
     result = run(None, "stage", str(origin), "--size", "lots")
     assert result.exit_code == 1
     assert "'lots' is not a size" in result.stderr
+
+
+def test_a_copy_of_another_node_is_not_gone(run, origin: Path) -> None:
+    """Nodes that share the home cannot see each other's memory; one and the same path there is two copies."""
+    path = run(None, "stage", str(origin)).stdout.removesuffix("\n")
+    shutil.rmtree(Path(path).parent)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (records, staging):
+            patched.setattr(module, "host_name", lambda: "other")
+        assert run(None, "stage", "--list").stdout == "nothing is staged\n"
+        run(None, "stage", str(origin))
+        assert "complete" in run(None, "stage", "--list").stdout
+        run(None, "unstage", "--all")
+    assert "gone" in run(None, "stage", "--list").stdout
 
 
 def test_list_and_unstage(run, origin: Path, sandbox: Sandbox) -> None:

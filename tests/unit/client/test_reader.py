@@ -14,12 +14,18 @@ import pytest
 from leaks import wait_until
 from nodes import content, kill
 from prefeed.client.connection import Connection
-from prefeed.client.dataset import NodeDataset, open_learned_dataset, open_listed_dataset, open_node_dataset
+from prefeed.client.dataset import (
+    NodeDataset,
+    open_learned_dataset,
+    open_listed_dataset,
+    open_node_dataset,
+    reopen_on,
+)
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
-from prefeed.errors import ObjectNotFoundError
+from prefeed.errors import ObjectNotFoundError, StoreFormatError
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
@@ -421,6 +427,20 @@ def answering_files(outcome: Outcome, **answer: object):  # type: ignore[no-unty
         return answering(Outcome.READ_ORIGIN)(message)  # type: ignore[no-any-return]
 
     return script
+
+
+def test_a_catalogue_that_is_another_one_here_is_not_used(catalogue: NodeDataset) -> None:
+    """As for a container that has another home at the path of the server's: ids would mean other files."""
+    directory = str(catalogue.manifest.directory)
+    with scripted(catalogue.config, instance="two", store_dir=catalogue.store_dir) as server:
+        server.script = lambda message: [
+            m.DatasetOpened(getattr(message, "token", 0), 42, directory, "of another home")
+        ]
+        with NodeClient(Connection.open(catalogue.config)) as node:
+            with pytest.raises(StoreFormatError, match="another catalogue"):
+                open_listed_dataset(node, ["/a"], catalogue.config)
+            with pytest.raises(StoreFormatError, match="another catalogue"):
+                reopen_on(node, catalogue)
 
 
 def test_a_listed_file_is_a_hit_once_the_server_has_it(

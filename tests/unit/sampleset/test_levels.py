@@ -31,7 +31,7 @@ def test_levels_are_tiers(sandbox: Sandbox) -> None:
     )
     assert (found.memory, found.memory_dir) == (64 * MIB, sandbox.memory_dir)
     assert found.disk == 200 * MIB
-    assert found.disk_path == disk / f"prefeed-{os.getuid()}-{found.home_id}"
+    assert found.disk_dir == disk / f"prefeed-{os.getuid()}-{found.home_id}"
     assert (found.port, found.idle_timeout) == (0, 0.0)
 
 
@@ -46,7 +46,7 @@ def test_two_sets_with_one_path_have_two_directories(sandbox: Sandbox) -> None:
 def test_levels_without_a_size_or_a_path(sandbox: Sandbox) -> None:
     found = settings_of({}, level("MEM"), level("SSD"), memory="8MiB")
     assert (found.memory, found.memory_dir) == (8 * MIB, sandbox.memory_dir)  # as set, for nothing was said
-    assert (found.disk, found.disk_path) == (EVERYTHING, found.home / "disk")
+    assert (found.disk, found.disk_dir) == (EVERYTHING, None)
 
 
 def test_levels_in_memory_alone_have_no_disk() -> None:
@@ -56,7 +56,8 @@ def test_levels_in_memory_alone_have_no_disk() -> None:
 def test_without_levels_prefeeds_own(sandbox: Sandbox) -> None:
     found = settings_of({}, disk="1GiB", disk_dir=sandbox.root / "tier", memory="8MiB")
     assert (found.memory, found.disk) == (8 * MIB, 1024 * MIB)
-    assert found.disk_path.parent == sandbox.root / "tier"  # not that directory itself: it is another server's
+    assert found.disk_dir is not None
+    assert found.disk_dir.parent == sandbox.root / "tier"  # not that directory itself: it is another server's
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Server:
 
     @property
     def store(self) -> Path:
-        return Path(self.config.memory_dir) / f"prefeed-{os.getuid()}-{self.config.home_id}"
+        return Path(self.config.memory_dir) / f"prefeed-{os.getuid()}-{self.config.node_id}"
 
 
 @pytest.fixture

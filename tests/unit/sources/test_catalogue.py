@@ -247,7 +247,7 @@ def test_another_layout_is_refused_and_made_anew(tmp_path: Path) -> None:
     with opened(tmp_path / "c", ["/a"]):
         pass
     header = tmp_path / "c" / "header.json"
-    header.write_bytes(header.read_bytes().replace(b'"format":1', b'"format":9'))
+    header.write_bytes(header.read_bytes().replace(b'"format":2', b'"format":9'))
     with pytest.raises(StoreFormatError, match="layout 9"):
         Catalogue.open(tmp_path / "c")
     with opened(tmp_path / "c", ["/b"]) as writer:
@@ -348,3 +348,43 @@ def test_a_digest_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("prefeed.sources.catalogue._CHUNK", 2)
     assert paths_digest(ODD) == paths_digest(tuple(ODD)) == digest
     assert len(digest) == 32
+
+
+# ---------------------------------------------------------------- another process has it open for writing
+
+
+def test_who_opens_it_last_has_it(tmp_path: Path) -> None:
+    """Else ids of one would be other paths to the other: the one before it appends and publishes nothing more."""
+    with opened(tmp_path / "c", ["/a"]) as first:
+        first.append(["/b"])
+        first.observe(1, "v", 1)
+        with opened(tmp_path / "c") as second:
+            assert second.append(["/c"]) == range(2, 3)
+            with pytest.raises(StoreFormatError, match="changed by another process than its server"):
+                first.append(["/d"])
+            first.publish(1)
+            assert not second.is_published(1)
+            assert second.append(["/e"]) == range(3, 4)
+            assert paths_of(Catalogue.open(tmp_path / "c")) == ["/a", "/b", "/c", "/e"]
+
+
+def test_appended_to_behind_its_back(tmp_path: Path) -> None:
+    """As a file server shows it that lets two nodes write one file: what was written is there, who wrote it is not."""
+    with opened(tmp_path / "c", ["/a"]) as writer:
+        before = writer._writer
+        with opened(tmp_path / "c") as other:
+            other.append(["/b"])
+        writer._count[1] = before
+        with pytest.raises(StoreFormatError, match="another process"):
+            writer.append(["/c"])
+        assert (writer.path(0), writer.index_of("/c")) == ("/a", None)
+
+
+def test_another_that_came_to_its_place_is_not_made_longer(tmp_path: Path) -> None:
+    with opened(tmp_path / "c", ["/a"]) as writer:
+        (tmp_path / "c").rename(tmp_path / "moved")
+        with opened(tmp_path / "c", ["/b"]):
+            sizes = {file.name: file.stat().st_size for file in (tmp_path / "c").iterdir()}
+            with pytest.raises(StoreFormatError, match="another process"):
+                writer.append(f"/{number}" for number in range(5000))
+            assert {file.name: file.stat().st_size for file in (tmp_path / "c").iterdir()} == sizes

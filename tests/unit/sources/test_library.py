@@ -1,4 +1,6 @@
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -6,7 +8,10 @@ import pytest
 
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
+from prefeed.sources import library as library_module
+from prefeed.sources import manifest_writer
 from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import CountingSource, MemorySource
 
@@ -105,3 +110,65 @@ def test_list_and_forget(library: ManifestLibrary) -> None:
     assert not library.forget("s3://a/")
     assert [manifest.url for manifest in library.list()] == ["s3://b"]
     assert kept.path(0) == "x"
+
+
+# ---------------------------------------------------------------- nodes that share the home
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home may be mounted by other nodes: what is unlinked is lost to them, and locks may exclude nobody."""
+    for module in (library_module, manifest_writer):
+        monkeypatch.setattr(module, "is_on_own_disk", lambda _: False)
+    monkeypatch.setattr(library_module.fcntl, "flock", lambda *_: None)
+
+
+def renewed(library: ManifestLibrary, source: CountingSource, content: bytes) -> Manifest:
+    assert isinstance(source.source, MemorySource)
+    source.source.put("b", content)
+    return library.open("s3://bucket/p", source_factory=lambda _: source, refresh=True)
+
+
+def set_age(manifest: Manifest, hours: float) -> None:
+    when = time.time() - hours * 3600
+    os.utime(manifest.directory, (when, when))
+
+
+def test_what_another_node_has_open_is_not_removed(
+    library: ManifestLibrary, source: CountingSource, shared: None
+) -> None:
+    """Neither by listings that replace it, nor by who forgets the URL; its server says every ten minutes that it uses it."""
+    used, unused = renewed(library, source, b"1"), renewed(library, source, b"22")
+    set_age(used, 2)
+    set_age(unused, 25)
+    for content in (b"333", b"4444"):
+        last = renewed(library, source, content)
+    assert (used.directory.is_dir(), unused.directory.is_dir()) == (True, False)
+    assert library.forget("s3://bucket/p")
+    assert not library.forget("s3://bucket/p")
+    assert library.list() == []
+    library.remove_unused()
+    assert used.directory.is_dir()
+    assert last.directory.is_dir()
+    set_age(used, 25)
+    library.remove_unused()
+    assert (used.directory.is_dir(), last.directory.is_dir()) == (False, True)
+
+
+def test_a_listing_in_force_is_not_removed_however_old(library: ManifestLibrary, source: CountingSource) -> None:
+    found = renewed(library, source, b"1")
+    set_age(found, 1000)
+    library.remove_unused()
+    assert library.open("s3://bucket/p").uid == found.uid
+
+
+@pytest.mark.parametrize("error", [OSError(37, "No locks available"), BlockingIOError()])
+def test_a_lock_that_nobody_gives_back_holds_up_nobody_for_ever(
+    library: ManifestLibrary, source: CountingSource, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(library_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(library_module, "_PATIENCE_SECONDS", 0.0)
+    assert library.open("s3://bucket/p", source_factory=lambda _: source).num_objects == 2

@@ -26,6 +26,7 @@ from prefeed.errors import (
     UnknownSchemeError,
 )
 from prefeed.sources import forked, objectstore
+from prefeed.sources import packed as packed_module
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index, write_durably
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
@@ -434,3 +435,22 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
             source.fetch_range("a.bin", 5, 3)
         assert bytes(source.fetch_range("a.bin", 50, 3).data) == bytes([50, 51, 52])
         source.close()
+
+
+def test_copies_that_another_node_may_have_mapped_stay(
+    packed: PackedSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_module, "is_on_own_disk", lambda _: False)
+    packed.fetch("a.bin")
+    for content in (b"second", b"third"):
+        (copy,) = (
+            path for path in (current().home / "packs").rglob("*.index") if path.stat().st_mtime > time.time() - 60
+        )
+        age = 29 if content == b"second" else 31
+        os.utime(copy, (0, time.time() - age * 24 * 3600))
+        write_pack(tmp_path / "p", {"a.bin": content})
+        source = open_source(packed.url, current())
+        assert bytes(source.fetch("a.bin").data) == content
+        source.close()
+    ages = sorted((time.time() - path.stat().st_mtime) // 86400 for path in (current().home / "packs").rglob("*.index"))
+    assert ages == [0, 29]

@@ -14,7 +14,6 @@ from prefeed.store.capacity import (
     choose_store_dir,
     clamp_budget,
     default_budget_bytes,
-    filesystem_of_device,
     is_tmpfs,
     memory_limits,
     parse_limit,
@@ -105,16 +104,6 @@ def test_no_control_group_is_no_limit() -> None:
 @pytest.mark.parametrize("text", [None, "max\n", "", "9223372036854771712\n", "-1\n"])
 def test_what_is_not_a_limit(text: str | None) -> None:
     assert parse_limit(text) is None
-
-
-def test_the_file_system_is_found_by_its_device() -> None:
-    mounts = (
-        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-        "31 22 0:26 / /dev/shm rw,nosuid master:2 propagate_from:1 - tmpfs tmpfs rw,size=1g\n"
-    )
-    assert filesystem_of_device(mounts, 0, 26) == "tmpfs"
-    assert filesystem_of_device(mounts, 254, 0) == "ext4"
-    assert filesystem_of_device(mounts, 0, 99) is None
 
 
 def test_room_in_memory_is_used() -> None:
