@@ -36,7 +36,8 @@ class Sandbox:
     def remove(self) -> None:
         for lock in Path("/tmp").glob(f"prefeed-{os.getuid()}/*/server.lock"):
             with contextlib.suppress(FileNotFoundError):  # another run removes its own
-                if os.fsencode(self.root) in lock.read_bytes() or lock.parent.name == Config(home=self.home).home_id:
+                home_id = Config(home=self.home).home_id
+                if os.fsencode(self.root) in lock.read_bytes() or lock.parent.name.startswith(home_id):
                     shutil.rmtree(lock.parent)
         shutil.rmtree(self.root)
         shutil.rmtree(self.memory_dir)

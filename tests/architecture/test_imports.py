@@ -28,7 +28,7 @@ def test_nothing_inside_imports_from_the_top_package() -> None:
 
 
 def test_modules_stay_small_enough_to_read() -> None:
-    long = {str(path.relative_to(PACKAGE)): n for path in PACKAGE.rglob("*.py") if (n := lines(path)) > 400}
+    long = {str(path.relative_to(PACKAGE)): n for path in PACKAGE.rglob("*.py") if (n := lines(path)) > 600}
 
     assert long == {}
 

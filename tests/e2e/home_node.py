@@ -1,6 +1,7 @@
 """A node of a home that several share: this process, and all that it starts, see the boot id of another kernel.
 
-Run as ``python -m e2e.home_node FILE``; FILE holds the boot id. It does what it is told line by line on standard input, and
+Run as ``python -m e2e.home_node FILE DIRECTORY``; FILE holds the boot id, DIRECTORY is what it has in place of the user's
+directory in /tmp. It does what it is told line by line on standard input, and
 answers each line by one of JSON.
 """
 
@@ -34,8 +35,8 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 
 
-def see_boot_id_of(file: str) -> None:
-    """From now on this process and its children read the boot id from a file."""
+def see(file: str, directory: str) -> None:
+    """From now on this process and its children read the boot id from a file, and have a directory of their own in /tmp."""
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
     _require(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)) == 0)
@@ -45,6 +46,9 @@ def see_boot_id_of(file: str) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     _require(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) == 0)
     _require(libc.mount(os.fsencode(file), os.fsencode(BOOT_ID), None, _MS_BIND, None) == 0)
+    common = next(path.parent for path in resolve().common_runtime_dirs if path.parent.parent.is_dir())
+    common.mkdir(mode=0o700, exist_ok=True)
+    _require(libc.mount(os.fsencode(directory), os.fsencode(common), None, _MS_BIND, None) == 0)
 
 
 def _require(done: bool) -> None:
@@ -132,7 +136,7 @@ class Commands:
 
 def main() -> None:
     """Do what is told until there is nothing more."""
-    see_boot_id_of(sys.argv[1])
+    see(*sys.argv[1:])
     commands = Commands()
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -33,12 +33,13 @@ class HomeNode:
         file = sandbox.root / f"boot-{name}"
         file.write_text(f"{boot}\n")
         runtime, memory = sandbox.root / f"r{place}", sandbox.memory_dir / place
-        runtime.mkdir(mode=0o700, exist_ok=True)
+        for directory in (runtime, runtime / "common"):
+            directory.mkdir(mode=0o700, exist_ok=True)
         memory.mkdir(exist_ok=True)
         environment = {f"PREFEED_{key.upper()}": str(value) for key, value in settings.items()}
         environment |= {"XDG_RUNTIME_DIR": str(runtime), "PREFEED_MEMORY_DIR": str(memory), "HOME": str(sandbox.root)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "e2e.home_node", str(file)],
+            [sys.executable, "-m", "e2e.home_node", str(file), str(runtime / "common")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             cwd=Path(__file__).parents[1], env=os.environ | environment | {"PREFEED_MEMORY": "24MiB"},
         )  # fmt: skip

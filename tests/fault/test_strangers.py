@@ -204,7 +204,7 @@ def test_a_store_s_name_that_another_user_took(root: Path, sandbox: Sandbox, cap
     """Nothing is read or written there; the tier lies in memory under another name, and stays there."""
     config = resolve()
     open_to_all(sandbox.memory_dir)
-    taken = sandbox.memory_dir / f"prefeed-0-{config.home_id}"
+    taken = sandbox.memory_dir / f"prefeed-0-{config.node_id}"
     as_stranger(_make_bait, taken)
     bait = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in taken.iterdir()}
 
