@@ -228,7 +228,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _received(ring: int, slot: int, num_bytes: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """In the main process: return a tensor over a slot, which is free when the last tensor over it is gone."""
+    """In the main process: return a tensor over a slot, which is free when the tensor's storage is gone."""
     return _tensor_over(ring_of(ring).receive(slot, num_bytes), dtype, shape)
 
 

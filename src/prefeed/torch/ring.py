@@ -1,7 +1,7 @@
 """Rings of recycled shared buffers: a worker writes a tensor into a slot, the main process hands out the same memory.
 
 torch gives every batch fresh shared memory, whose pages the kernel has to find and clear; that costs several times what
-the copy does. Here the pages are kept, and used again when the last tensor over them is gone (design.md D9). ``slots``
+the copy does. Here the pages are kept, and used again when the last storage over them is gone (design.md D9). ``slots``
 has the layout, and what the worker does.
 """
 
@@ -35,8 +35,8 @@ class Ring:
     **Threads and processes**: tensors may go in any thread, whenever the garbage collector wants; hence nothing here
     takes a lock, and each step is one that the interpreter does in one go. A forked child frees nothing.
 
-    **Invariants**: a slot is taken while a tensor of this process is over it, while a device may read it, and while a
-    child lives that was forked meanwhile.
+    **Invariants**: a slot is taken while the array that ``receive`` gave for it lives, which tensors' storages keep, while
+    a device may read it, and while a child lives that was forked meanwhile.
     """
 
     def __init__(self, max_bytes: int, *, slots_a_tensor: int, driver: Driver | None = None) -> None:

@@ -2,7 +2,7 @@
 
     memory of one worker    | header: flags, sizes, offsets | slot 3 | slot 0 |   hole   | slot 1 | ...
 
-    slot      FREE ── worker: take ──→ TAKEN ── the last tensor over it is gone ──→ FREE
+    slot      FREE ── worker: take ──→ TAKEN ── the storage over it is gone ──────→ FREE
                                          └───── nobody has received it, when another worker starts ──→ FREE
 
 The memory is a memfd of the main process, ``ring.Ring``: it has no name, so nothing is left of it when every process
