@@ -16,6 +16,7 @@ from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.sync import sync
 from prefeed.jobs.trees import WORK_NAME
+from prefeed.machine import process_mark
 from process.children import child_running
 from unit.jobs.trees import make, tree
 
@@ -79,5 +80,5 @@ def test_a_half_written_file_has_no_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(DirectorySink, "_write", looking)
     sync(str(source), str(target), SyncOptions(), resolve())
 
-    assert seen == [{f"{WORK_NAME}/0"}]
+    assert seen == [{f"{WORK_NAME}/{process_mark()}-0"}]
     assert set(tree(target)) == {"a/b"}
