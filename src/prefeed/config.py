@@ -5,6 +5,7 @@ docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exist
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -178,6 +179,13 @@ def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
 
+@functools.lru_cache
+def _runtime_dirs(given: str, home: Path, node_id: str, user: int) -> tuple[Path, ...]:
+    bases = [given] if given.startswith("/") else []
+    bases += [f"/run/user/{user}", "/tmp", "/dev/shm", f"{home}/run"]
+    return tuple(dict.fromkeys(Path(base) / f"prefeed-{user}" / node_id for base in bases))
+
+
 def _default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
@@ -282,9 +290,7 @@ class Config:
     @property
     def runtime_dirs(self) -> tuple[Path, ...]:
         """Where the socket may lie, ``<base>/prefeed-<uid>/<node id>``: a server takes the first that can be trusted."""
-        given = os.environ.get("XDG_RUNTIME_DIR", "")
-        first = (self._runtime_dir_in(given),) if given.startswith("/") else ()
-        return tuple(dict.fromkeys((*first, *self.common_runtime_dirs)))
+        return _runtime_dirs(os.environ.get("XDG_RUNTIME_DIR", ""), self.home, self.node_id, os.getuid())
 
     @property
     def common_runtime_dirs(self) -> tuple[Path, ...]:
@@ -293,11 +299,7 @@ class Config:
         In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
         which lies in the home.
         """
-        bases = (f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", self.home / "run")
-        return tuple(self._runtime_dir_in(base) for base in bases)
-
-    def _runtime_dir_in(self, base: str | os.PathLike[str]) -> Path:
-        return Path(base) / f"prefeed-{os.getuid()}" / self.node_id
+        return _runtime_dirs("", self.home, self.node_id, os.getuid())
 
     @property
     def runtime_dir(self) -> Path:

@@ -7,6 +7,7 @@ is a descriptor, and ``beneath`` a path through it, so that what was checked is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Callable
@@ -25,7 +26,8 @@ Check = Callable[[os.stat_result], str]
 
 def is_mine(status: os.stat_result) -> bool:
     """Return whether this user owns it, and nobody else can be shown as its owner in the same way."""
-    return status.st_uid == os.geteuid() and not (status.st_uid == _overflow_user() and _is_user_namespace())
+    user = os.geteuid()
+    return status.st_uid == user and not _stands_for_others(user)
 
 
 def why_not_private(status: os.stat_result) -> str:
@@ -204,22 +206,14 @@ def _is_private(directory: Path) -> bool:
 
 def _is_of_host(status: os.stat_result) -> bool:
     """Return whether its owner is none that this user namespace knows: in a container without root, root of the host."""
-    return status.st_uid == _overflow_user() != os.geteuid() and _is_user_namespace()
+    return status.st_uid != os.geteuid() and _stands_for_others(status.st_uid)
 
 
-def _overflow_user() -> int:
-    """Return the number as which the kernel shows all users that this namespace does not know."""
+@functools.cache
+def _stands_for_others(user: int) -> bool:
+    """Return whether the kernel shows all users by this number that this process's user namespace does not know."""
     try:
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            return int(file.read())
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+        return user == overflow and Path("/proc/self/uid_map").read_text("ascii").split() != _ALL_USERS
     except (OSError, ValueError):
-        return 65534
-
-
-def _is_user_namespace() -> bool:
-    """Return whether there are users that this process's namespace does not know."""
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            return file.read().split() != _ALL_USERS
-    except OSError:
         return False

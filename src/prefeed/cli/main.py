@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, verbose: int) -> None:
     """One cache a node, filled in the sampler's own order.
 
-    Settings come from options, PREFEED_* in the environment and prefeed.toml, in that order.
+    Settings come from options, PREFEED_* in the environment, prefeed.toml and your config.toml, in that order.
     """
     ctx.meta["prefeed.verbose"] = verbose
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 
 from prefeed.config import Config
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, UnsafeDirectoryError
-from prefeed.wire.endpoint import connect_in, find_server, make_runtime_dir, peer_process, say_refused
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
@@ -45,35 +46,31 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
     Raises:
         ServerUnavailableError: That is so, and this may not wait.
     """
-    refused: dict[Path, str] = {}
-    for directory in _places(config):
+    for place in _places(config):
+        if not os.path.lexists(place / SOCKET):
+            continue
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(may_wait)
         try:
-            connect_in(directory, sock)
+            connect_in(place, sock)
         except BlockingIOError as err:
             sock.close()
             raise ServerUnavailableError("the node server lets nobody in: it hangs, or was stopped") from err
-        except UnsafeDirectoryError as err:
-            sock.close()
-            refused[directory] = str(err)
-        except OSError:
+        except OSError:  # nobody listens there, or somebody else does
             sock.close()
         else:
-            say_refused(refused)
-            return Reached(sock, directory)
+            say_passed_over(takewhile(place.__ne__, config.runtime_dirs))
+            return Reached(sock, place)
     _collect_ended()
     return None
 
 
 def _places(config: Config) -> Iterator[Path]:
     """Yield where a server may listen: the runtime directories, and where a server says in one that it is."""
-    seen = set()
     for directory in config.runtime_dirs:
-        for place in (directory, find_server(directory)):
-            if place not in seen:
-                seen.add(place)
-                yield place
+        yield directory
+        if (place := find_server(directory)) != directory:
+            yield place
 
 
 def _collect_ended() -> None:

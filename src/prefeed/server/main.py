@@ -105,7 +105,7 @@ def _allow_many_descriptors() -> None:
 
 
 def main() -> int:
-    """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
+    """Entry point of ``python -m prefeed.server``: settings come from the environment, and from files."""
     try:
         os.umask(0o077)  # what a server makes is its user's alone
         config = resolve()

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -59,21 +59,15 @@ def make_runtime_dir(directories: Sequence[Path]) -> Path:
         UnsafeDirectoryError, ServerError: There is none, not even in the home.
     """
     *shared, in_home = directories
-    refused: dict[Path, str] = {}
     for directory in shared:
-        try:
+        with contextlib.suppress(ServerError):
             ensure_private_dir(directory)
-        except UnsafeDirectoryError as err:
-            refused[directory] = str(err)
-        except ServerError:
-            continue
-        else:
-            say_refused(refused)
+            say_passed_over(shared[: shared.index(directory)])
             return directory
     with contextlib.suppress(OSError):  # said by what follows
         in_home.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     ensure_private_dir(in_home)
-    say_refused(refused)
+    say_passed_over(shared)
     return in_home
 
 
@@ -85,19 +79,26 @@ def remove_runtime_dirs(config: Config) -> None:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def say_refused(refused: Mapping[Path, str]) -> None:
-    """Say, once a process, why runtime directories are not used."""
-    for directory, why in refused.items():
-        if directory not in _said:
-            _said.add(directory)
-            _log.warning(
-                "prefeed: %s; another directory is used for the node server meanwhile, or set XDG_RUNTIME_DIR to one of your "
-                "own", why,
-            )  # fmt: skip
+def say_passed_over(directories: Iterable[Path]) -> None:
+    """Say, once a process, which runtime directories are not used because of their owner or mode."""
+    for directory in directories:
+        try:
+            os.close(open_own(directory))
+        except UnsafeDirectoryError as err:
+            if directory not in _said:
+                _said.add(directory)
+                _log.warning(
+                    "prefeed: %s; another directory is used for the node server meanwhile, or set XDG_RUNTIME_DIR to one of "
+                    "your own", str(err),
+                )  # fmt: skip
+        except OSError:
+            continue  # it is not there
 
 
 def find_server(directory: Path) -> Path:
     """Return in which directory the server listens that has this one too, as its lock says; this one if nothing says so."""
+    if not os.path.lexists(directory / LOCK):
+        return directory
     with contextlib.suppress(OSError):
         held = open_own(directory)
         try:
