@@ -246,6 +246,8 @@ class Attachment:
             seed_source=seed_source,
         )
         self.served = Served(loader.dataset, access, consumer.number)
+        if self.served.writes is not None:
+            self.served.writes.begin()
         self._rings = self._rings or Rings(config.batch_buffers)
 
     def read_counts(self) -> ReadCounts | None:
@@ -266,6 +268,8 @@ class Attachment:
     def _let_go(self) -> None:
         if self.served is not None:
             self.served.reader.close()
+            if self.served.writes is not None:
+                self.served.writes.end()
         if self._consumer is not None:
             self._consumer.close()
 

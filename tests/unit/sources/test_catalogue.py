@@ -20,7 +20,7 @@ from profiles import examples
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-FILES = ("count", "hashes", "header.json", "keys", "known", "offsets", "paths", "sizes", "versions")
+FILES = ("count", "hashes", "header.json", "inodes", "keys", "known", "offsets", "paths", "sizes", "versions")
 NO_KEY = bytes(16)
 ODD = ["/a", "/a b/ü.jpg", "/" + os.fsdecode(b"\xff\xfe"), "/a", "/" + "x" * 5000]
 
@@ -247,7 +247,7 @@ def test_another_layout_is_refused_and_made_anew(tmp_path: Path) -> None:
     with opened(tmp_path / "c", ["/a"]):
         pass
     header = tmp_path / "c" / "header.json"
-    header.write_bytes(header.read_bytes().replace(b'"format":1', b'"format":9'))
+    header.write_bytes(header.read_bytes().replace(b'"format":2', b'"format":9'))
     with pytest.raises(StoreFormatError, match="layout 9"):
         Catalogue.open(tmp_path / "c")
     with opened(tmp_path / "c", ["/b"]) as writer:
