@@ -45,10 +45,12 @@ class FetchedObject:
     Attributes:
         data: The bytes; anything with the buffer protocol.
         version: Version observed with these bytes, comparable to ``ObjectInfo.version``; ``""`` if unknown.
+        inode: Which file they were read from, as ``posix.identity_of`` says; 0 where that means nothing.
     """
 
     data: Buffer
     version: str
+    inode: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ from typing import Any
 from prefeed.client.access import AccessMap
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
+from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
+from prefeed.sources.written import WrittenFiles
 from prefeed.types import Buffer
 
 
@@ -23,12 +25,16 @@ class SampleFiles:
         reader: Of a catalogue.
         access: What is known about the samples.
         roots: Directories whose files are cached.
+        written: Files that are not to be answered: what some process of the node has written is read from the file.
 
     **Threads and processes**: as the reader's.
     """
 
-    def __init__(self, reader: ObjectReader, access: AccessMap, roots: Roots) -> None:
+    def __init__(
+        self, reader: ObjectReader, access: AccessMap, roots: Roots, written: WrittenFiles | None = None
+    ) -> None:
         self._reader = reader
+        self._written = written
         self._access = access
         self._roots = roots
         self._samples: tuple[Any, ...] = ()
@@ -77,11 +83,15 @@ class SampleFiles:
         if not self.may_have(path):
             return None
         opened = self._opened.get(path)
+        expected = self._expected or {}  # None: another thread has ended its sample; it is then asked for by path
+        object_id = expected.get(path) if opened is None else opened[0]
+        if self._written is not None and self._written.any() and self._is_written(path, object_id):
+            self._pass_by(path, object_id)
+            return None
         if opened is not None:
             return opened[1]
-        expected = self._expected or {}  # None: another thread has ended its sample; it is then asked for by path
         try:
-            return self._read(path, expected.get(path))
+            return self._read(path, object_id)
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 
@@ -100,6 +110,8 @@ class SampleFiles:
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
             self._is_whole &= object_id is not None  # else nobody answered: not all that it opens will be known
+            if self._written is not None and self._written.any() and self._is_written(path, object_id):
+                data = None  # another name of a file that was written
         else:
             self._opened[path] = (object_id, None)  # it was opened, also if that fails
             data = self._reader.try_read(object_id)
@@ -108,6 +120,21 @@ class SampleFiles:
             if data is not None and self._reader.last_key:
                 self._served_keys[path] = self._reader.last_key
         return data
+
+    def _is_written(self, path: str, object_id: int | None) -> bool:
+        """Return whether the file is one that was written, under this name or another."""
+        manifest = self._access.dataset.manifest
+        inode = manifest.inode(object_id) if object_id is not None and isinstance(manifest, Catalogue) else 0
+        return self._written is not None and self._written.covers(path, inode)
+
+    def _pass_by(self, path: str, object_id: int | None) -> None:
+        """Note that the sample opens a file which the cache does not answer for."""
+        if object_id is None:
+            self._is_whole = False
+            return
+        if path not in self._opened:
+            self._reader.pass_by(object_id)
+        self._opened[path] = (object_id, None)
 
     def _note(self, sample: Any, ids: dict[int, None]) -> None:
         """Report what the sample opened, now or when all its parts are made; nothing when not all of it is known."""

@@ -22,6 +22,7 @@ from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
+from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import PrefeedError, ServerError
 from prefeed.sources.catalogue import Catalogue
@@ -53,6 +54,7 @@ class ObjectReader:
     def __init__(self, dataset: NodeDataset, *, consumer: int = 0) -> None:
         self.dataset = dataset
         self.consumer = consumer
+        self._written = None if isinstance(dataset.manifest, Catalogue) else written_files(dataset)
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
         self._pid = os.getpid()
@@ -76,6 +78,10 @@ class ObjectReader:
         Raises:
             SourceError: The origin has no such object, or refuses it; the message holds its full path.
         """
+        written = self._written
+        if written is not None and written.any() and self._is_written(object_id):
+            self.pass_by(object_id)
+            return self._read_direct(object_id)
         data = self.try_read(object_id)
         return self._read_direct(object_id) if data is None else data
 
@@ -119,6 +125,13 @@ class ObjectReader:
             self._count(data)
         return data, object_id
 
+    def pass_by(self, object_id: int) -> None:
+        """The object is read, but not by this: what waits in the tier for its reader is not waited for."""
+        if self._pid != os.getpid():
+            self._start_anew()
+        self._consumed.append(object_id)
+        self._count(None)
+
     def learn(self, sample: int, object_ids: Sequence[int]) -> None:
         """Tell the server, with the next report, which objects a sample opened."""
         self._opened.extend((sample, len(object_ids), *object_ids))
@@ -153,6 +166,8 @@ class ObjectReader:
             self._source.close()
             self._source = None
         self._tier.close()
+        if self._written is not None:
+            self._written.close()
 
     def _count(self, data: Buffer | None) -> None:
         if data is None:
@@ -214,6 +229,12 @@ class ObjectReader:
         if data is None:
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
         return data
+
+    def _is_written(self, object_id: int) -> bool:
+        assert self._written is not None
+        root, path = self.dataset.manifest.url, self.dataset.manifest.path(object_id)
+        names = (f"{place.rstrip('/')}/{path}" for place in (root, os.path.realpath(root)))
+        return any(self._written.covers(name) for name in names)
 
     def _read_direct(self, object_id: int) -> Buffer:
         if self._source is None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from prefeed.interception.asking import Replacement, ask, asking
 from prefeed.interception.paths import absolute_path, path_name
+from prefeed.interception.writing import Named, Telling
 from prefeed.types import Buffer
 
 _COLOR_BGR = 1  # cv2's default flag
@@ -107,15 +108,33 @@ class ReadFile(Replacement):
         return self.original(*args, **kwargs)
 
 
+class WriteFile(Replacement):
+    """In place of the operator beneath torchvision's ``write_file``, ``write_jpeg`` and ``write_png``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        names = (kwargs.get("filename"), *args[:1])
+        with Telling(*(Named(name) for name in names if isinstance(name, str))):
+            return self.original(*args, **kwargs)
+
+
 def read_file_in_place_of(original: Any) -> Any:
+    """Return an operator that reads."""
+    return _operator(original, ReadFile(original))
+
+
+def write_file_in_place_of(original: Any) -> Any:
+    """Return an operator that writes."""
+    return _operator(original, WriteFile(original))
+
+
+def _operator(original: Any, ours: Any) -> Any:
     """Return an operator that is called as ours, and to TorchScript and the compiler is the one that it replaces."""
-    answering = ReadFile(original)
 
     def call(_self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return answering(*args, **kwargs)
+        return ours(*args, **kwargs)
 
     kind = type(original)
-    members = {"__call__": call, "__module__": kind.__module__, "__self__": answering}
+    members = {"__call__": call, "__module__": kind.__module__, "__self__": ours}
     operator: Any = object.__new__(type(kind.__name__, (kind,), members))
     operator.__dict__ = original.__dict__  # shared: it grows when overloads are asked for
     return operator

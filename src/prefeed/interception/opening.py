@@ -1,4 +1,4 @@
-"""``open``, answered by the reader where a file is opened for reading alone."""
+"""``open``, answered by the reader where a file is opened for reading alone, and told of where it may be written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from prefeed.interception.asking import Replacement, ask, asking
 from prefeed.interception.files import ServedFile, as_text
 from prefeed.interception.paths import absolute_path, path_name
+from prefeed.interception.writing import Named, Telling, is_writing, observers
 
 _BINARY = ("rb", "br")
 _TEXT = ("r", "rt", "tr")
@@ -27,6 +28,9 @@ class Opener(Replacement):
         closefd: Any = True,
         opener: Any = None,
     ) -> Any:
+        if observers and mode not in {"rb", "r"} and is_writing(mode) and not isinstance(file, int):
+            with Telling(Named(file)):
+                return self.original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         reader = asking.reader
         if (
             reader is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from prefeed.interception.arrays import FromFile
 from prefeed.interception.asking import original_of
-from prefeed.interception.images import imread_in_place_of, read_file_in_place_of
+from prefeed.interception.images import imread_in_place_of, read_file_in_place_of, write_file_in_place_of
 from prefeed.interception.opening import Opener
+from prefeed.interception.writing import FUNCTIONS, changing_in_place_of, file_io_in_place_of, observers
 
 
 def _open_in_place_of(original: Any) -> Any:
@@ -28,7 +30,9 @@ def _itself(module: Any) -> Any:
     return module
 
 
-_PLACES: tuple[tuple[str, Callable[[Any], Any], str, Callable[[Any], Any]], ...] = (
+_Places = tuple[tuple[str, Callable[[Any], Any], str, Callable[[Any], Any]], ...]
+
+_PLACES: _Places = (
     # module that has to be there, what of it has the function, its name there, how the replacement is made
     ("builtins", _itself, "open", _open_in_place_of),
     ("io", _itself, "open", _open_in_place_of),
@@ -38,6 +42,16 @@ _PLACES: tuple[tuple[str, Callable[[Any], Any], str, Callable[[Any], Any]], ...]
     ("cv2", _itself, "imread", imread_in_place_of),
     ("torchvision.io.image", _image_operators, "read_file", read_file_in_place_of),
 )
+
+_OF_WRITERS: _Places = (
+    *((module, _itself, name, changing_in_place_of(module, name, find)) for module, name, find in FUNCTIONS),
+    ("io", _itself, "FileIO", file_io_in_place_of),
+    ("torchvision.io.image", _image_operators, "write_file", write_file_in_place_of),
+)
+"""What is replaced as well while somebody observes what is written."""
+
+_ABILITIES = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids)
+"""Sets of functions of ``os`` that others look into."""
 
 
 class Place:
@@ -60,7 +74,17 @@ class Place:
         """Put the original back, unless someone has put theirs over ours: theirs goes on calling ours."""
         if getattr(self.owner, self.name, None) is self.replacement:
             setattr(self.owner, self.name, self.original)
+        for functions in _ABILITIES if self.owner is os else ():
+            functions.discard(self.replacement)
         self.is_replaced = False
+
+    def replace(self) -> None:
+        """Put ours there."""
+        setattr(self.owner, self.name, self.replacement)
+        for functions in _ABILITIES if self.owner is os else ():
+            if self.original in functions:
+                functions.add(self.replacement)
+        self.is_replaced = True
 
 
 class Places:
@@ -70,7 +94,7 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._places: dict[tuple[str, str], Place] = {}
         self.num_modules = -1
         """Length of ``sys.modules`` at the last look; -1: look again."""
 
@@ -81,7 +105,7 @@ class Places:
             finished: Name of a module of which the caller knows that all of it is there, whatever it says.
         """
         num_modules = len(sys.modules)
-        for module_name, find, name, make in _PLACES:
+        for module_name, find, name, make in (*_PLACES, *_OF_WRITERS) if observers else _PLACES:
             module = sys.modules.get(module_name)
             if module is None:
                 continue
@@ -94,12 +118,12 @@ class Places:
         self.num_modules = num_modules
 
     def _place(self, module_name: str, owner: Any, name: str) -> Place:
-        place = self._places.get(module_name)
+        place = self._places.get((module_name, name))
         if place is not None and place.owner is owner:
             return place
         if place is not None and place.is_replaced:
             place.restore()  # the module was thrown away and imported anew
-        place = self._places[module_name] = Place(owner, name)
+        place = self._places[module_name, name] = Place(owner, name)
         return place
 
     def _replace(self, place: Place, make: Callable[[Any], Any]) -> None:
@@ -109,8 +133,7 @@ class Places:
         original = original_of(there)
         if original is not place.original:
             place.original, place.replacement = original, self._made_for(original) or make(original)
-        setattr(place.owner, place.name, place.replacement)
-        place.is_replaced = True
+        place.replace()
 
     def _made_for(self, original: Any) -> Any:
         """``io.open`` and ``builtins.open`` are one function, and stay one."""

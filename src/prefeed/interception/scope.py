@@ -1,4 +1,4 @@
-"""When replacements are in place: while any thread is inside a scope, or for good."""
+"""When replacements are in place: while any thread is inside a scope, or somebody observes writes, or for good."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import TracebackType
 from prefeed.interception.asking import asking
 from prefeed.interception.places import Places
 from prefeed.interception.protocol import FileReader
+from prefeed.interception.writing import WriteObserver, observers
 
 
 class _Process:
@@ -27,11 +28,15 @@ class _Process:
         self.num_inside = 0
         self.is_for_good = False
 
+    def restore_unused(self) -> None:
+        """Put everything back, unless somebody needs what is in place."""
+        if not self.num_inside and not self.is_for_good and not observers:
+            self.places.restore_all()
+
     def continue_forked(self) -> None:
         """In a forked child: of the threads that were inside, one is left."""
         self.num_inside = asking.depth
-        if not self.num_inside and not self.is_for_good:
-            self.places.restore_all()
+        self.restore_unused()
         self.lock.release()
 
 
@@ -65,8 +70,7 @@ class _Scope:
         asking.depth -= 1
         with _process.lock:
             _process.num_inside -= 1
-            if not _process.num_inside and not _process.is_for_good:
-                _process.places.restore_all()
+            _process.restore_unused()
 
 
 def reads_from(reader: FileReader) -> AbstractContextManager[None]:
@@ -100,5 +104,26 @@ def uninstall() -> None:
     """
     with _process.lock:
         _process.is_for_good = False
-        if not _process.num_inside:
-            _process.places.restore_all()
+        _process.restore_unused()
+
+
+def observe_writes(observer: WriteObserver) -> bool:
+    """Tell the observer of every file that this process changes, from now on, in all threads and in forks.
+
+    Returns:
+        False when that is so already.
+    """
+    with _process.lock:
+        is_new = observer not in observers
+        if is_new:
+            observers.append(observer)
+        _process.places.replace_all()
+    return is_new
+
+
+def end_observing(observer: WriteObserver) -> None:
+    """Tell it no more. Idempotent."""
+    with _process.lock:
+        if observer in observers:
+            observers.remove(observer)
+            _process.restore_unused()

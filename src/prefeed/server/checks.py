@@ -119,6 +119,13 @@ class Checks:
             distrusted.add(object_id)
             self._withdraw(dataset, np.array([object_id]))
 
+    def outdate(self, dataset: int, ids: Ids | None) -> None:
+        """These files have been written since: what is held of them counts no longer. None: any may have been moved."""
+        if ids is None or len(ids):
+            self._withdraw(dataset, ids)
+        for object_id in () if ids is None else ids.tolist():  # what has the same size and time may be other bytes
+            self._scheduler.invalidate(dataset, object_id)
+
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
         """Ask the file now, if nobody is doing so, and go on when the answer is there."""
         self._waiting.setdefault((dataset, object_id), []).append(then)

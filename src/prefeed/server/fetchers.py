@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
-from prefeed.sources.posix import stat_files
+from prefeed.sources.posix import identity_of, stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer, FetchedObject
 
@@ -266,7 +267,7 @@ def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     path = job.manifest.path(job.ticket.object_id)
     (size,), (version,) = stat_files([path])
     is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
-    return FetchedObject(data=data, version=version) if is_present else None
+    return FetchedObject(data=data, version=version, inode=_inode(path)) if is_present else None
 
 
 def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> FetchedObject | None:
@@ -280,7 +281,13 @@ def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> Fetche
     path = job.manifest.path(job.ticket.object_id)
     (size,), (version,) = stat_files([path])
     data = pool.read(entry_key(job.manifest.url, path, version, size), is_urgent=is_urgent) if version else None
-    return None if data is None else FetchedObject(data=data, version=version)
+    return None if data is None else FetchedObject(data=data, version=version, inode=_inode(path))
+
+
+def _inode(path: str) -> int:
+    with suppress(OSError, ValueError):
+        return identity_of(os.stat(path))
+    return 0
 
 
 def offer_to_pool(pool: PoolTier, result: Result) -> None:

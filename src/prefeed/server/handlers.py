@@ -22,9 +22,11 @@ from prefeed.server.node import Node
 from prefeed.server.observation import Observer
 from prefeed.server.openings import Openings, Waiter
 from prefeed.server.registry import is_below
+from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
+from prefeed.sources.written import WrittenFiles
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
@@ -48,6 +50,7 @@ class Handlers:
         self.sessions: Sessions
         self._openings: Openings
         self._warm_ups: WarmUps
+        self._rewritten: Rewritten
         self._config = config
         self._clock = clock
         self._will_settle = False
@@ -105,6 +108,12 @@ class Handlers:
             add_dataset=node.registry.add,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
+        written = WrittenFiles(self._config.runtime_dir / "written")
+        self._rewritten = Rewritten(written, node, call_soon=loop.call_soon)
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._rewritten.close()
 
     def after_pump(self) -> None:
         """Everything that followed from the last events is done: a warm-up may be over."""
@@ -213,6 +222,8 @@ class Handlers:
             recheck=plan.recheck,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
+        if plan.recheck:
+            self._rewritten.epoch_begins()
 
     def _foresee(self, _: Connection, request: m.Foresee) -> None:
         ids = self._take_ids(request.ids_file)
@@ -229,6 +240,8 @@ class Handlers:
 
     def _adopt_upcoming(self, _: Connection, request: m.AdoptUpcoming) -> None:
         self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
+        if request.recheck:
+            self._rewritten.epoch_begins()
 
     def _in_transit(self, name: str) -> Path:
         """Return the path of a file that a client left for this server, which removes it: only from here."""

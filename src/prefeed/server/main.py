@@ -86,6 +86,7 @@ def run_foreground(config: Config) -> int:
             _serve(config, handlers, loop, node)
         finally:
             metrics.close()  # it asks the loop
+            handlers.close()
             node.fetchers.close()  # what a tier that is closed does not give is not to be asked of the origin
             if pool is not None:
                 pool.close()

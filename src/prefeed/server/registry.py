@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.written import Change
 from prefeed.store.tier import stored_bytes
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -134,6 +137,19 @@ class Registry:
             if len(ids):
                 found.append((number, ids))
         return found
+
+    @staticmethod
+    def lists(dataset: Dataset, change: Change) -> bool:
+        """Return True when a manifest has the file that was written, or files below it."""
+        root = dataset.manifest.url
+        if not root.startswith("/"):
+            return False
+        for place, name in itertools.product({root, os.path.realpath(root)}, {change.path, change.real}):
+            if change.below and (is_below(name, place) or is_below(place, name)):
+                return True
+            if is_below(name, place) and dataset.manifest.index_of(name[len(place) :].lstrip("/")) is not None:
+                return True
+        return False
 
     def entry_keys(self) -> list[memoryview]:
         """Return the entry keys of all datasets, 16 bytes an object; any thread may ask."""

@@ -27,7 +27,7 @@ __all__ = ["Catalogue", "CatalogueWriter", "paths_digest"]
 _CHUNK: Final = 1 << 16
 _SMALLEST_CAPACITY: Final = 1024
 _SMALLEST_PATHS: Final = 1 << 16
-_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "keys": 16, "hashes": 8}
+_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "inodes": 8, "keys": 16, "hashes": 8}
 _NO_KEY: Final = bytes(ENTRY_KEY_BYTES)
 _SLASH: Final = ord("/")
 
@@ -147,6 +147,7 @@ class CatalogueWriter(Catalogue):
         self._offsets[first + 1 : last + 1] = np.uint64(start) + np.cumsum(lengths, dtype=np.uint64)
         self._sizes[first:last] = UNKNOWN_SIZE
         self._versions[first:last] = 0
+        self._inodes[first:last] = 0
         self._hashes[first:last] = np.fromiter(map(xxh3_64_intdigest, paths), np.uint64, len(paths))
         self._known[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
         self.keys[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
@@ -199,8 +200,17 @@ class CatalogueWriter(Catalogue):
             self._index = PathIndex(self._hashes[: self.num_objects], self.path_bytes)
         return self._index.find(path.encode(*ENCODING))
 
-    def observe(self, index: int, version: str, size_bytes: int) -> EntryKey:
+    def ids_of(self, paths: Iterable[str], inodes: Iterable[int]) -> NDArray[np.int64]:
+        """Return the objects that have one of these paths, or were last seen to be one of these files, and a few others."""
+        hashes = [xxh3_64_intdigest(path.encode(*ENCODING)) for path in paths]
+        count = self.num_objects
+        found = np.isin(self._hashes[:count], np.array(hashes, np.uint64))
+        found |= np.isin(self._inodes[:count], np.array(list(inodes), np.uint64))
+        return np.flatnonzero(found)
+
+    def observe(self, index: int, version: str, size_bytes: int, inode: int = 0) -> EntryKey:
         """Take note of the bytes that a file has now; return their key, which is the known one from now on."""
+        self._inodes[index] = inode
         key = entry_key(self.url, self.path(index), version, size_bytes)
         if key != key_at(self._known, index):
             _set_key(self._known, index, _NO_KEY)  # A kill here: never seen. Never an old key with a new version.
@@ -248,7 +258,7 @@ class CatalogueWriter(Catalogue):
         nothing = np.zeros(1, np.uint64)
         self._count, self._offsets = np.zeros(2, np.uint64), nothing
         self._writer = self._appended = 0
-        self._sizes = self._versions = self._hashes = nothing[:0]
+        self._sizes = self._versions = self._inodes = self._hashes = nothing[:0]
         self.keys = self._known = self._paths = memoryview(b"")
         self._keys = np.zeros((0, 2), np.uint64)
         self._index = None

@@ -11,6 +11,7 @@
         sizes    uint64 (capacity,)         size in bytes; UNKNOWN_SIZE where not known
         versions uint64 (capacity,)         xxh3-64 of the version last seen; 0 where it is unknown
         hashes   uint64 (capacity,)         xxh3-64 of the path
+        inodes   uint64 (capacity,)         which file it was that was last seen, see ``identity_of``; 0: not known
         keys     16 bytes (capacity,)       published keys; zeros: ask the server
 
 One server process writes it, readers map it. Files grow and are never cut: a page of a mapping that has lost its file
@@ -20,6 +21,7 @@ is SIGBUS. For the same reason all of a file's blocks are allocated before they 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 from typing import Any, Final, Self
@@ -66,7 +68,7 @@ class Catalogue:
             the capacity as last mapped; ``refresh`` puts a longer one in its place, and the old one stays valid.
     """
 
-    __slots__ = ("_count", "_offsets", "_paths", "_sizes", "directory", "header", "keys", "url")
+    __slots__ = ("_count", "_inodes", "_offsets", "_paths", "_sizes", "directory", "header", "keys", "url")
 
     _WRITABLE = False
 
@@ -142,7 +144,7 @@ class Catalogue:
     @property
     def capacity(self) -> int:
         """Number of objects that fit what is mapped; more are there after ``refresh``."""
-        return min(len(self._offsets) - 1, len(self._sizes), len(self.keys) // ENTRY_KEY_BYTES)
+        return min(len(self._offsets) - 1, len(self._sizes), len(self._inodes), len(self.keys) // ENTRY_KEY_BYTES)
 
     @property
     def sizes(self) -> NDArray[np.uint64]:
@@ -177,6 +179,13 @@ class Catalogue:
         self._reach(index)
         return key_at(self.keys, index)
 
+    def directories(self) -> set[str]:
+        """Return the directories that its files lie in, with a slash at the end; reads all paths, 0.3 us each."""
+        ends = self._offsets[: min(self.num_objects, self.capacity) + 1].tolist()
+        blob = bytes(self._paths[: ends[-1]])
+        found = {blob[start : blob.rfind(b"/", start, end) + 1] for start, end in itertools.pairwise(ends)}
+        return {directory.decode(*ENCODING) for directory in found}
+
     def withdraw_all(self) -> None:
         """Let no reader find an object without asking a server: for a client that has none to tell what has changed.
 
@@ -192,6 +201,11 @@ class Catalogue:
         self._reach(index)
         size = int(self._sizes[index])
         return None if size == UNKNOWN_SIZE else size
+
+    def inode(self, index: int) -> int:
+        """Return which file it was that was last seen under the path, as ``identity_of`` says; 0 where not known."""
+        self._reach(index)
+        return int(self._inodes[index])
 
     def refresh(self) -> bool:
         """Map what the files have grown by; return whether they had.
@@ -231,24 +245,25 @@ class Catalogue:
             "paths": len(self._paths),
             "offsets": self._offsets.nbytes,
             "sizes": self._sizes.nbytes,
+            "inodes": self._inodes.nbytes,
         }
         return any(os.stat(name, dir_fd=files).st_size != size for name, size in mapped.items())
 
     def _map_all(self, files: int) -> None:
         count = self.num_objects  # Read first: a file is long enough for the count before the count says so.
-        offsets, sizes = (as_numbers(self._map(files, name)) for name in ("offsets", "sizes"))
+        offsets, sizes, inodes = (as_numbers(self._map(files, name)) for name in ("offsets", "sizes", "inodes"))
         keys, paths = self._map(files, "keys"), self._map(files, "paths")
         if (
             len(keys) % ENTRY_KEY_BYTES
             or count >= len(offsets)
-            or count > len(sizes)
+            or count > min(len(sizes), len(inodes))
             or count * ENTRY_KEY_BYTES > len(keys)
         ):
             raise StoreFormatError(f"{self.directory} is damaged: its files do not fit {count} objects")
         if offsets[0] != 0 or int(offsets[count]) > len(paths):
             raise StoreFormatError(f"{self.directory} is damaged: paths end at {offsets[count]} of {len(paths)} bytes")
         # Offsets last: who reads a path in another thread finds none beyond ``paths``.
-        self._paths, self._sizes, self.keys, self._offsets = paths, sizes, keys, offsets
+        self._paths, self._sizes, self._inodes, self.keys, self._offsets = paths, sizes, inodes, keys, offsets
 
     def _map(self, files: int, name: str) -> memoryview:
         return map_file(files, name, writable=self._WRITABLE)

@@ -129,6 +129,13 @@ class Roots:
             self._covered[directory] = covered
         return covered
 
+    def reaches(self, directory: str) -> bool:
+        """Return True when files for the cache may lie somewhere below a directory; never raises."""
+        if self.covers(directory.rstrip("/") + "/"):
+            return True
+        above = (directory.rstrip("/"),)
+        return any(_is_below(place, above) for place in (*self._named, *self._mounts))
+
     def describe(self) -> str:
         """Return what is covered, for messages."""
         if self._named:

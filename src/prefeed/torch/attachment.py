@@ -21,6 +21,7 @@ from prefeed.config import Config, current
 from prefeed.errors import ConfigError, DeclarationError, PrefeedError, SampleSetError
 from prefeed.torch.access import access_of, node_settings
 from prefeed.torch.collating import collates_as_torch
+from prefeed.torch.order import pass_length
 from prefeed.torch.pinning import can_pin
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
@@ -102,7 +103,10 @@ class Attachment:
         if served is not None:
             view.dataset = served
         if served is not None and served is self.served and self.planned is not None:
-            self.planned.resume(None if rest is None else rest.batches)
+            if rest is None:
+                self.planned.resume(None)
+            else:
+                self.planned.resume(rest.batches, num_seen=rest.num_seen)
             sampler = self.planned
         if self.explicit and not isinstance(loader.dataset, IterableDataset):
             sampler = self.position.watched(loader, sampler, rest)
@@ -124,8 +128,11 @@ class Attachment:
                 rank=_rank(), interval_seconds=interval, clock=time.monotonic,
             )  # fmt: skip
         self.turn += 1
-        length = length_of(loader)
-        self._report.epoch_begins(None if length is None else max(0, length - num_seen))
+        length, num_a_pass = length_of(loader), _pass_length(loader)
+        left = None if length is None else max(0, length - num_seen)
+        if length is None and num_a_pass is not None:  # it may have no end
+            left = num_a_pass - num_seen % num_a_pass
+        self._report.epoch_begins(left, num_a_pass=num_a_pass)
 
     def has_begun(self) -> None:
         """The iterator is made, its workers are started."""
@@ -159,6 +166,8 @@ class Attachment:
         report = self._report
         assert report is not None  # an epoch has begun
         report.asked()
+        if report.is_between_passes and self.planned is not None:
+            self.planned.pass_begins()
         try:
             batch = torchs()
         except StopIteration:
@@ -244,6 +253,8 @@ class Attachment:
             seed_source=seed_source,
         )
         self.served = Served(loader.dataset, access, consumer.number)
+        if self.served.writes is not None:
+            self.served.writes.begin()
         self._rings = self._rings or Rings(config.batch_buffers)
 
     def read_counts(self) -> ReadCounts | None:
@@ -264,6 +275,8 @@ class Attachment:
     def _let_go(self) -> None:
         if self.served is not None:
             self.served.reader.close()
+            if self.served.writes is not None:
+                self.served.writes.end()
         if self._consumer is not None:
             self._consumer.close()
 
@@ -333,6 +346,17 @@ def _rank() -> int | None:
     """Return this process's rank; None when it trains alone."""
     is_one_of_many = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if is_one_of_many else None
+
+
+def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
+    """Return after how many batches a new epoch begins, if the iterator goes on."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        num_samples = len(loader.dataset)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - it is the user's
+        return None
+    return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=loader.batch_size)
 
 
 def samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:

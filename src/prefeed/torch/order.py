@@ -78,6 +78,33 @@ def batch_size_of(index_sampler: Any) -> int | None:
     return size
 
 
+def repeated_by(index_sampler: Any) -> Any:
+    """Return the batch sampler that a sampler without an end goes through again and again; None when it is no such one.
+
+    timm, ultralytics and YOLOv5 have one: their loaders make one iterator, which lasts for the whole run.
+    """
+    if _name_of(index_sampler) in _WRAPPERS or _length_of(index_sampler) is not None:
+        return None
+    inner = getattr(index_sampler, "sampler", None)
+    return inner if batch_size_of(inner) is not None and _length_of(inner) else None
+
+
+def pass_length(index_sampler: Any, *, num_samples: int, batch_size: int | None) -> int | None:
+    """Return how many batches, or indices, one pass has: after that many, what comes is of another epoch.
+
+    Where neither the sampler nor one that it repeats has a length, a pass is as many samples as the dataset has.
+
+    Args:
+        index_sampler: Yields batches or indices, maybe without end.
+        num_samples: Of the dataset.
+        batch_size: Of the loader; None when it has none.
+    """
+    for sampler in (index_sampler, repeated_by(index_sampler)):
+        if length := _length_of(sampler):
+            return length
+    return -(-num_samples // (batch_size or 1)) or None
+
+
 def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
     """Return every sample index that the sampler would yield now, in order, shape (n,); all generators as before.
 
@@ -133,6 +160,13 @@ def with_epoch(index_sampler: Any, epoch: int) -> Any:
     if inner is index_sampler:
         return following
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
+
+
+def _length_of(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except Exception:  # noqa: BLE001 - it is the user's
+        return None
 
 
 def _name_of(sampler: Any) -> str:

@@ -3,6 +3,9 @@
 torch asks the sampler for a batch whenever one was consumed, so what it draws also tells how far the loop has come:
 when it draws batch k, batch k - (prefetch_factor * num_workers) has been handed over; k - 1 without workers.
 
+A sampler may go on for ever, its iterator for the whole run. Each pass over it is an epoch then: it begins when its first
+batch is drawn, and, where workers are ahead of the loop, once more when the loop comes to it.
+
 Workers take batches in turns and read them side by side, so objects are needed in the order
 
     batch 0, sample 0 · batch 1, sample 0 · batch 0, sample 1 · batch 1, sample 1 · …        (2 workers)
@@ -12,8 +15,10 @@ and that is the order of the plan: see ``interleave``.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +34,18 @@ from prefeed.torch.order import (
     drawn_order,
     indices_of,
     is_readable_ahead,
+    pass_length,
+    repeated_by,
     shadow_order,
     with_epoch,
 )
+
+_END: Final = object()
+_NO_SAMPLES: Final[Order] = np.empty(0, dtype=np.int64)
+
+
+class _ReadOnce(list[Any]):
+    """The indices of a batch that can be read only once; torch is given an iterator again."""
 
 
 def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
@@ -95,6 +109,15 @@ class PlannedSampler:
         self._foreseen = False
         self._order_of: tuple[int, Order] | None = None
         self._rest: Any = None
+        self._num_seen = 0
+        self._repeated = repeated_by(inner)
+        self._pass_length = pass_length(inner, num_samples=len(access), batch_size=batch_size_of(inner))
+        self._plan_now: npt.NDArray[np.integer] = np.empty(0, dtype=np.int64)
+        self._position = 0
+        self._num_before = 0  # of the plan, what is left of the pass before
+        self._drawn: deque[npt.NDArray[np.integer]] = deque(maxlen=batches_ahead)
+        self._is_ahead = False
+        self._order: Order | None = None
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -107,19 +130,25 @@ class PlannedSampler:
             self._begin(shadow_order(inner))
             yield from self._follow(iter(inner))
             self._announce_distributed()
-        elif self._trust:
-            batches = list(inner)
-            read = [list(batch) if isinstance(batch, Iterator) else batch for batch in batches]
-            self._begin(drawn_order(read))
-            for indices, batch in zip(self._follow(iter(read)), batches, strict=True):
-                yield iter(indices) if isinstance(batch, Iterator) else batch
         else:
-            self._begin(np.empty(0, dtype=np.int64))
-            yield from self._tell(iter(inner))
+            yield from self._passes(iter(inner), is_whole=rest is None)
 
-    def resume(self, rest: Any) -> None:
-        """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it."""
-        self._rest = rest
+    def pass_begins(self) -> None:
+        """The loop has all batches of a pass over a sampler that goes on: files count as they are from now on.
+
+        Nothing happens before torch has asked for a batch of the next pass: that is its beginning then.
+        """
+        if self._is_ahead:
+            self._begin_pass(self._order)
+
+    def resume(self, rest: Any, *, num_seen: int = 0) -> None:
+        """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it.
+
+        Args:
+            rest: Batches, or indices; None: all of them.
+            num_seen: How many came before.
+        """
+        self._rest, self._num_seen = rest, num_seen
 
     def iterator_begins(self, seed_source: torch.Generator | bool) -> None:
         """Torch is about to start workers, and then asks for the first batch: fetch for it meanwhile.
@@ -140,9 +169,60 @@ class PlannedSampler:
         if self._announced is None and is_readable_ahead(self.inner):
             self._announce(shadow_order(self.inner, draw_seed_from=self._seed_source))
 
-    def _begin(self, order: Order) -> None:
+    def _passes(self, batches: Iterator[Any], *, is_whole: bool) -> Iterator[Any]:
+        """Yield batches of a sampler of another class, which may have no end; each pass over it is an epoch.
+
+        Args:
+            batches: What it yields.
+            is_whole: The first pass begins with its first batch; else some were seen before.
+        """
+        for number in itertools.count():
+            order, following = self._next_pass(batches, is_whole=is_whole or number > 0)
+            first = next(following, _END)
+            if first is _END and number:
+                return
+            if number:
+                self._begin_pass(order, before=self._plan_now[self._position :])
+                self._is_ahead = self._num_workers > 0
+            else:
+                self._drawn.clear()
+                self._begin_pass(order)
+            if first is _END:
+                return
+            following = itertools.chain((first,), following)
+            yield from self._tell(following) if order is None else self._follow(following)
+
+    def _next_pass(self, batches: Iterator[Any], *, is_whole: bool) -> tuple[Order | None, Iterator[Any]]:
+        """Return the order of the pass that begins, None where it is not known, and its batches."""
+        length = self._pass_length
+        if length is not None and not is_whole:
+            length -= self._num_seen % length
+        following = itertools.islice(batches, length)
+        if is_whole and self._repeated is not None and is_readable_ahead(self._repeated):
+            return shadow_order(self._repeated), following
+        if self._trust:
+            drawn = [_ReadOnce(batch) if isinstance(batch, Iterator) else batch for batch in following]
+            return drawn_order(drawn), iter(drawn)
+        return None, following
+
+    def _begin_pass(self, order: Order | None, *, before: npt.NDArray[np.integer] | None = None) -> None:
+        """An epoch begins.
+
+        Args:
+            order: Of its samples; None when they are told as they are drawn.
+            before: Objects of the pass before that the loop has not got yet: workers are ahead of it.
+        """
+        self._is_ahead, self._order = False, order
+        self._begin(_NO_SAMPLES if order is None else order, before=before)
+        for ids in self._drawn:
+            self._consumer.extend(ids)
+
+    def _begin(self, order: Order, *, before: npt.NDArray[np.integer] | None = None) -> None:
         announced, self._announced = self._announced, None
         plan, self._ends = self._plan(order)
+        if before is not None:
+            plan = np.concatenate((before, plan))
+        self._plan_now, self._position, self._num_before = plan, 0, 0 if before is None else len(before)
         if announced is not None and np.array_equal(announced, plan):
             self._consumer.begin_announced(plan)
         else:
@@ -195,7 +275,7 @@ class PlannedSampler:
 
     def _planned_ids(self, order: Order) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer] | None]:
         """Return the object ids in the order of reading, and how many each sample has; None: one each."""
-        batch_size = batch_size_of(self.inner)
+        batch_size = batch_size_of(self.inner if self._repeated is None else self._repeated)
         if batch_size is not None:
             order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
         return self._access.object_ids(order)
@@ -204,7 +284,8 @@ class PlannedSampler:
         """The loop has that many samples."""
         if self._ends is not None and samples:
             samples = int(self._ends[min(samples, len(self._ends)) - 1]) if len(self._ends) else 0
-        self._consumer.advance(samples)
+        self._position = self._num_before + samples
+        self._consumer.advance(self._position)
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches of a plan that is registered, and say how far the loop is."""
@@ -217,10 +298,12 @@ class PlannedSampler:
                 self._advance(ends[done - done % max(1, self._num_workers)])
             if done == 1:
                 self._foresee_distributed()
-            yield batch
+            yield iter(batch) if isinstance(batch, _ReadOnce) else batch
 
     def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches as torch asks for them, and tell the server of each."""
         for batch in batches:
-            self._consumer.extend(self._access.object_ids(drawn_order([batch]))[0])
+            ids = self._access.object_ids(drawn_order([batch]))[0]
+            self._drawn.append(ids)
+            self._consumer.extend(ids)
             yield batch

@@ -51,6 +51,7 @@ class LoaderReport:
         self._epoch = 0
         self._is_running = False
         self._num_left: int | None = None
+        self._num_a_pass: int | None = None
         self._num_batches = 0
         self._began = self._last_line = clock()
         self._waited = 0.0
@@ -58,20 +59,17 @@ class LoaderReport:
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
 
-    def epoch_begins(self, num_batches: int | None = None) -> None:
+    def epoch_begins(self, num_batches: int | None = None, *, num_a_pass: int | None = None) -> None:
         """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads.
 
         Args:
             num_batches: Batches that it will give; None when that is not known.
+            num_a_pass: If it gives more, each so many are an epoch.
         """
+        self._num_a_pass = num_a_pass
         if self._is_running:  # the epoch before was broken off: its reads are nobody's
             self._at_epoch = self._counts() or self._at_epoch
-        self._is_running = True
-        self._num_left = num_batches
-        self._epoch += 1
-        self._num_batches = 0
-        self._began = self._clock()
-        self._waited = 0.0
+        self._begin(num_batches, self._clock())
 
     def has_begun(self) -> None:
         """The loop has its iterator: it waited for that, too."""
@@ -84,6 +82,8 @@ class LoaderReport:
     def answered(self, *, is_batch: bool = True) -> None:
         """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
         now = self._clock()
+        if is_batch and not self._is_running:  # the iterator goes on with another pass
+            self._begin(self._num_a_pass, self._asked_at)
         self._waited += now - self._asked_at
         self._num_batches += is_batch
         if self._num_left is not None:
@@ -91,6 +91,11 @@ class LoaderReport:
         if self._interval and now - self._last_line >= self._interval:
             self._last_line = now
             self._say_rates()
+
+    @property
+    def is_between_passes(self) -> bool:
+        """True when an epoch has ended, and no further batch came yet."""
+        return not self._is_running
 
     @property
     def has_last(self) -> bool:
@@ -118,6 +123,14 @@ class LoaderReport:
             if reads.reads and counts.best_hit_ratio is not None:
                 text += f", best possible without reading ahead {counts.best_hit_ratio:.3f}"
         _log.info("%s", text)
+
+    def _begin(self, num_batches: int | None, now: float) -> None:
+        self._is_running = True
+        self._num_left = num_batches
+        self._epoch += 1
+        self._num_batches = 0
+        self._began = now
+        self._waited = 0.0
 
     def _say_rates(self) -> None:
         counts = self._counts()

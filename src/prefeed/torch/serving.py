@@ -18,6 +18,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.active import serving
 from prefeed.client.files import SampleFiles
 from prefeed.client.reader import ObjectReader
+from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
@@ -43,8 +44,10 @@ class Served:
         self.lent = Lent()
         self._access = access
         self._files: SampleFiles | None = None
+        written = written_files(access.dataset)
+        self.writes = None if written is None else Writes(access.dataset, written)
         if isinstance(access.dataset.manifest, Catalogue):
-            self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config))
+            self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -243,6 +246,8 @@ class WorkerStart:
             )
         if isinstance(served, Served):
             util.Finalize(served, served.reader.close, exitpriority=10)
+            if served.writes is not None:
+                served.writes.begin()
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place
         if self._then is not None:

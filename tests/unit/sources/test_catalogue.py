@@ -20,7 +20,7 @@ from profiles import examples
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-FILES = ("count", "hashes", "header.json", "keys", "known", "offsets", "paths", "sizes", "versions")
+FILES = ("count", "hashes", "header.json", "inodes", "keys", "known", "offsets", "paths", "sizes", "versions")
 NO_KEY = bytes(16)
 ODD = ["/a", "/a b/ü.jpg", "/" + os.fsdecode(b"\xff\xfe"), "/a", "/" + "x" * 5000]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,109 @@ def test_order_of_an_unknown_sampler_is_not_foreseen() -> None:
     sampler.iterator_begins(True)
     sampler.epoch_ended()
     assert listener.told == []
+
+
+# ------------------------------------------------------------ samplers without an end
+
+
+class Repeat:
+    """As in timm, ultralytics and YOLOv5: one iterator for the whole run."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class Endless:
+    """Draws for ever, and has no length."""
+
+    def __init__(self) -> None:
+        self.num_drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.num_drawn += 1
+            yield self.num_drawn % 5
+
+
+def begun(listener: Listener) -> list[list[int]]:
+    return [ids for event, ids in listener.told if event == "begin"]
+
+
+def test_each_pass_of_a_repeated_sampler_is_an_epoch() -> None:
+    torch.manual_seed(4)
+    listener = Listener()
+    inner = BatchSampler(RandomSampler(range(20)), 3, False)
+    state = torch.get_rng_state()
+    drawn = list(itertools.islice(planned(Repeat(inner), listener), 21))
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    assert drawn == list(itertools.islice(Repeat(inner), 21))  # and nothing else was drawn from the generator
+    assert torch.equal(torch.get_rng_state(), after)
+    orders = [list(itertools.chain.from_iterable(drawn[start : start + 7])) for start in (0, 7, 14)]
+    first, second, third = begun(listener)
+    assert first == orders[0]
+    assert second == orders[0][18:] + orders[1]  # the loop has not got the last batch yet
+    assert third == orders[1][18:] + orders[2]
+    assert sorted(first) == list(range(20))
+
+
+def test_workers_are_ahead_of_a_pass_that_the_loop_comes_to() -> None:
+    """When the first batch is drawn, what the loop has not got stays planned; when it comes there, files count anew."""
+    listener = Listener()
+    sampler = planned(Repeat(BatchSampler(range(8), 1, False)), listener, num_workers=2, batches_ahead=4)
+    batches = iter(sampler)
+    list(itertools.islice(batches, 8))
+    sampler.pass_begins()  # nothing of another pass was drawn
+    assert begun(listener) == [[*range(8)]]
+    list(itertools.islice(batches, 4))  # and so the loop has 8
+    assert begun(listener)[1:] == [[4, 5, 6, 7, *range(8)]]
+    for _ in range(2):  # the second time it has begun
+        sampler.pass_begins()
+        assert begun(listener)[2:] == [[*range(8)]]
+    list(itertools.islice(batches, 3))
+    assert advances(listener)[-1] == 2
+    list(itertools.islice(batches, 2))
+    assert begun(listener)[3:] == [[4, 5, 6, 7, *range(8)]]
+
+
+def test_a_pass_that_is_not_planned_begins_twice_as_well() -> None:
+    listener = Listener()
+    sampler = planned(Endless(), listener, num_workers=2, batches_ahead=4)
+    list(itertools.islice(sampler, 24))
+    listener.told.clear()
+    sampler.pass_begins()
+    assert listener.told == [("begin", []), *(("extend", [number % 5]) for number in range(21, 25))]
+
+
+def test_a_pass_of_a_sampler_without_a_length_is_as_long_as_the_dataset() -> None:
+    listener, endless = Listener(), Endless()
+    assert list(itertools.islice(planned(endless, listener), 45)) == [number % 5 for number in range(1, 46)]
+    assert endless.num_drawn == 45
+    events = [event for event in listener.events() if event != "advance"]
+    assert events == ["begin", *["extend"] * 20, "begin", *["extend"] * 21, "begin", *["extend"] * 6]
+
+
+def test_a_trusted_sampler_without_an_end_is_drawn_a_pass_at_a_time() -> None:
+    listener, endless = Listener(), Endless()
+    batches = iter(planned(endless, listener, trust=True))
+    next(batches)
+    assert endless.num_drawn == 20
+    list(itertools.islice(batches, 20))
+    assert endless.num_drawn == 40
+    assert len(begun(listener)) == 2
+
+
+def test_a_pass_that_goes_on_ends_where_it_would_have() -> None:
+    listener, endless = Listener(), Endless()
+    sampler = planned(endless, listener)
+    sampler.resume(iter(endless), num_seen=33)
+    list(itertools.islice(sampler, 8))
+    events = [event for event in listener.events() if event != "advance"]
+    assert events == ["begin", *["extend"] * 7, "begin", "extend", "extend"]
 
 
 # ------------------------------------------------------------ samples of several objects

@@ -94,6 +94,7 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
     cache.dataset = SimpleNamespace(manifest=manifest, num_samples=len(paths))
     access = AccessMap(dataset=cache.dataset, **columns)
     made = Served.__new__(Served)
+    made.writes = None
     roots = Roots.of(resolve({"roots": [str(paths[0].parent)]}))
     made.__dict__.update(
         inner=inner,
