@@ -211,7 +211,7 @@ def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
     directory = settings.disk_path / "objects"
     if not settings.disk or not directory.is_dir():
         return np.zeros(manifest.num_objects, dtype=np.bool_)
-    tier = SharedTier(directory, limit_bytes=1, on_disk=True)
+    tier = SharedTier(directory, limit_bytes=1, on_disk=True, adopts=False)
     try:
         held = b"".join(tier.keys())
     finally:

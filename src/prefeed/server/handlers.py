@@ -25,6 +25,7 @@ from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
+from prefeed.store.namespaces import is_foreign
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
@@ -60,6 +61,7 @@ class Handlers:
         self._instance = secrets.token_hex(8)
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
+        self._foreign: set[Connection] = set()
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
             m.RegisterPlan: self._register_plan,
@@ -129,6 +131,9 @@ class Handlers:
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
         self.sessions.leave(connection)
+        if connection in self._foreign:
+            self._foreign.discard(connection)
+            self.node.expect_foreign_readers(bool(self._foreign))
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -143,6 +148,9 @@ class Handlers:
             self._refuse(connection, err, 0)
             return
         connection.is_greeted = True
+        if is_foreign(hello.namespace):
+            self._foreign.add(connection)
+            self.node.expect_foreign_readers(True)
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
         self.loop.send(connection, welcome)

@@ -6,11 +6,12 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import lmdb
 
 from prefeed.errors import StoreError
+from prefeed.store.foreign import ForeignEnvironment
 from prefeed.store.layout import (
     DATA_NAME,
     LAYOUT_KEY,
@@ -23,6 +24,7 @@ from prefeed.store.layout import (
 )
 from prefeed.store.locking import PATIENCE_SECONDS, Turn, directory_lock, when_free
 from prefeed.store.meta_pages import require_whole
+from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
 
 Identity = tuple[int, int, int, int]
@@ -42,7 +44,13 @@ class SharedEnvironment:
     """
 
     def __init__(
-        self, path: str, identity: Identity, env: lmdb.Environment, *, readonly: bool, layout: Layout = TIER_LAYOUT
+        self,
+        path: str,
+        identity: Identity,
+        env: lmdb.Environment,
+        *,
+        readonly: bool,
+        layout: Layout = TIER_LAYOUT,
     ) -> None:
         self.path = path
         self.identity = identity
@@ -185,20 +193,30 @@ def identity_of(directory: Path) -> Identity | None:
 
 
 def attach_reader(
-    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS
+    directory: Path,
+    layout: Layout = TIER_LAYOUT,
+    *,
+    within_seconds: float = PATIENCE_SECONDS,
+    adopts: bool = True,
 ) -> SharedEnvironment | None:
     """Return this process's handle of a store, opened for reading if it was not open; None when there is no store.
 
     A store that is being replaced, has another layout or cannot be opened counts as none; so does one whose directory
-    another process does not let go of in time.
+    another process does not let go of in time, and a store that many write while processes of another PID namespace do.
+
+    Args:
+        directory: Where the store lies.
+        layout: What it holds.
+        within_seconds: Give up after that time.
+        adopts: A store that many write, and that nobody has open, becomes one of this process's PID namespace.
     """
     try:
-        return when_free(directory, lambda: _attach_reader(directory, layout), within_seconds=within_seconds)
+        return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
     except (lmdb.Error, OSError):
         return None
 
 
-def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
+def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvironment | None:
     with lock:
         identity = identity_of(directory)
         if identity is None:
@@ -210,21 +228,33 @@ def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
             shared.holders += 1
             return shared
         with directory_lock(directory, within_seconds=0):
-            shared = _open_readonly(directory, identity, layout)
+            shared = _open_readonly(directory, identity, layout, adopts)
         if shared is not None:
             _open[identity] = shared
         return shared
 
 
-def _open_readonly(directory: Path, identity: Identity, layout: Layout) -> SharedEnvironment | None:
+def _open_readonly(directory: Path, identity: Identity, layout: Layout, adopts: bool) -> SharedEnvironment | None:
+    in_table = not is_foreign(namespace_of(directory))
+    if layout is not TIER_LAYOUT and not in_table:
+        if not adopts:
+            return None
+        if not try_take_table(directory):
+            say_in_use_elsewhere(directory)
+            return None
+        in_table = True
     # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
     # child, closing its copy of the handle, would free their slots under the parent.
     max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
     require_whole(directory)
-    env = lmdb.open(
-        os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
-        readahead=False,
-    )  # fmt: skip
+
+    def open_env() -> lmdb.Environment:
+        return lmdb.open(
+            os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
+            readahead=False, lock=in_table,
+        )  # fmt: skip
+
+    env = open_env() if in_table else cast(lmdb.Environment, ForeignEnvironment.open(directory, open_env))
     shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True, layout=layout)
     try:
         # Between the look and the opening the files may have been replaced one by one: a reader registered in the

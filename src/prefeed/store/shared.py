@@ -149,6 +149,10 @@ class SharedTier:
     **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, and the first put of a process
     for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
     while another process opens the store or grows it, ``patience_seconds`` at most: it may have been stopped.
+
+    **PID namespaces.** The processes of one at a time have it open: that of who came first, until all of them have closed
+    it. To the others it is empty and takes nothing, which is said once. With ``adopts=False`` it stays that of who had it
+    last: for those who only look into it now and then.
     """
 
     def __init__(
@@ -159,12 +163,14 @@ class SharedTier:
         on_disk: bool = False,
         min_free_bytes: int = 0,
         patience_seconds: float = PATIENCE_SECONDS,
+        adopts: bool = True,
     ) -> None:
         self._directory = Path(directory).absolute()
         self._limit_bytes = limit_bytes
         self._on_disk = on_disk
         self._min_free_bytes = min_free_bytes
         self._patience_seconds = patience_seconds
+        self._adopts = adopts
         self._shared: SharedEnvironment | None = None
         self._process_id = process_id()
         self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
@@ -172,7 +178,14 @@ class SharedTier:
     def __reduce__(self) -> tuple[Any, ...]:
         return (
             _make,
-            (self._directory, self._limit_bytes, self._on_disk, self._min_free_bytes, self._patience_seconds),
+            (
+                self._directory,
+                self._limit_bytes,
+                self._on_disk,
+                self._min_free_bytes,
+                self._patience_seconds,
+                self._adopts,
+            ),
         )
 
     @property
@@ -290,7 +303,9 @@ class SharedTier:
     def _attach(self) -> SharedEnvironment | None:
         shared = self._current()
         if shared is None:
-            shared = attach_reader(self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds)
+            shared = attach_reader(
+                self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds, adopts=self._adopts
+            )
             if shared is not None:
                 self._keep(shared)
         return shared
@@ -377,10 +392,12 @@ def _is_right(view: memoryview, checksum: Checksum | None) -> bool:
     return checksum is not None and len(view) == checksum.size_bytes and xxh3_64_digest(view) == checksum.digest
 
 
-def _make(directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float) -> SharedTier:
+def _make(
+    directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float, adopts: bool
+) -> SharedTier:
     return SharedTier(
         directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes,
-        patience_seconds=patience_seconds,
+        patience_seconds=patience_seconds, adopts=adopts,
     )  # fmt: skip
 
 

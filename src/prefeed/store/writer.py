@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 
@@ -38,6 +39,7 @@ from prefeed.store.layout import (
     stored_bytes,
 )
 from prefeed.store.page_maker import PageMaker
+from prefeed.store.pins import Pins
 from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -103,6 +105,7 @@ class TierWriter:
         self._used_bytes = 0
         self._owed_deletes: list[bytes] = []
         self._process_id = process_id()
+        self._pins: Pins | None = None
         info = shared.env.info()
         self._reservation = PageMaker(
             data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
@@ -132,6 +135,7 @@ class TierWriter:
         try:
             store_directory.empty_unless_usable(path, map_bytes)
             with translated(path):
+                store_directory.take_over(path)
                 shared = attach_writer(path, lambda: _open_env(path, map_bytes))
         except BaseException:
             os.close(lock_file)
@@ -228,6 +232,15 @@ class TierWriter:
         with translated(self._directory):
             return self._shared.env.reader_check()
 
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        """Let readers of other PID namespaces open the store, which costs some microseconds a commit; or let no more in.
+
+        Those who have it open keep it.
+        """
+        with translated(self._directory):
+            if self._pins is not None:
+                self._pins.expect(are_expected)
+
     def statistics(self) -> TierStatistics:
         """Return a snapshot. Split values make the numbers of entries slightly too high."""
         with translated(self._directory), read_transaction(self._shared) as txn:
@@ -247,6 +260,8 @@ class TierWriter:
         if self._closed or self._process_id != process_id():
             return
         self._closed = True
+        if self._pins is not None:
+            self._pins.close()
         self._reservation.close()
         release_writer(self._shared)
         os.close(self._lock_file)
@@ -306,13 +321,13 @@ class TierWriter:
         """Pages freed by commit n are free for commit n + 2: make two commits."""
         with contextlib.suppress(lmdb.MapFullError):
             for _ in range(2):
-                with write_transaction(self._shared) as txn:
+                with self._write() as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
 
     def _commit(self, puts: Sequence[Put], deletes: Sequence[bytes], piece_pages: int) -> None:
         used, capacity = self._used_bytes, self.capacity_bytes
         tables = (self._shared.resident, self._shared.transient)
-        with write_transaction(self._shared) as txn:
+        with self._write() as txn:
             for key in deletes:
                 used -= delete_value(txn, key, tables)
             for key, value, transient in puts:
@@ -333,6 +348,11 @@ class TierWriter:
                 require_spare_pages(txn)
         self._used_bytes = used
 
+    def _write(self) -> AbstractContextManager[Any]:
+        if self._pins is not None:
+            self._pins.move_on()
+        return write_transaction(self._shared)
+
     def _try_reserve_for(self, puts: Sequence[Put]) -> bool:
         """Back every page that this group may need; where the file system has no more, LMDB gets no more either."""
         if self._reservation.reserved_bytes >= self._reservation.map_bytes:
@@ -350,11 +370,13 @@ class TierWriter:
 
     def _recover(self) -> None:
         with translated(self._directory):
+            env = self._shared.env
+            self._pins = Pins.of(self._directory, env.begin, lambda: int(env.info()["last_txnid"]))
             if not self._try_reserve(_SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)
             if self._shared.layout_version() != LAYOUT_VERSION:
-                with write_transaction(self._shared) as txn:
+                with self._write() as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
             self._shared.env.reader_check()
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
