@@ -196,7 +196,7 @@ class ForeignEnvironment:
                 self._leave(snapshot)
                 raise
             self._leave(snapshot)
-        raise lmdb.Error(f"no batch of the store could begin in {_TRIES} tries: its writer commits all the time")
+        raise _never_still()
 
     def _enter(self, snapshot: int) -> None:
         try:
@@ -205,7 +205,10 @@ class ForeignEnvironment:
             raise lmdb.Error(f"no batch of the store can begin: {err}") from err
 
     def _is_in(self, txn: Any, snapshot: int) -> bool:
-        return bool(txn.id() == snapshot) and self._locks.after(self._metas.last_transaction) == snapshot
+        return bool(txn.id() == snapshot) and self._is_last(snapshot)
+
+    def _is_last(self, snapshot: int) -> bool:
+        return self._locks.after(self._metas.last_transaction) == snapshot
 
     def _leave(self, snapshot: int) -> None:
         self._locks.leave(snapshot)
@@ -218,8 +221,14 @@ class ForeignEnvironment:
         """
         if create:
             raise lmdb.ReadonlyError("a foreign reader creates no table")
-        with self.begin() as txn:
-            return txn.open_db(self._env, name)
+        for _ in range(_TRIES):
+            with self.begin() as txn:
+                table = self._env.open_db(
+                    name, create=False
+                )  # in a transaction of its own, of this snapshot or a later one
+                if txn.is_last():
+                    return table
+        raise _never_still()
 
     def info(self) -> dict[str, int]:
         """Return what LMDB says of the environment."""
@@ -262,18 +271,17 @@ class ForeignTransaction:
     ) -> None:
         self.abort()
 
-    def open_db(self, env: Any, name: bytes) -> Any:
-        """Return a table of the environment; the handle outlives the transaction, which has ended then."""
-        table = env.open_db(name, txn=self._txn, create=False)
-        self._end(self._txn.commit)  # an abort would take the handle with it
-        return table
+    def is_last(self) -> bool:
+        """Return whether nothing was committed since it began."""
+        return self._environment._is_last(self._snapshot)
 
     def abort(self) -> None:
         """End it, and only then let its pages go. A second call does nothing."""
-        if self._txn is not None:
-            self._end(self._txn.abort)
+        txn, self._txn = self._txn, None
+        if txn is not None:
+            txn.abort()
+            self._environment._leave(self._snapshot)
 
-    def _end(self, end: Callable[[], None]) -> None:
-        self._txn = None
-        end()
-        self._environment._leave(self._snapshot)
+
+def _never_still() -> lmdb.Error:
+    return lmdb.Error(f"no batch of the store could begin in {_TRIES} tries: its writer commits all the time")

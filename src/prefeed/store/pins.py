@@ -42,7 +42,8 @@ class Pins:
         self._are_expected = False
         if not locks.try_own(WRITER_BYTE):
             raise OSError(errno.EBUSY, "another process writes the store")
-        if not locks.try_own(OPEN_BYTE):
+        self._are_in = not locks.try_own(OPEN_BYTE)
+        if self._are_in:
             self._pins.append(begin())
 
     @classmethod
@@ -67,25 +68,47 @@ class Pins:
     def expect(self, are_expected: bool) -> None:
         """Let foreign readers in; or, once those that are in have closed the store, no more."""
         self._are_expected = are_expected
-        if are_expected and not self._pins:
+        if are_expected and not self._are_in:
             self._try_begin()
             if self._pins:
+                self._are_in = True
                 self._locks.unlock(OPEN_BYTE)
         elif not are_expected:
             self.move_on()
 
     def move_on(self) -> None:
-        """Keep no more than is needed; before each write transaction."""
-        if not self._pins:
+        """Keep no more than is needed; before each write transaction.
+
+        Raises:
+            lmdb.ReadersFullError: LMDB has no slot for the only pin: nothing must be written.
+        """
+        if not self._are_in:
             return
         if not self._are_expected and self._locks.try_own(OPEN_BYTE):
+            self._are_in = False
             self._end(len(self._pins))
             return
+        if not self._pins:
+            self._pins.append(self._begin())
         self._drop_oldest()
         if self._pins[-1].id() != self._last_transaction():
             if len(self._pins) == 1:
                 self._try_begin()
             self._drop_oldest()
+
+    def try_anew(self, act: Callable[[], bool]) -> bool:
+        """Let a function act that ends the read transactions of this process, and return what it returns.
+
+        False, and nothing was done, while a foreign reader is in a snapshot before the last: no pin could be begun for it.
+        """
+        if self._pins and self._locks.are_locked_elsewhere(FIRST_SNAPSHOT_BYTE, self._last_transaction()):
+            return False
+        self._end(len(self._pins))
+        try:
+            return act()
+        finally:
+            if self._are_in:
+                self._try_begin()
 
     def close(self) -> None:
         """Keep nothing, and let the next writer in."""

@@ -223,7 +223,7 @@ class TierWriter:
         data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
         map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), data_bytes)
         if map_bytes != self._reservation.map_bytes:
-            self._reservation.remap(map_bytes, partial(try_resize, self._shared))
+            self._reservation.remap(map_bytes, self._try_resize)
         self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES
         return self._budget_bytes
 
@@ -365,8 +365,12 @@ class TierWriter:
         if reservation.try_reserve(_end_of_data(self._shared.env) + growth_bytes):
             return True
         backed = reservation.reserved_bytes
-        reservation.remap(backed, partial(try_resize, self._shared))
+        reservation.remap(backed, self._try_resize)
         return reservation.map_bytes == backed
+
+    def _try_resize(self, map_bytes: int) -> bool:
+        resize = partial(try_resize, self._shared, map_bytes)
+        return resize() if self._pins is None else self._pins.try_anew(resize)
 
     def _recover(self) -> None:
         with translated(self._directory):
