@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from namespaces import container_running, kill
+from namespaces import container_running
 from prefeed.errors import TierFullError
 from prefeed.store import foreign
 from prefeed.store.foreign import ForeignTransaction, SnapshotLocks
@@ -253,7 +253,7 @@ def test_killed_at_any_step_it_keeps_no_page(writer: TierWriter, directory: Path
     with container_running(_stop_at, directory, step) as (process, pipe):
         assert pipe.recv() == "there"
         writer.delete_many([key_of(0)])  # a commit after the one that it may be in
-        kill(process, pipe)
+        process.kill()
     writer.delete_many([key_of(i) for i in range(many)])
     writer.put_many([(key_of(many + i), value_of(i, 50_000), True) for i in range(many)])
     assert keeps_only_the_last_snapshot(writer)
@@ -272,7 +272,7 @@ def test_one_that_stays_inside_a_batch_keeps_its_pages_and_no_more(writer: TierW
         writer.delete_many([key for key, _, _ in group])
         with pytest.raises(TierFullError):
             writer.put_many(group)
-        kill(process, pipe)
+        process.kill()
     writer.put_many(group)
 
 
@@ -295,7 +295,7 @@ def test_a_writer_in_another_container_takes_over_what_was_stored(directory: Pat
         assert pipe.recv() == "written"
         with container_running(_read_when_told, directory) as (_, reading):
             assert tell(reading) == (True, True)
-            kill(first, pipe)
+            first.kill()
             assert tell(reading) == (True, True), "without a writer, too"
             with container_running(_write_again, directory) as (_, second):
                 entries, snapshots = second.recv()
@@ -334,7 +334,7 @@ def test_a_reader_that_stays_in_an_earlier_snapshot_keeps_the_old_store(director
             assert reading.recv()
             pipe.send("commit")
             assert pipe.recv() == "committed"
-            kill(first, pipe)
+            first.kill()
             writer = TierWriter.open(directory, budget_bytes=BUDGET_BYTES)
             assert list(writer.entries()) == []
             for number in range(ROUNDS):
@@ -373,17 +373,17 @@ def test_readers_in_the_table_of_another_namespace_are_not_taken_for_dead(direct
             put_round(writer, number)
         assert tell(reading)
         writer.close()
-        kill(process, reading)
+        process.kill()
 
 
 def test_a_store_that_nobody_has_open_is_taken_over_as_it_is(directory: Path) -> None:
     with container_running(_write_and_wait, directory) as (process, pipe):
         assert pipe.recv() == "written"
-        kill(process, pipe)
+        process.kill()
     for _ in range(2):  # by two more namespaces
         with container_running(_write_again, directory) as (process, pipe):
             assert pipe.recv() == ([key_of(0)], ())
-            kill(process, pipe)
+            process.kill()
     writer = TierWriter.open(directory, budget_bytes=BUDGET_BYTES)
     assert [key for key, _, _ in writer.entries()] == [key_of(0)]
     writer.close()
