@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 import prefeed
+from e2e.stages import Files, Log, values, write_file, write_files
 from namespaces import container_running
 from prefeed.server.main import main
+from prefeed.store.shared import SharedTier
+from prefeed.testing.tier_contract import key_of, value_of
 from prefeed.torch.loader import DataLoader
 from process.conditions import NUM_OBJECTS, make_objects, status, wait_for
 from sandbox import Sandbox
@@ -38,10 +41,7 @@ def _serve(pipe: Connection) -> None:
 
 def _train(root: Path, num_workers: int, pipe: Connection) -> None:
     """Train an epoch whenever told, and say whether each object came once, with its own bytes."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("prefeed").addHandler(handler)
+    said = collect_warnings()
     expected = sorted(digest(file.read_bytes()) for file in root.iterdir())
     loader: Any = DataLoader(
         prefeed.datasets.Objects(root), batch_size=8, shuffle=True, num_workers=num_workers, collate_fn=list
@@ -50,6 +50,15 @@ def _train(root: Path, num_workers: int, pipe: Connection) -> None:
         seen = sorted(digest(data) for batch in loader for data in batch)
         pipe.send((seen == expected, said))
         said.clear()
+
+
+def collect_warnings() -> list[str]:
+    """Return where this process's warnings go from now on."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("prefeed").addHandler(handler)
+    return said
 
 
 def digest(data: Any) -> str:
@@ -127,3 +136,97 @@ def hits_of_an_epoch(*pipes: Connection) -> int:
     before = prefeed.statistics().hits
     train(*pipes)
     return prefeed.statistics().hits - before
+
+
+# ---------------------------------------------------------------- caches of stages, which every process writes
+
+LIMIT_BYTES = 8 * 1024**2
+
+
+def _use_cache(directory: Path, on_disk: bool, pipe: Connection) -> None:
+    """Put a value, look for one, close the store: whatever is told."""
+    said = collect_warnings()
+    tier = SharedTier(directory, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
+    while told := pipe.recv():
+        what, number = told
+        if what == "put":
+            pipe.send(tier.put_many([(key_of(number), value_of(number, 5000))]))
+        elif what == "get":
+            pipe.send(tier.get(key_of(number)) == value_of(number, 5000))
+        elif what == "said":
+            pipe.send((list(said), tier.is_in_use_elsewhere()))
+        else:
+            pipe.send(tier.close())
+
+
+def ask(pipe: Connection, what: str, number: int = 0) -> Any:
+    pipe.send((what, number))
+    return pipe.recv()
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("ends", ["killed", "closed"])
+def test_one_namespace_at_a_time_has_a_cache(sandbox: Sandbox, on_disk: bool, ends: str) -> None:
+    """LMDB would take the processes of the other for its own, or for dead: the other makes its samples, and says so."""
+    directory = sandbox.memory_dir / "cache"
+    directory.mkdir(mode=0o700)
+    onlooker = SharedTier(directory, limit_bytes=1, on_disk=on_disk, adopts=False)
+    with (
+        container_running(_use_cache, directory, on_disk) as (first, writing),
+        container_running(_use_cache, directory, on_disk) as (_, second),
+    ):
+        assert ask(writing, "put", 0) == 1
+        for _ in range(2):
+            assert ask(second, "get", 0) is False
+            assert ask(second, "put", 1) == 0
+        assert ask(writing, "get", 0)
+        said, is_in_use = ask(second, "said")
+        assert len(said) == 1
+        assert "another PID namespace" in said[0]
+        assert is_in_use
+        assert onlooker.statistics().entries == 0
+        first.kill() if ends == "killed" else ask(writing, "close")
+        assert onlooker.statistics().entries == 0, "who only looks into it does not make it his"
+        assert ask(second, "get", 0), "what was stored is the next one's"
+        assert ask(second, "put", 1) == 1
+        if ends == "closed":
+            assert ask(writing, "put", 2) == 0
+    tier = SharedTier(directory, limit_bytes=LIMIT_BYTES, on_disk=on_disk)
+    assert [tier.get(key_of(number)) == value_of(number, 5000) for number in range(2)] == [True, True]
+    assert tier.put_many([(key_of(2), value_of(2, 5000))]) == 1
+    tier.close()
+
+
+def _map(root: Path, pipe: Connection) -> None:
+    """Take the samples of a cached stage whenever told; say what they are, what was made, and what was said."""
+    said = collect_warnings()
+    log = Log(root.with_name("log"))
+    cached = prefeed.CachedDataset(Files(root, 20, log))
+    while pipe.recv():
+        pipe.send((values(cached[index] for index in range(20)), len(log.take()), list(said)))
+
+
+def test_samples_are_right_in_the_container_that_has_no_cache(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "data", 20)
+    right = [(index, index) for index in range(20)]
+    with (
+        container_running(_map, root) as (first, one),
+        container_running(_map, root) as (_, two),
+    ):
+        assert take(one) == (right, 20, [])
+        assert take(one) == (right, 0, [])
+        budget = prefeed.statistics().budget_bytes
+        samples, num_made, said = take(two)
+        assert (samples, num_made, len(said)) == (right, 20, 1)
+        assert prefeed.statistics().budget_bytes == budget, "what stores nothing asks for no room"
+        write_file(root, 3, 100, seconds=5)
+        right[3] = (100, 3)
+        assert take(two)[:2] == (right, 20)
+        assert take(one) == (right, 1, [])
+        first.kill()
+        assert take(two)[:2] == (right, 0)
+
+
+def take(pipe: Connection) -> Any:
+    pipe.send("take")
+    return pipe.recv()

@@ -26,8 +26,9 @@ from prefeed.store.environment import (
     remap_when_idle,
     try_adopt_size,
 )
-from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT
+from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.locking import PATIENCE_SECONDS
+from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import DAMAGE, remove_store
 from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
 from prefeed.types import ENTRY_KEY_BYTES
@@ -276,6 +277,14 @@ class SharedTier:
         if shared is None:
             return self._directory.is_dir()
         return identity_of(self._directory) == shared.identity
+
+    def is_in_use_elsewhere(self) -> bool:
+        """Return True while the store takes nothing from this process, because those of another PID namespace have it."""
+        return (
+            self._current() is None
+            and data_path(self._directory).exists()
+            and is_foreign(namespace_of(self._directory))
+        )
 
     def reopen_if_replaced(self) -> bool:
         """Let go of a store that is no longer the one at its path; True if it was not.
