@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
-from prefeed.errors import PrefeedError, VersionMismatchError
+from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
@@ -133,7 +133,7 @@ class Handlers:
         self.sessions.leave(connection)
         if connection in self._foreign:
             self._foreign.discard(connection)
-            self.node.expect_foreign_readers(bool(self._foreign))
+            self._expect_foreign_readers()
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -150,10 +150,16 @@ class Handlers:
         connection.is_greeted = True
         if is_foreign(hello.namespace):
             self._foreign.add(connection)
-            self.node.expect_foreign_readers(True)
+            self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
         self.loop.send(connection, welcome)
+
+    def _expect_foreign_readers(self) -> None:
+        try:
+            self.node.expect_foreign_readers(bool(self._foreign))
+        except StoreError as err:
+            self.node.count_error(err.code)
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         self.loop.send(connection, m.StatusReport(self.observer.status()))

@@ -6,12 +6,11 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any
 
 import lmdb
 
 from prefeed.errors import StoreError
-from prefeed.store.foreign import ForeignEnvironment
 from prefeed.store.layout import (
     DATA_NAME,
     LAYOUT_KEY,
@@ -19,19 +18,13 @@ from prefeed.store.layout import (
     TIER_LAYOUT,
     Layout,
     data_path,
-    lock_path,
-    max_readers_of,
 )
 from prefeed.store.locking import PATIENCE_SECONDS, Turn, directory_lock, when_free
-from prefeed.store.meta_pages import require_whole
-from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewhere, try_take_table
+from prefeed.store.opening import open_to_read
 from prefeed.store.reservation import Reservation
 
 Identity = tuple[int, int, int, int]
 """Device and inode of the data file and of the lock file: another store at the same path differs in it."""
-
-MAX_TABLES: Final = 4
-"""So many an environment may have; LMDB wants to know."""
 
 
 class SharedEnvironment:
@@ -193,22 +186,18 @@ def identity_of(directory: Path) -> Identity | None:
 
 
 def attach_reader(
-    directory: Path,
-    layout: Layout = TIER_LAYOUT,
-    *,
-    within_seconds: float = PATIENCE_SECONDS,
-    adopts: bool = True,
+    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS, adopts: bool = True
 ) -> SharedEnvironment | None:
     """Return this process's handle of a store, opened for reading if it was not open; None when there is no store.
 
-    A store that is being replaced, has another layout or cannot be opened counts as none; so does one whose directory
-    another process does not let go of in time, and a store that many write while processes of another PID namespace do.
+    A store that is being replaced, has another layout or cannot be opened counts as none, such as one of another PID
+    namespace; so does one whose directory another process does not let go of in time.
 
     Args:
         directory: Where the store lies.
         layout: What it holds.
         within_seconds: Give up after that time.
-        adopts: A store that many write, and that nobody has open, becomes one of this process's PID namespace.
+        adopts: As for ``open_to_read``.
     """
     try:
         return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
@@ -235,26 +224,9 @@ def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvir
 
 
 def _open_readonly(directory: Path, identity: Identity, layout: Layout, adopts: bool) -> SharedEnvironment | None:
-    in_table = not is_foreign(namespace_of(directory))
-    if layout is not TIER_LAYOUT and not in_table:
-        if not adopts:
-            return None
-        if not try_take_table(directory):
-            say_in_use_elsewhere(directory)
-            return None
-        in_table = True
-    # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
-    # child, closing its copy of the handle, would free their slots under the parent.
-    max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
-    require_whole(directory)
-
-    def open_env() -> lmdb.Environment:
-        return lmdb.open(
-            os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
-            readahead=False, lock=in_table,
-        )  # fmt: skip
-
-    env = open_env() if in_table else cast(lmdb.Environment, ForeignEnvironment.open(directory, open_env))
+    env = open_to_read(directory, layout, adopts=adopts)
+    if env is None:
+        return None
     shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True, layout=layout)
     try:
         # Between the look and the opening the files may have been replaced one by one: a reader registered in the

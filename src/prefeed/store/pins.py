@@ -116,7 +116,7 @@ class Pins:
         self._locks.close()
 
     def _try_begin(self) -> None:
-        with contextlib.suppress(lmdb.ReadersFullError):  # the next time
+        with contextlib.suppress(lmdb.Error):  # no slot is free: the next time
             self._pins.append(self._begin())
 
     def _drop_oldest(self) -> None:

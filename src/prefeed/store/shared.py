@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,31 +29,12 @@ from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.locking import PATIENCE_SECONDS
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import DAMAGE, remove_store
-from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
+from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
 from prefeed.types import ENTRY_KEY_BYTES
 
 __all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTierStatistics:
-    """State of a store; a snapshot.
-
-    Attributes:
-        entries: Values held.
-        value_bytes: Their sizes together.
-        stored_bytes: The pages that they and their tree take.
-        limit_bytes: The most that the store's files may take.
-        corrupt: Values that were found damaged, and deleted, since the store was made.
-    """
-
-    entries: int
-    value_bytes: int
-    stored_bytes: int
-    limit_bytes: int
-    corrupt: int
 
 
 class SharedBatch:
@@ -222,7 +202,7 @@ class SharedTier:
         """Return a snapshot; takes as long for many entries as for few."""
         limit_bytes = max(self._limit_bytes, shared_files.limit_of(self._directory))
         nothing = SharedTierStatistics(entries=0, value_bytes=0, stored_bytes=0, limit_bytes=limit_bytes, corrupt=0)
-        return self._read(lambda shared, txn: _statistics(shared, txn, limit_bytes), nothing)
+        return self._read(lambda shared, txn: statistics_of(shared, txn, limit_bytes), nothing)
 
     def file_bytes(self) -> int:
         """Return what the store's files take of the file system, about: up to where they are in use; 0 without one."""
@@ -413,14 +393,3 @@ def _make(
 def _keys(shared: SharedEnvironment, txn: Any) -> list[bytes]:
     with txn.cursor(db=shared.tables[0]) as cursor:
         return [bytes(key) for key in cursor.iternext(keys=True, values=False)]
-
-
-def _statistics(shared: SharedEnvironment, txn: Any, limit_bytes: int) -> SharedTierStatistics:
-    value_bytes, corrupt = totals(txn)
-    return SharedTierStatistics(
-        entries=txn.stat(shared.tables[0])["entries"],
-        value_bytes=value_bytes,
-        stored_bytes=tree_bytes(shared, txn),
-        limit_bytes=limit_bytes,
-        corrupt=corrupt,
-    )

@@ -15,7 +15,7 @@ from typing import Final
 import lmdb
 
 from prefeed.store import directory as store_directory
-from prefeed.store.environment import MAX_TABLES, Identity, SharedEnvironment, identity_of
+from prefeed.store.environment import Identity, SharedEnvironment, identity_of
 from prefeed.store.layout import (
     LAYOUT_KEY,
     PAGE_BYTES,
@@ -28,6 +28,7 @@ from prefeed.store.layout import (
 from prefeed.store.locking import directory_lock
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
+from prefeed.store.opening import MAX_TABLES
 from prefeed.store.reservation import Reservation
 
 DAMAGE: Final = (

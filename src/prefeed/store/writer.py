@@ -233,10 +233,7 @@ class TierWriter:
             return self._shared.env.reader_check()
 
     def expect_foreign_readers(self, are_expected: bool) -> None:
-        """Let readers of other PID namespaces open the store, which costs some microseconds a commit; or let no more in.
-
-        Those who have it open keep it.
-        """
+        """Let readers of other PID namespaces open the store, for some microseconds a commit; or let no more in."""
         with translated(self._directory):
             if self._pins is not None:
                 self._pins.expect(are_expected)
