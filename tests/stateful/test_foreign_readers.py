@@ -385,6 +385,29 @@ def test_pins_move_on_however_long_batches_overlap() -> None:
     assert moves_on(world)
 
 
+def test_the_writer_maps_the_file_anew_only_where_no_pin_is_needed_for_an_earlier_snapshot() -> None:
+    """That ends its pins; the next one can only be of the last snapshot."""
+    world = World()
+    environment = world.reader()
+
+    def remap() -> bool:
+        for pin in world.writer.open_pins:
+            pin.abort()
+        return True
+
+    with environment.begin() as txn:
+        assert world.writer.pins.try_anew(remap), "it is in the last"
+        for _ in range(2 * STEPS_OF_A_WRITE):
+            world.writer.step()
+        assert not world.writer.pins.try_anew(remap)
+        for _ in range(2 * STEPS_OF_A_WRITE):
+            world.writer.step()
+        assert txn.get() == txn._txn.id()
+    assert world.writer.pins.try_anew(remap)
+    assert world.writer.pins.snapshots == (world.file.last_transaction(),)
+    assert moves_on(world)
+
+
 def test_nobody_comes_in_before_the_writer_knows() -> None:
     world = World()
     with pytest.raises(OSError, match="has let no reader"):

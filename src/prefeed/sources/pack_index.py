@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -271,7 +272,8 @@ def encode_index(
 
 def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
     """Put a file in its place in one step; a power failure leaves the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not the process id alone: in another container there may be a process of the same one.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with open(temporary, "wb") as file:
             for part in parts:
