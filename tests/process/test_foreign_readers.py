@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import threading
@@ -156,6 +157,24 @@ def _read_when_told(directory: Path, pipe: Connection) -> None:
     reader = TierReader(directory)
     while pipe.recv():
         pipe.send((reader.get(key_of(0)) == value(0), reader.is_open))
+
+
+def test_where_files_have_no_such_locks_the_store_is_for_its_own_namespace(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "F_OFD_GETLK", 9999)  # EINVAL, as of a kernel that does not know it
+    for _ in range(2):
+        writer = TierWriter.open(directory, budget_bytes=BUDGET_BYTES)
+        writer.expect_foreign_readers(True)
+        writer.put_many([(key_of(0), value(0), False)])
+        with (
+            container_running(_read_when_told, directory) as (_, pipe),
+            child_running(_read_when_told, directory) as (_, native),
+        ):
+            assert tell(pipe) == (False, False)
+            assert tell(native) == (True, True)
+        assert [key for key, _, _ in writer.entries()] == [key_of(0)]
+        writer.close()
 
 
 def _fork_and_read(directory: Path, pipe: Connection) -> None:

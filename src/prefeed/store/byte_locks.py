@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import Final
 
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class LocksUnsupportedError(OSError):
+    """There are no locks of open files here."""
 
 
 class ByteLocks:
@@ -28,11 +36,19 @@ class ByteLocks:
         """Open the file.
 
         Raises:
+            LocksUnsupportedError: The system, or the file's file system, has no such locks: nobody has one.
             OSError: It is not there, or cannot be opened.
         """
         kind = os.O_RDWR if writable else os.O_RDONLY
         self._file = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW)
         _all.add(self)
+        try:
+            self.are_locked_elsewhere(0, 1)
+        except OSError as err:
+            self.close()
+            if err.errno in _UNSUPPORTED:
+                raise LocksUnsupportedError(err.errno, f"{err.strerror}: no locks of open files", str(path)) from err
+            raise
 
     def try_share(self, start: int) -> bool:
         """Lock a byte that others may share; False when one of them has it to himself."""

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
+from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import attach_reader, is_written_here, release
 from prefeed.store.layout import (
     LOCK_BYTES,
@@ -153,6 +154,8 @@ def _sees_its_readers(directory: Path) -> bool:
             raise BlockingIOError(errno.EAGAIN, f"a reader is in an earlier snapshot of the store in {directory}")
     except FileNotFoundError:  # who locked the file that was there is not to be known
         return False
+    except LocksUnsupportedError:
+        pass  # nobody has locked it
     return True
 
 

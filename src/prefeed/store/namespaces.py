@@ -4,7 +4,7 @@ LMDB knows readers by their process ids, and the living from the dead by locks a
 something in one PID namespace only: in each container there is a process 1. Hence a store's table is used by the
 processes of one namespace, whose name lies beside it::
 
-    namespace-<name>    empty
+    namespace-<boot id>-<number>    empty
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def pid_namespace() -> str:
     LMDB could take for somebody else.
     """
     try:
-        found = os.stat(_OWN)
-        return f"{_boot_id()}-{found.st_dev}-{found.st_ino}"
+        kind, _, number = os.readlink(_OWN).partition(":")
+        return f"{_boot_id()}-{number.strip('[]')}" if kind == "pid" else ""
     except OSError:
         return ""
 
@@ -64,7 +64,7 @@ def record_namespace(directory: Path) -> None:
 def is_of_other_machine(directory: Path) -> bool:
     """Return True when the store's table is used on another machine: locks of files are not seen there."""
     own, other = pid_namespace(), namespace_of(directory)
-    return bool(own and other) and other != _UNKNOWN and own.rsplit("-", 2)[0] != other.rsplit("-", 2)[0]
+    return bool(own and other) and other != _UNKNOWN and own.rpartition("-")[0] != other.rpartition("-")[0]
 
 
 def try_take_table(directory: Path) -> bool:

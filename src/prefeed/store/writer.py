@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,8 @@ import lmdb
 from prefeed.errors import TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.batches import read_transaction, write_transaction
-from prefeed.store.environment import (
-    SharedEnvironment,
-    attach_writer,
-    process_id,
-    release_writer,
-    try_resize,
-)
+from prefeed.store.byte_locks import LocksUnsupportedError
+from prefeed.store.environment import SharedEnvironment, attach_writer, process_id, release_writer, try_resize
 from prefeed.store.layout import (
     LAYOUT_KEY,
     LAYOUT_VERSION,
@@ -345,7 +339,7 @@ class TierWriter:
                 require_spare_pages(txn)
         self._used_bytes = used
 
-    def _write(self) -> AbstractContextManager[Any]:
+    def _write(self) -> contextlib.AbstractContextManager[Any]:
         if self._pins is not None:
             self._pins.move_on()
         return write_transaction(self._shared)
@@ -372,7 +366,8 @@ class TierWriter:
     def _recover(self) -> None:
         with translated(self._directory):
             env = self._shared.env
-            self._pins = Pins.of(self._directory, env.begin, lambda: int(env.info()["last_txnid"]))
+            with contextlib.suppress(LocksUnsupportedError):  # then no foreign reader can open the store
+                self._pins = Pins.of(self._directory, env.begin, lambda: int(env.info()["last_txnid"]))
             if not self._try_reserve(_SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)

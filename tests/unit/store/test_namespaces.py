@@ -29,17 +29,17 @@ def test_a_namespace_has_one_name() -> None:
 
 def test_one_is_recorded_at_a_time(tmp_path: Path) -> None:
     assert namespace_of(tmp_path) == ""
-    (tmp_path / "namespace-another-4-1").touch()
-    assert namespace_of(tmp_path) == "another-4-1"
+    (tmp_path / "namespace-another-1").touch()
+    assert namespace_of(tmp_path) == "another-1"
     record_namespace(tmp_path)
     record_namespace(tmp_path)
     assert namespace_of(tmp_path) == pid_namespace()
-    (tmp_path / "namespace-another-4-1").touch()
+    (tmp_path / "namespace-another-1").touch()
     assert namespace_of(tmp_path) == "", "whoever recorded it was killed over it"
 
 
 def test_a_table_that_nobody_uses_may_be_taken(tmp_path: Path) -> None:
-    (tmp_path / "namespace-another-4-1").touch()
+    (tmp_path / "namespace-another-1").touch()
     (tmp_path / "lock.mdb").touch()
     assert try_take_table(tmp_path)
     assert namespace_of(tmp_path) == pid_namespace()
@@ -55,8 +55,8 @@ def test_where_proc_is_not_its_own_a_process_is_foreign(tmp_path: Path, monkeypa
 
 
 def test_a_store_of_another_machine_is_told_from_that_of_another_namespace(tmp_path: Path) -> None:
-    boot = pid_namespace().rsplit("-", 2)[0]
-    (tmp_path / f"namespace-{boot}-4-1").touch()
+    boot = pid_namespace().rpartition("-")[0]
+    (tmp_path / f"namespace-{boot}-1").touch()
     assert not is_of_other_machine(tmp_path)
-    (tmp_path / f"namespace-{boot}-4-1").rename(tmp_path / "namespace-another-4-1")
+    (tmp_path / f"namespace-{boot}-1").rename(tmp_path / "namespace-another-1")
     assert is_of_other_machine(tmp_path)
