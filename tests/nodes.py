@@ -115,6 +115,7 @@ class RecordingTier(MemoryTier):
         deleted: Keys in the order in which they were to be deleted.
         most_bytes: The most that it ever held.
         groups: How many values each commit stored.
+        expected: Whether readers of other PID namespaces are expected, each time that was said.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -123,6 +124,10 @@ class RecordingTier(MemoryTier):
         self.deleted: list[bytes] = []
         self.most_bytes = 0
         self.groups: list[int] = []
+        self.expected: list[bool] = []
+
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        self.expected.append(are_expected)
 
     def set_capacity(self, capacity_bytes: int) -> None:
         """The file system filled up."""

@@ -16,6 +16,7 @@ from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.store.namespaces import pid_namespace
 from prefeed.trust import require_kept
 from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
@@ -151,7 +152,7 @@ class Connection:
     def _greet(cls, reached: Reached, answer_seconds: float) -> tuple[Connection, m.Welcome]:
         connection = cls(reached, answer_seconds=answer_seconds)
         try:
-            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid())
+            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace())
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
             if welcome.store_dir:
                 require_kept(welcome.store_dir)

@@ -13,6 +13,7 @@ read(id) ─→ tier ─hit→ bytes
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from array import array
@@ -31,6 +32,8 @@ from prefeed.sources.urls import open_source
 from prefeed.store.tier import TierReader
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
+
+_log = logging.getLogger("prefeed")
 
 _REPORT_EVERY = 16
 """Most reads between two reports to the server: it frees what was consumed by these."""
@@ -226,8 +229,10 @@ class ObjectReader:
         data = self._tier.get(key)
         if data is None and self._tier.reopen_if_replaced():
             data = self._tier.get(key)
-        if data is None:
+        if data is None and self._tier.is_open:
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
+        elif data is None:
+            _say_closed(self._tier)
         return data
 
     def _is_written(self, object_id: int) -> bool:
@@ -278,6 +283,21 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._hits = self._direct_reads = self._unreported_bytes = 0
+
+
+_said: set[str] = set()
+
+
+def _say_closed(tier: TierReader) -> None:
+    """Say, once a process and tier, that it cannot be opened here, although its server can be asked."""
+    name = os.fspath(tier.directory)
+    if name not in _said:
+        _said.add(name)
+        _log.warning(
+            "prefeed: this process cannot open the node's memory tier in %s: its reads go to the origin. A container needs that "
+            "directory too: share /dev/shm (--ipc=host, one emptyDir), or name a shared one with PREFEED_MEMORY_DIR",
+            name,
+        )  # fmt: skip
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

@@ -217,7 +217,7 @@ def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
         return np.zeros(manifest.num_objects, dtype=np.bool_)
     held = b""
     for directory in directories:
-        tier = SharedTier(directory, limit_bytes=1, on_disk=True)
+        tier = SharedTier(directory, limit_bytes=1, on_disk=True, adopts=False)
         try:
             held += b"".join(tier.keys())
         finally:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
-from prefeed.errors import PrefeedError, VersionMismatchError
+from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
@@ -27,6 +27,7 @@ from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.urls import canonical_url
 from prefeed.sources.written import WrittenFiles
+from prefeed.store.namespaces import is_foreign
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.frames import MAX_INLINE_BYTES
@@ -65,6 +66,7 @@ class Handlers:
         self._instance = secrets.token_hex(8)
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
+        self._foreign: set[Connection] = set()
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
             m.RegisterPlan: self._register_plan,
@@ -141,6 +143,9 @@ class Handlers:
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
         self.sessions.leave(connection)
+        if connection in self._foreign:
+            self._foreign.discard(connection)
+            self._expect_foreign_readers()
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -155,9 +160,18 @@ class Handlers:
             self._refuse(connection, err, 0)
             return
         connection.is_greeted = True
+        if is_foreign(hello.namespace):
+            self._foreign.add(connection)
+            self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
         self.loop.send(connection, welcome)
+
+    def _expect_foreign_readers(self) -> None:
+        try:
+            self.node.expect_foreign_readers(bool(self._foreign))
+        except StoreError as err:
+            self.node.count_error(err.code)
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         self.loop.send(connection, m.StatusReport(self.observer.status()))

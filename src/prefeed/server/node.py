@@ -238,6 +238,10 @@ class Node:
         except StoreError as err:
             self._counts.errors[err.code] += 1
 
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        """Let readers of other PID namespaces open the tier; or, once those that are in have left, no more."""
+        self._tier.expect_foreign_readers(are_expected)
+
     def close(self) -> None:
         """Let go of threads and sources; the tiers belong to the caller."""
         self.fetchers.close()

@@ -69,7 +69,9 @@ class Room:
         """Return entries of a cache and their bytes; does not wait, and who has its directory may be stopped: then none."""
         if not self.files.has_store(key):
             return 0, 0
-        tier = SharedTier(self.files.path(key), limit_bytes=self.limit_of(key), on_disk=on_disk, patience_seconds=0)
+        tier = SharedTier(
+            self.files.path(key), limit_bytes=self.limit_of(key), on_disk=on_disk, patience_seconds=0, adopts=False
+        )
         try:
             statistics = tier.statistics()
         finally:

@@ -127,7 +127,8 @@ class CacheStore:
                 if self._put_into(tier, key, value):
                     self._note_outdated(key, in_memory=tier is tiers[0])
                     return True
-            self._say_full()
+            if not tiers[0].is_in_use_elsewhere():
+                self._say_full()
         self._skip = _SKIPPED_WHEN_FULL
         return False
 
@@ -179,7 +180,7 @@ class CacheStore:
 
     def _put_into(self, tier: SharedTier, key: bytes, value: memoryview) -> bool:
         while not tier.put_many([(key, value)]):
-            if not self._try_grow(tier, len(value)):
+            if tier.is_in_use_elsewhere() or not self._try_grow(tier, len(value)):
                 return False
         return True
 

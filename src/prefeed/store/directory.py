@@ -11,8 +11,21 @@ import tempfile
 from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
+from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import attach_reader, is_written_here, release
-from prefeed.store.layout import LOCK_BYTES, PAGE_BYTES, data_path, lock_path, writer_lock_path
+from prefeed.store.layout import (
+    LOCK_BYTES,
+    PAGE_BYTES,
+    data_path,
+    lock_path,
+    namespace_paths,
+    readers_path,
+    writer_lock_path,
+)
+from prefeed.store.locking import directory_lock, when_free
+from prefeed.store.meta_pages import last_transaction
+from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
+from prefeed.store.pins import make_readers_file, older_snapshots_are_read
 from prefeed.trust import is_mine, why_not_kept, why_not_private
 
 
@@ -150,6 +163,51 @@ def empty_unless_usable(directory: Path, map_bytes: int) -> None:
     remove_files(directory)
 
 
+def take_over(directory: Path) -> None:
+    """LMDB's table of readers is of this process's PID namespace from now on, and no reader is in a snapshot before the last.
+
+    A store in which readers would not be seen any more is emptied: one that processes of another namespace have open with a
+    place in the table, and one in which a foreign reader does not leave a batch that it began under an earlier writer. They
+    keep what they have open. Call it as the one writer, before the store is opened.
+
+    Raises:
+        OSError: The directory cannot be used.
+    """
+    try:
+        when_free(directory, lambda: _try_take_over(directory))
+    except BlockingIOError:
+        remove_files(directory)
+        _prepare_for_readers(directory)
+
+
+def _try_take_over(directory: Path) -> None:
+    with directory_lock(directory, within_seconds=0):
+        if data_path(directory).exists() and not _sees_its_readers(directory):
+            remove_files(directory)
+        _prepare_for_readers(directory)
+
+
+def _sees_its_readers(directory: Path) -> bool:
+    if not try_take_table(directory):
+        return False
+    try:
+        with data_path(directory).open("rb") as file:
+            last = last_transaction(file.read(2 * PAGE_BYTES))
+        if older_snapshots_are_read(directory, last):
+            raise BlockingIOError(errno.EAGAIN, f"a reader is in an earlier snapshot of the store in {directory}")
+    except FileNotFoundError:  # who locked the file that was there is not to be known
+        return False
+    except LocksUnsupportedError:
+        pass  # nobody has locked it
+    return True
+
+
+def _prepare_for_readers(directory: Path) -> None:
+    if is_foreign(namespace_of(directory)):
+        record_namespace(directory)
+    make_readers_file(directory)
+
+
 def reserve_lock_file(directory: Path) -> None:
     """Give lock.mdb all its pages before LMDB maps it, so that a full file system is an error here."""
     file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -171,7 +229,7 @@ def allocated_bytes(directory: Path) -> int:
 
 def remove_files(directory: Path) -> None:
     """Unlink the store's data; open handles and views go on working."""
-    for path in (data_path(directory), lock_path(directory)):
+    for path in (data_path(directory), lock_path(directory), readers_path(directory), *namespace_paths(directory)):
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 

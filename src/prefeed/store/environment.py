@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lmdb
 
@@ -18,18 +18,13 @@ from prefeed.store.layout import (
     TIER_LAYOUT,
     Layout,
     data_path,
-    lock_path,
-    max_readers_of,
 )
 from prefeed.store.locking import PATIENCE_SECONDS, Turn, directory_lock, when_free
-from prefeed.store.meta_pages import require_whole
+from prefeed.store.opening import open_to_read
 from prefeed.store.reservation import Reservation
 
 Identity = tuple[int, int, int, int]
 """Device and inode of the data file and of the lock file: another store at the same path differs in it."""
-
-MAX_TABLES: Final = 4
-"""So many an environment may have; LMDB wants to know."""
 
 
 class SharedEnvironment:
@@ -42,7 +37,13 @@ class SharedEnvironment:
     """
 
     def __init__(
-        self, path: str, identity: Identity, env: lmdb.Environment, *, readonly: bool, layout: Layout = TIER_LAYOUT
+        self,
+        path: str,
+        identity: Identity,
+        env: lmdb.Environment,
+        *,
+        readonly: bool,
+        layout: Layout = TIER_LAYOUT,
     ) -> None:
         self.path = path
         self.identity = identity
@@ -185,20 +186,26 @@ def identity_of(directory: Path) -> Identity | None:
 
 
 def attach_reader(
-    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS
+    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS, adopts: bool = True
 ) -> SharedEnvironment | None:
     """Return this process's handle of a store, opened for reading if it was not open; None when there is no store.
 
-    A store that is being replaced, has another layout or cannot be opened counts as none; so does one whose directory
-    another process does not let go of in time.
+    A store that is being replaced, has another layout or cannot be opened counts as none, such as one of another PID
+    namespace; so does one whose directory another process does not let go of in time.
+
+    Args:
+        directory: Where the store lies.
+        layout: What it holds.
+        within_seconds: Give up after that time.
+        adopts: As for ``open_to_read``.
     """
     try:
-        return when_free(directory, lambda: _attach_reader(directory, layout), within_seconds=within_seconds)
+        return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
     except (lmdb.Error, OSError):
         return None
 
 
-def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
+def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvironment | None:
     with lock:
         identity = identity_of(directory)
         if identity is None:
@@ -210,21 +217,18 @@ def _attach_reader(directory: Path, layout: Layout) -> SharedEnvironment | None:
             shared.holders += 1
             return shared
         with directory_lock(directory, within_seconds=0) as held:
-            shared = _open_readonly(directory, held, identity, layout)
+            shared = _open_readonly(directory, held, identity, layout, adopts)
         if shared is not None:
             _open[identity] = shared
         return shared
 
 
-def _open_readonly(directory: Path, held: Path, identity: Identity, layout: Layout) -> SharedEnvironment | None:
-    # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
-    # child, closing its copy of the handle, would free their slots under the parent.
-    max_readers = max_readers_of(os.stat(lock_path(held)).st_size)
-    require_whole(held)
-    env = lmdb.open(
-        os.fspath(held), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
-        readahead=False,
-    )  # fmt: skip
+def _open_readonly(
+    directory: Path, held: Path, identity: Identity, layout: Layout, adopts: bool
+) -> SharedEnvironment | None:
+    env = open_to_read(held, layout, adopts=adopts, shown=directory)
+    if env is None:
+        return None
     shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=True, layout=layout)
     try:
         # Between the look and the opening the files may have been replaced one by one: a reader registered in the

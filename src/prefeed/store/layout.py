@@ -5,14 +5,16 @@ One directory holds one store::
     data.mdb      LMDB: resident values, transient values, one layout record
     lock.mdb      LMDB: reader slots
     writer.lock   held by the one process that writes
+    namespace-*   whose processes have the reader slots (``namespaces.py``)
+    readers       locks of those who have none (``foreign.py``)
 
 A value is kept raw under its 16-byte key, in one run of pages behind a 16-byte page header, so that a reader gets a
 view of it. Whether it is resident or transient is told by the table it lies in, and its size by LMDB: there is no
 record beside the value. When no run of free pages is long enough, a value is split: its key holds an empty value, and
 the pieces follow it under ``key + four-byte index``.
 
-A store that many processes write (``shared.py``) has the same two LMDB files, no ``writer.lock``, and never splits a
-value. Its tables are the values and, on disk, their checksums; beside the layout record lies one of totals.
+A store that many processes write (``shared.py``) has the same two LMDB files and ``namespace-*``, nothing else, and never
+splits a value. Its tables are the values and, on disk, their checksums; beside the layout record lies one of totals.
 """
 
 from __future__ import annotations
@@ -98,6 +100,16 @@ def lock_path(directory: Path) -> Path:
 def writer_lock_path(directory: Path) -> Path:
     """Return the path of the file that the writing process holds locked."""
     return directory / "writer.lock"
+
+
+def namespace_paths(directory: Path) -> list[Path]:
+    """Return the paths of the empty files, one as a rule, whose name says whose processes use LMDB's table of readers."""
+    return list(directory.glob("namespace-*"))
+
+
+def readers_path(directory: Path) -> Path:
+    """Return the path of the file that readers lock who are not in LMDB's table."""
+    return directory / "readers"
 
 
 def stored_bytes(size_bytes: int) -> int:

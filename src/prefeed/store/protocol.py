@@ -27,6 +27,10 @@ class WritableTier(Protocol):
         """What they have taken of the file system, which does not come back before the tier is removed."""
         ...
 
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        """Let readers of other PID namespaces open the tier; or, once those that are in have left, no more."""
+        ...
+
     def resize(self, budget_bytes: int) -> int:
         """Let the tier take so much from now on; returns what it may take, more when its file has more already."""
         ...
@@ -81,6 +85,11 @@ class ReadableTier(Protocol):
 
     def reopen_if_replaced(self) -> bool:
         """Let go of a store that is no longer the one at its path; True if it was not."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last read found a tier, whatever it held."""
         ...
 
     def close(self) -> None:

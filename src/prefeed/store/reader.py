@@ -143,6 +143,11 @@ class TierReader:
         """
         return ReadBatch(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last read found a store, whatever it held."""
+        return self._current() is not None
+
     def reopen_if_replaced(self) -> bool:
         """Let go of a store whose files are no longer those at its path; True if they were not.
 

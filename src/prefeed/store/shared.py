@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,34 +25,16 @@ from prefeed.store.environment import (
     remap_when_idle,
     try_adopt_size,
 )
-from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT
+from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.locking import PATIENCE_SECONDS
+from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import DAMAGE, remove_store
-from prefeed.store.shared_writer import Put, SharedWriter, totals, tree_bytes
+from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
 from prefeed.types import ENTRY_KEY_BYTES
 
 __all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTierStatistics:
-    """State of a store; a snapshot.
-
-    Attributes:
-        entries: Values held.
-        value_bytes: Their sizes together.
-        stored_bytes: The pages that they and their tree take.
-        limit_bytes: The most that the store's files may take.
-        corrupt: Values that were found damaged, and deleted, since the store was made.
-    """
-
-    entries: int
-    value_bytes: int
-    stored_bytes: int
-    limit_bytes: int
-    corrupt: int
 
 
 class SharedBatch:
@@ -149,6 +130,10 @@ class SharedTier:
     **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, and the first put of a process
     for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
     while another process opens the store or grows it, ``patience_seconds`` at most: it may have been stopped.
+
+    **PID namespaces.** The processes of one at a time have it open: that of who came first, until all of them have closed
+    it. To the others it is empty and takes nothing, which is said once. With ``adopts=False`` it stays that of who had it
+    last: for those who only look into it now and then.
     """
 
     def __init__(
@@ -159,12 +144,14 @@ class SharedTier:
         on_disk: bool = False,
         min_free_bytes: int = 0,
         patience_seconds: float = PATIENCE_SECONDS,
+        adopts: bool = True,
     ) -> None:
         self._directory = Path(directory).absolute()
         self._limit_bytes = limit_bytes
         self._on_disk = on_disk
         self._min_free_bytes = min_free_bytes
         self._patience_seconds = patience_seconds
+        self._adopts = adopts
         self._shared: SharedEnvironment | None = None
         self._process_id = process_id()
         self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
@@ -172,7 +159,14 @@ class SharedTier:
     def __reduce__(self) -> tuple[Any, ...]:
         return (
             _make,
-            (self._directory, self._limit_bytes, self._on_disk, self._min_free_bytes, self._patience_seconds),
+            (
+                self._directory,
+                self._limit_bytes,
+                self._on_disk,
+                self._min_free_bytes,
+                self._patience_seconds,
+                self._adopts,
+            ),
         )
 
     @property
@@ -208,7 +202,7 @@ class SharedTier:
         """Return a snapshot; takes as long for many entries as for few."""
         limit_bytes = max(self._limit_bytes, shared_files.limit_of(self._directory))
         nothing = SharedTierStatistics(entries=0, value_bytes=0, stored_bytes=0, limit_bytes=limit_bytes, corrupt=0)
-        return self._read(lambda shared, txn: _statistics(shared, txn, limit_bytes), nothing)
+        return self._read(lambda shared, txn: statistics_of(shared, txn, limit_bytes), nothing)
 
     def file_bytes(self) -> int:
         """Return what the store's files take of the file system, about: up to where they are in use; 0 without one."""
@@ -264,6 +258,14 @@ class SharedTier:
             return self._directory.is_dir()
         return identity_of(self._directory) == shared.identity
 
+    def is_in_use_elsewhere(self) -> bool:
+        """Return True while the store takes nothing from this process, because those of another PID namespace have it."""
+        return (
+            self._current() is None
+            and data_path(self._directory).exists()
+            and is_foreign(namespace_of(self._directory))
+        )
+
     def reopen_if_replaced(self) -> bool:
         """Let go of a store that is no longer the one at its path; True if it was not.
 
@@ -290,7 +292,9 @@ class SharedTier:
     def _attach(self) -> SharedEnvironment | None:
         shared = self._current()
         if shared is None:
-            shared = attach_reader(self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds)
+            shared = attach_reader(
+                self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds, adopts=self._adopts
+            )
             if shared is not None:
                 self._keep(shared)
         return shared
@@ -377,24 +381,15 @@ def _is_right(view: memoryview, checksum: Checksum | None) -> bool:
     return checksum is not None and len(view) == checksum.size_bytes and xxh3_64_digest(view) == checksum.digest
 
 
-def _make(directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float) -> SharedTier:
+def _make(
+    directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float, adopts: bool
+) -> SharedTier:
     return SharedTier(
         directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes,
-        patience_seconds=patience_seconds,
+        patience_seconds=patience_seconds, adopts=adopts,
     )  # fmt: skip
 
 
 def _keys(shared: SharedEnvironment, txn: Any) -> list[bytes]:
     with txn.cursor(db=shared.tables[0]) as cursor:
         return [bytes(key) for key in cursor.iternext(keys=True, values=False)]
-
-
-def _statistics(shared: SharedEnvironment, txn: Any, limit_bytes: int) -> SharedTierStatistics:
-    value_bytes, corrupt = totals(txn)
-    return SharedTierStatistics(
-        entries=txn.stat(shared.tables[0])["entries"],
-        value_bytes=value_bytes,
-        stored_bytes=tree_bytes(shared, txn),
-        limit_bytes=limit_bytes,
-        corrupt=corrupt,
-    )

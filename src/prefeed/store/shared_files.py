@@ -15,7 +15,7 @@ from typing import Final
 import lmdb
 
 from prefeed.store import directory as store_directory
-from prefeed.store.environment import MAX_TABLES, Identity, SharedEnvironment, identity_of
+from prefeed.store.environment import Identity, SharedEnvironment, identity_of
 from prefeed.store.layout import (
     LAYOUT_KEY,
     PAGE_BYTES,
@@ -27,6 +27,8 @@ from prefeed.store.layout import (
 )
 from prefeed.store.locking import directory_lock
 from prefeed.store.meta_pages import require_whole
+from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
+from prefeed.store.opening import MAX_TABLES
 from prefeed.store.reservation import Reservation
 
 DAMAGE: Final = (
@@ -121,6 +123,9 @@ def remove_store(directory: Path) -> None:
 def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
     if identity_of(held) is None:
         _make_files(held, limit_bytes)
+    elif not try_take_table(held):
+        say_in_use_elsewhere(directory)
+        raise OSError(errno.EBUSY, f"processes of another PID namespace have the store in {directory} open")
     data = data_path(held)
     map_bytes = max(_map_bytes(held, limit_bytes), os.stat(data).st_size)
     if os.stat(data).st_size:
@@ -162,6 +167,7 @@ def _make_files(directory: Path, limit_bytes: int) -> None:
             os.posix_fallocate(file, 0, lock_bytes)
         finally:
             os.close(file)
+        record_namespace(directory)
         os.close(os.open(data_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:
         store_directory.remove_files(directory)

@@ -41,6 +41,25 @@ _REFUSED_CALLS: Final = 32
 """So often a group is refused at once after one for which there was no room: batches that pinned pages end some time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTierStatistics:
+    """State of a store; a snapshot.
+
+    Attributes:
+        entries: Values held.
+        value_bytes: Their sizes together.
+        stored_bytes: The pages that they and their tree take.
+        limit_bytes: The most that the store's files may take.
+        corrupt: Values that were found damaged, and deleted, since the store was made.
+    """
+
+    entries: int
+    value_bytes: int
+    stored_bytes: int
+    limit_bytes: int
+    corrupt: int
+
+
 class SharedWriter:
     """Writes groups of values into the store of one directory.
 
@@ -202,6 +221,18 @@ def tree_bytes(shared: SharedEnvironment, txn: Any) -> int:
     stats = [txn.stat(table) for table in shared.tables]
     pages: int = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
     return pages * PAGE_BYTES
+
+
+def statistics_of(shared: SharedEnvironment, txn: Any, limit_bytes: int) -> SharedTierStatistics:
+    """Return the state of a store as a transaction sees it."""
+    value_bytes, corrupt = totals(txn)
+    return SharedTierStatistics(
+        entries=txn.stat(shared.tables[0])["entries"],
+        value_bytes=value_bytes,
+        stored_bytes=tree_bytes(shared, txn),
+        limit_bytes=limit_bytes,
+        corrupt=corrupt,
+    )
 
 
 def _is_right(shared: SharedEnvironment, txn: Any, key: bytes) -> bool:

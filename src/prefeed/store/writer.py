@@ -9,20 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 
 from prefeed.errors import TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.batches import read_transaction, write_transaction
-from prefeed.store.environment import (
-    SharedEnvironment,
-    attach_writer,
-    process_id,
-    release_writer,
-    try_resize,
-)
+from prefeed.store.byte_locks import LocksUnsupportedError
+from prefeed.store.environment import SharedEnvironment, attach_writer, process_id, release_writer, try_resize
 from prefeed.store.layout import (
     LAYOUT_KEY,
     LAYOUT_VERSION,
@@ -38,6 +33,7 @@ from prefeed.store.layout import (
     stored_bytes,
 )
 from prefeed.store.page_maker import PageMaker
+from prefeed.store.pins import Pins
 from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -103,6 +99,7 @@ class TierWriter:
         self._used_bytes = 0
         self._owed_deletes: list[bytes] = []
         self._process_id = process_id()
+        self._pins: Pins | None = None
         info = shared.env.info()
         self._reservation = PageMaker(
             data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
@@ -132,6 +129,7 @@ class TierWriter:
         try:
             store_directory.empty_unless_usable(path, map_bytes)
             with translated(path):
+                store_directory.take_over(path)
                 shared = attach_writer(path, lambda: _open_env(path, map_bytes))
         except BaseException:
             os.close(lock_file)
@@ -219,7 +217,7 @@ class TierWriter:
         data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
         map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), data_bytes)
         if map_bytes != self._reservation.map_bytes:
-            self._reservation.remap(map_bytes, partial(try_resize, self._shared))
+            self._reservation.remap(map_bytes, self._try_resize)
         self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES
         return self._budget_bytes
 
@@ -227,6 +225,12 @@ class TierWriter:
         """Free the slots of readers that were killed, and with them the pages they held; returns how many."""
         with translated(self._directory):
             return self._shared.env.reader_check()
+
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        """Let readers of other PID namespaces open the store, for some microseconds a commit; or let no more in."""
+        with translated(self._directory):
+            if self._pins is not None:
+                self._pins.expect(are_expected)
 
     def statistics(self) -> TierStatistics:
         """Return a snapshot. Split values make the numbers of entries slightly too high."""
@@ -247,6 +251,8 @@ class TierWriter:
         if self._closed or self._process_id != process_id():
             return
         self._closed = True
+        if self._pins is not None:
+            self._pins.close()
         self._reservation.close()
         release_writer(self._shared)
         os.close(self._lock_file)
@@ -306,13 +312,13 @@ class TierWriter:
         """Pages freed by commit n are free for commit n + 2: make two commits."""
         with contextlib.suppress(lmdb.MapFullError):
             for _ in range(2):
-                with write_transaction(self._shared) as txn:
+                with self._write() as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
 
     def _commit(self, puts: Sequence[Put], deletes: Sequence[bytes], piece_pages: int) -> None:
         used, capacity = self._used_bytes, self.capacity_bytes
         tables = (self._shared.resident, self._shared.transient)
-        with write_transaction(self._shared) as txn:
+        with self._write() as txn:
             for key in deletes:
                 used -= delete_value(txn, key, tables)
             for key, value, transient in puts:
@@ -333,6 +339,11 @@ class TierWriter:
                 require_spare_pages(txn)
         self._used_bytes = used
 
+    def _write(self) -> contextlib.AbstractContextManager[Any]:
+        if self._pins is not None:
+            self._pins.move_on()
+        return write_transaction(self._shared)
+
     def _try_reserve_for(self, puts: Sequence[Put]) -> bool:
         """Back every page that this group may need; where the file system has no more, LMDB gets no more either."""
         if self._reservation.reserved_bytes >= self._reservation.map_bytes:
@@ -345,16 +356,23 @@ class TierWriter:
         if reservation.try_reserve(_end_of_data(self._shared.env) + growth_bytes):
             return True
         backed = reservation.reserved_bytes
-        reservation.remap(backed, partial(try_resize, self._shared))
+        reservation.remap(backed, self._try_resize)
         return reservation.map_bytes == backed
+
+    def _try_resize(self, map_bytes: int) -> bool:
+        resize = partial(try_resize, self._shared, map_bytes)
+        return resize() if self._pins is None else self._pins.try_anew(resize)
 
     def _recover(self) -> None:
         with translated(self._directory):
+            env = self._shared.env
+            with contextlib.suppress(LocksUnsupportedError):  # then no foreign reader can open the store
+                self._pins = Pins.of(self._directory, env.begin, lambda: int(env.info()["last_txnid"]))
             if not self._try_reserve(_SLACK_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._shared.open_tables(create=True)
             if self._shared.layout_version() != LAYOUT_VERSION:
-                with write_transaction(self._shared) as txn:
+                with self._write() as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
             self._shared.env.reader_check()
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())

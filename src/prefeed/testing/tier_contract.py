@@ -51,6 +51,14 @@ class MemoryTier:
         """A dict takes no file system."""
         return 0
 
+    def expect_foreign_readers(self, are_expected: bool) -> None:
+        """A dict has readers in its own process only."""
+
+    @property
+    def is_open(self) -> bool:
+        """A dict is always there."""
+        return True
+
     def resize(self, budget_bytes: int) -> int:
         """Hold so much from now on."""
         self._capacity_bytes = budget_bytes

@@ -19,7 +19,7 @@ from prefeed.types import (
     WarmResult,
 )
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -28,11 +28,12 @@ class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First word of a client."""
+    """First word of a client; ``namespace`` is that of its process ids, empty when it cannot tell."""
 
     protocol: int
     version: str
     pid: int
+    namespace: str = ""
 
 
 class Welcome(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,20 @@ def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
     assert reader_of(readers, dataset).read(3) == content(3)
     (lost,) = server.wait_heard(m.Lost)
     assert (lost.dataset, lost.object_id) == (1, 3)  # type: ignore[union-attr]
+
+
+def test_a_tier_that_cannot_be_opened_is_said_once_and_nobody_is_told_that_it_lost_anything(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container that has no part in the server's /dev/shm: what the tier holds is there for others."""
+    shutil.rmtree(dataset.store_dir)
+    server.script = answering(Outcome.STORED)
+    reader = reader_of(readers, dataset)
+    assert reader.read_many([1, 3, 4]) == [content(1), content(3), content(4)]
+    assert server.of(m.Lost) == []
+    [said] = [record.getMessage() for record in caplog.records if "cannot open" in record.getMessage()]
+    assert dataset.store_dir in said
+    assert "PREFEED_MEMORY_DIR" in said
 
 
 def test_the_server_may_leave_it_to_the_reader(

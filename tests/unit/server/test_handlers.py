@@ -13,6 +13,7 @@ from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
 from prefeed.sources.manifest import Manifest
+from prefeed.store.namespaces import pid_namespace
 from prefeed.wire import messages as m
 from sandbox import Sandbox
 
@@ -78,6 +79,23 @@ def test_a_client_is_told_where_the_cache_is(server: Desk) -> None:
     welcome = client.ask(m.Hello(m.PROTOCOL, "0", 0), m.Welcome)
     assert (welcome.pid, welcome.store_dir) == (os.getpid(), str(server.config.home))
     assert welcome.instance
+
+
+def test_the_tier_is_told_of_clients_in_other_pid_namespaces(server: Desk) -> None:
+    def greet(namespace: str) -> Client:
+        client = server.connect(greet=False)
+        client.ask(m.Hello(m.PROTOCOL, "0", 0, namespace), m.Welcome)
+        return client
+
+    own = greet(pid_namespace())
+    assert server.tier.expected == []
+    foreign, unknown = greet("another"), greet("")
+    assert server.tier.expected == [True, True]
+    for client in (own, foreign, unknown):
+        client.sock.close()
+        left = len(server.loop.connections) - 1
+        server.turn_until(lambda left=left: len(server.loop.connections) == left)  # type: ignore[misc]
+    assert server.tier.expected == [True, True, True, False]
 
 
 def test_another_protocol_is_refused_with_what_to_do(server: Desk) -> None:

@@ -1,0 +1,93 @@
+"""Locks of bytes of a file that belong to one open file: the kernel ends them with the process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import weakref
+from pathlib import Path
+from typing import Final
+
+_FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class LocksUnsupportedError(OSError):
+    """There are no locks of open files here."""
+
+
+class ByteLocks:
+    """The locks that this object has on a file. Those of another object count as another's, in this process too.
+
+    They are seen in every container that has the file, whatever namespaces it has.
+
+    **Ownership.** Whoever makes it closes it, and with it gives all its locks back. A forked child has none: its copy
+    of the file is closed, which takes nothing from the parent.
+    **Threads and processes.** Any thread. Each call takes the kernel's lock over all locks of the file: what one did
+    before it, another sees after it.
+    **Blocking.** Never waits.
+    """
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        """Open the file.
+
+        Raises:
+            LocksUnsupportedError: The system, or the file's file system, has no such locks: nobody has one.
+            OSError: It is not there, or cannot be opened.
+        """
+        kind = os.O_RDWR if writable else os.O_RDONLY
+        self._file = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW)
+        _all.add(self)
+        try:
+            self.are_locked_elsewhere(0, 1)
+        except OSError as err:
+            self.close()
+            if err.errno in _UNSUPPORTED:
+                raise LocksUnsupportedError(err.errno, f"{err.strerror}: no locks of open files", str(path)) from err
+            raise
+
+    def try_share(self, start: int) -> bool:
+        """Lock a byte that others may share; False when one of them has it to himself."""
+        return self._set(fcntl.F_RDLCK, start, 1)
+
+    def try_own(self, start: int) -> bool:
+        """Lock a byte against all others; False when one of them has locked it."""
+        return self._set(fcntl.F_WRLCK, start, 1)
+
+    def unlock(self, start: int, length: int = 1) -> None:
+        """Give locks of these bytes back; length 0: to the end of all bytes."""
+        self._set(fcntl.F_UNLCK, start, length)
+
+    def are_locked_elsewhere(self, start: int, length: int) -> bool:
+        """Return True while others have a lock of one of these bytes."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Give all locks back. A second call does nothing."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _set(self, kind: int, start: int, length: int) -> bool:
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+        except BlockingIOError:
+            return False
+        return True
+
+
+_all: Final[weakref.WeakSet[ByteLocks]] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """A copy of the file in a child would keep the locks of a dead parent."""
+    for locks in list(_all):
+        locks.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

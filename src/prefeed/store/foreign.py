@@ -1,0 +1,287 @@
+"""Readers that are not in LMDB's table, because that is another PID namespace's: they say by locks where they are.
+
+The file ``readers`` beside a store has no content; its bytes are locked (ADR 15)::
+
+    0            by the writer, while there is one
+    1            shared by each foreign reader while it has the store open; by the writer alone while it has no pin
+    2 + n        shared by foreign readers that are inside a batch, in snapshot n or a later one
+
+A *pin* is a read transaction of the writer's own (``pins.py``): LMDB uses no page again that its snapshot needs, nor one
+that a later one needs. While a foreign reader has the store open, one pin is no newer than any snapshot such a reader is in::
+
+    reader                                       writer, before each write transaction
+    n = last transaction                         q = a new pin
+    lock byte 2 + n                              is a byte from 2 to 2 + q - 1 locked?
+    begin; try again unless it is in n           no:  end the pin before q
+    ... read ...                                 yes: keep both, look again the next time
+    end; unlock byte 2 + n
+
+Both go through the kernel's lock over the locks of that file. Who locked before the writer looked is seen. Who locked after it begins
+after it, and the writer had committed q before: its snapshot is q or later. No other order of memory is relied on.
+
+LMDB copies what it needs of a meta page when a transaction begins; the second commit after it writes over that page. Hence the
+snapshot counts only if the last transaction was n before and after.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import lmdb
+
+from prefeed.store.byte_locks import ByteLocks
+from prefeed.store.layout import readers_path
+from prefeed.store.meta_pages import MetaPages
+from prefeed.store.namespaces import is_of_other_machine
+
+WRITER_BYTE: Final = 0
+OPEN_BYTE: Final = 1
+FIRST_SNAPSHOT_BYTE: Final = 2
+
+_TRIES: Final = 64
+"""A commit in the microseconds in which a batch begins makes it begin anew."""
+
+
+class Locks(Protocol):
+    """What the two sides need of ``ByteLocks``."""
+
+    def try_share(self, start: int) -> bool:
+        """Lock a byte that others may share."""
+        ...
+
+    def try_own(self, start: int) -> bool:
+        """Lock a byte against all others."""
+        ...
+
+    def unlock(self, start: int, length: int = 1) -> None:
+        """Give locks back; length 0: to the end of all bytes."""
+        ...
+
+    def are_locked_elsewhere(self, start: int, length: int) -> bool:
+        """Return True while others have a lock of one of these bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give all locks back."""
+        ...
+
+
+class SnapshotLocks:
+    """Where the batches of one process are, for the writer to see.
+
+    **Threads and processes.** Any thread; a forked child has none of the locks.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        """Have the store open, as the writer sees it.
+
+        Args:
+            locks: Of the file that foreign readers lock.
+
+        Raises:
+            OSError: The writer does not know yet that there are any.
+        """
+        self._locks = locks
+        self._inside: dict[int, int] = {}
+        self._mutex = threading.Lock()
+        if not locks.try_share(OPEN_BYTE):
+            raise OSError(errno.EBUSY, "the store's writer has let no reader of another PID namespace in")
+
+    @classmethod
+    def of(cls, directory: Path) -> SnapshotLocks:
+        """Return those of a store.
+
+        Raises:
+            OSError: It has no file for foreign readers, or lets none in.
+        """
+        locks = ByteLocks(readers_path(directory), writable=False)
+        try:
+            return cls(locks)
+        except BaseException:
+            locks.close()
+            raise
+
+    def enter(self, snapshot: int) -> None:
+        """From now on no page is used again that this snapshot needs, or a later one.
+
+        Raises:
+            OSError: The system has no lock to give.
+        """
+        with self._mutex:
+            inside = self._inside.get(snapshot, 0)
+            if not inside and not self._locks.try_share(FIRST_SNAPSHOT_BYTE + snapshot):
+                raise OSError(errno.EBUSY, f"snapshot {snapshot} is locked")
+            self._inside[snapshot] = inside + 1
+
+    def leave(self, snapshot: int) -> None:
+        """Undo one ``enter``."""
+        with self._mutex:
+            inside = self._inside[snapshot] - 1
+            if inside:
+                self._inside[snapshot] = inside
+                return
+            del self._inside[snapshot]
+            if self._inside:
+                self._locks.unlock(FIRST_SNAPSHOT_BYTE + snapshot)
+            else:  # also what an interrupted ``enter`` may have left
+                self._locks.unlock(FIRST_SNAPSHOT_BYTE, 0)
+
+    def after(self, look: Callable[[], int]) -> int:
+        """Return what a function sees in memory, after all that this thread has read before."""
+        with self._mutex:
+            return look()
+
+    def close(self) -> None:
+        """Have the store open no more."""
+        self._locks.close()
+
+
+class ForeignEnvironment:
+    """An LMDB environment for reading, without a place in its table of readers; used as ``lmdb.Environment`` is.
+
+    **Threads and processes.** As LMDB's own: not used after a fork, where closing it touches nothing of the parent's.
+    """
+
+    def __init__(self, env: Any, metas: MetaPages, locks: SnapshotLocks) -> None:
+        self._env = env
+        self._metas = metas
+        self._locks = locks
+
+    @classmethod
+    def open(cls, directory: Path, open_env: Callable[[], Any]) -> ForeignEnvironment:
+        """Return the environment of a store.
+
+        Args:
+            directory: Where the store lies.
+            open_env: Opens it without locks.
+
+        Raises:
+            OSError: There is no such store, its writer lets no foreign reader in, or it is another machine's.
+            lmdb.Error: LMDB cannot open it.
+        """
+        if is_of_other_machine(directory):
+            raise OSError(errno.EXDEV, f"the store in {directory} is another machine's")
+        locks = SnapshotLocks.of(directory)
+        try:
+            metas = MetaPages(directory)
+            try:
+                return cls(open_env(), metas, locks)
+            except BaseException:
+                metas.close()
+                raise
+        except BaseException:
+            locks.close()
+            raise
+
+    def begin(self, *, buffers: bool = False) -> ForeignTransaction:
+        """Return a transaction that reads the last snapshot.
+
+        Raises:
+            lmdb.Error: LMDB refuses, or the writer commits again and again meanwhile.
+        """
+        for _ in range(_TRIES):
+            snapshot = self._metas.last_transaction()
+            self._enter(snapshot)
+            try:
+                txn = self._env.begin(buffers=buffers)
+                if self._is_in(txn, snapshot):
+                    return ForeignTransaction(txn, self, snapshot)
+                txn.abort()
+            except BaseException:
+                self._leave(snapshot)
+                raise
+            self._leave(snapshot)
+        raise _never_still()
+
+    def _enter(self, snapshot: int) -> None:
+        try:
+            self._locks.enter(snapshot)
+        except OSError as err:
+            raise lmdb.Error(f"no batch of the store can begin: {err}") from err
+
+    def _is_in(self, txn: Any, snapshot: int) -> bool:
+        return bool(txn.id() == snapshot) and self._is_last(snapshot)
+
+    def _is_last(self, snapshot: int) -> bool:
+        return self._locks.after(self._metas.last_transaction) == snapshot
+
+    def _leave(self, snapshot: int) -> None:
+        self._locks.leave(snapshot)
+
+    def open_db(self, name: bytes, *, create: bool = False) -> Any:
+        """Return a table.
+
+        Raises:
+            lmdb.Error: There is none, or it is to be created.
+        """
+        if create:
+            raise lmdb.ReadonlyError("a foreign reader creates no table")
+        for _ in range(_TRIES):
+            with self.begin() as txn:
+                table = self._env.open_db(
+                    name, create=False
+                )  # in a transaction of its own, of this snapshot or a later one
+                if txn.is_last():
+                    return table
+        raise _never_still()
+
+    def info(self) -> dict[str, int]:
+        """Return what LMDB says of the environment."""
+        found: dict[str, int] = self._env.info()
+        return found
+
+    def set_mapsize(self, size_bytes: int) -> None:
+        """Map the file anew."""
+        self._env.set_mapsize(size_bytes)
+
+    def reader_check(self) -> int:
+        """Return 0: who dies leaves nothing behind that is to be cleared."""
+        return 0
+
+    def close(self) -> None:
+        """Close it, and then have the store open no more."""
+        self._env.close()
+        self._metas.close()
+        self._locks.close()
+
+
+class ForeignTransaction:
+    """A read transaction of a ``ForeignEnvironment``; used as ``lmdb.Transaction`` is."""
+
+    __slots__ = ("_environment", "_snapshot", "_txn", "cursor", "get", "stat")
+
+    def __init__(self, txn: Any, environment: ForeignEnvironment, snapshot: int) -> None:
+        self._txn = txn
+        self._environment = environment
+        self._snapshot = snapshot
+        self.get = txn.get
+        self.cursor = txn.cursor
+        self.stat = txn.stat
+
+    def __enter__(self) -> ForeignTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def is_last(self) -> bool:
+        """Return whether nothing was committed since it began."""
+        return self._environment._is_last(self._snapshot)
+
+    def abort(self) -> None:
+        """End it, and only then let its pages go. A second call does nothing."""
+        txn, self._txn = self._txn, None
+        if txn is not None:
+            txn.abort()
+            self._environment._leave(self._snapshot)
+
+
+def _never_still() -> lmdb.Error:
+    return lmdb.Error(f"no batch of the store could begin in {_TRIES} tries: its writer commits all the time")

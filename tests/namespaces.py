@@ -1,0 +1,86 @@
+"""Processes of a test that are process 1 of a PID namespace of their own, with its /proc, as a container's is."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from process.children import child_running
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWPID = 0x20000000
+_MS_PRIVATE_TREE = 0x40000 | 0x4000
+_PR_SET_PDEATHSIG = 1
+
+
+class Container:
+    """A namespace, by its process 1 and the process outside that waits for that."""
+
+    def __init__(self, process: Any, pid: int) -> None:
+        self._process = process
+        self._pid = pid
+
+    def kill(self) -> None:
+        """End all its processes by SIGKILL, and wait until they are gone, with all that they held."""
+        if self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._process.join()
+
+
+@contextlib.contextmanager
+def container_running(target: Callable[..., None], *args: Any) -> Iterator[tuple[Container, Connection]]:
+    """Run a function as process 1 of a namespace of its own, with one end of a pipe as its last argument."""
+    with child_running(_start, target, args) as (process, pipe):
+        pid = pipe.recv()
+        if pid == 0:
+            pytest.skip("this machine allows no PID namespaces")
+        container = Container(process, pid)
+        try:
+            yield container, pipe
+        finally:
+            container.kill()
+
+
+def _start(target: Callable[..., None], args: tuple[Any, ...], pipe: Connection) -> None:
+    if not _try_unshare():
+        pipe.send(0)
+        return
+    ready, is_ready = os.pipe()
+    child = os.fork()
+    if child:
+        pipe.send(child)
+        pipe.close()
+        os.close(is_ready)
+        os.waitpid(child, 0)
+        return
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(is_ready)
+    os.read(ready, 1)
+    os.close(ready)
+    assert os.getpid() == 1
+    if libc.mount(b"none", b"/", None, _MS_PRIVATE_TREE, None) == 0:
+        libc.mount(b"proc", b"/proc", b"proc", 0, None)  # refused in some sandboxes: the one outside serves too
+    target(*args, pipe)
+
+
+def _try_unshare() -> bool:
+    """Let the next child be process 1 of a namespace; as another user than root with the same user in it."""
+    user, group = os.geteuid(), os.getegid()
+    if ctypes.CDLL(None).unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)):
+        return False
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
