@@ -26,17 +26,16 @@ NUM_PICTURES = 30
 
 
 class HomeNode:
-    """One node: a process that has a boot id, a runtime directory and a memory directory, and the home of all."""
+    """One node: a process that has a boot id and a runtime directory, and the home and the memory directory of all."""
 
     def __init__(self, sandbox: Sandbox, name: str, boot: str, place: str, **settings: object) -> None:
         self.name = name
         file = sandbox.root / f"boot-{name}"
         file.write_text(f"{boot}\n")
-        runtime, memory = sandbox.root / f"r{place}", sandbox.memory_dir / place
+        runtime = sandbox.root / f"r{place}"
         runtime.mkdir(mode=0o700, exist_ok=True)
-        memory.mkdir(exist_ok=True)
         environment = {f"PREFEED_{key.upper()}": str(value) for key, value in settings.items()}
-        environment |= {"XDG_RUNTIME_DIR": str(runtime), "PREFEED_MEMORY_DIR": str(memory), "HOME": str(sandbox.root)}
+        environment |= {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(sandbox.root)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "e2e.home_node", str(file)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -82,7 +81,7 @@ SEED = object()
 
 @pytest.fixture
 def nodes(sandbox: Sandbox) -> Iterator[list[HomeNode]]:
-    """Two kernels, whose runtime and memory directories are one volume, and another container of the first."""
+    """Two kernels, whose runtime directories are one volume, and another container of the first with one of its own."""
     boots = [str(uuid.uuid4()) for _ in range(2)]
     settings = {"roots": sandbox.root / "data", "disk": "64MiB", "disk_free": 0}
     disk_dir = {"disk_dir": sandbox.root / "disk"}
