@@ -136,7 +136,12 @@ class Commands:
 
 def main() -> None:
     """Do what is told until there is nothing more."""
-    see(*sys.argv[1:])
+    try:
+        see(*sys.argv[1:])
+    except PermissionError as err:
+        print(json.dumps(f"no mount namespace can be made: {err.strerror}"))
+        return
+    print(json.dumps(""), flush=True)
     commands = Commands()
     for line in sys.stdin:
         name, *arguments = json.loads(line)

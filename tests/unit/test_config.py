@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from prefeed import config as config_module
 from prefeed.config import GIB, KIB, MIB, SETTINGS, Config, parse_bool, parse_bytes, resolve
 from prefeed.errors import ConfigError
 
@@ -246,6 +247,17 @@ def test_one_home_one_socket() -> None:
     assert one.socket_path == Config(home=Path("/a")).socket_path
     assert one.socket_path != other.socket_path
     assert len(one.home_id) == 8
+
+
+def test_another_kernel_has_another_socket_and_disk_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the directory of the socket, or of the disk tier, is a volume that both have mounted."""
+    one, named = Config(home=Path("/a")), Config(home=Path("/a"), disk_dir=Path("/d"))
+    before = {one.socket_path, one.disk_path, named.disk_path}
+    monkeypatch.setattr(config_module, "boot_name", lambda: "0123456789ab")
+    assert before.isdisjoint({one.socket_path, one.disk_path, named.disk_path})
+    assert one.disk_path == Path("/a/nodes/0123456789ab-0/disk")
+    assert named.disk_path == Path("/d/0123456789ab-0")
+    assert one.home_id == named.home_id
 
 
 def test_socket_path_fits_into_sun_path() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PARTIAL: Final = ".partial"
 _OURS: Final = re.compile(
     rf"shard-\d{{6,}}\.(tar|tfrecord)({re.escape(PARTIAL)})?|{re.escape(DATA_FILE)}|{re.escape(LOCK_FILE)}"
-    rf"|\.{re.escape(INDEX_NAME)}\.\d+"
+    rf"|\.{re.escape(INDEX_NAME)}\.[0-9a-f-]+"
 )
 
 

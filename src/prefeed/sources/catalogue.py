@@ -57,6 +57,7 @@ class CatalogueWriter(Catalogue):
 
     def __init__(self, directory: Path, header: CatalogueHeader, files: int) -> None:
         """Map the files for writing and withdraw everything; use ``open_or_create``."""
+        self._appended = -1
         super().__init__(directory, header, files)
         self._index: PathIndex | None = None
         self.validate()
@@ -117,6 +118,11 @@ class CatalogueWriter(Catalogue):
         _remove(replaced)
         made.directory = directory
         return made
+
+    @property
+    def num_objects(self) -> int:
+        """Number of objects by now; those that another process may have appended are not among them."""
+        return super().num_objects if self._appended < 0 else self._appended
 
     def append(self, paths: Iterable[str]) -> range:
         """Add objects of which nothing is known yet; return their ids.

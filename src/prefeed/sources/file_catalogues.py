@@ -69,11 +69,17 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
     return catalogue, int(np.mean(sizes)) if len(sizes) else None
 
 
+def _files_of(directory: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.path for entry in entries]
+
+
 def remove_unused(own: Path) -> None:
-    """Remove the catalogues that nobody has opened for 30 days: a million files take some 120 MB."""
+    """Remove the catalogues that nobody has opened or written to for 30 days: a million files take some 120 MB."""
     with contextlib.suppress(OSError), os.scandir(own / _DIRECTORY) as entries:
         for entry in list(entries):
-            if time.time() - entry.stat().st_mtime > _UNUSED_SECONDS:
+            used = max(os.stat(path).st_mtime for path in (entry.path, *_files_of(entry.path)))
+            if time.time() - used > _UNUSED_SECONDS:
                 shutil.rmtree(entry.path, ignore_errors=True)
     with contextlib.suppress(OSError):
         (own / _DIRECTORY).rmdir()

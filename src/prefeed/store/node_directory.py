@@ -165,6 +165,7 @@ def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:
                     path.rename(new / path.name)
                 elif time.time() - _last_written(path) > UNUSED_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
+            old.rmdir()  # if that was all
         finally:
             os.close(held)
 

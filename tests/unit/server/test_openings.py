@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
-from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.catalogue import Catalogue, CatalogueWriter
 from prefeed.sources.file_catalogues import directory_of, name_of_learned, name_of_list
 from prefeed.sources.learned import LearnedMap
 from prefeed.wire import messages as m
@@ -62,6 +63,22 @@ def open_files(client: Client, paths: Sequence[str], *, name: str = "", num_samp
 
 
 # ------------------------------------------------------------ opened
+
+
+def test_a_catalogue_that_another_process_writes_to(server: Desk, files: list[str]) -> None:
+    """The server adds nothing to it, lets nobody find a file without asking, and goes on."""
+    client = server.connect()
+    opened = open_files(client, files[:2])
+    with closing(CatalogueWriter.open(opened.manifest_dir)) as other:
+        other.append(["/of/another"])
+        refused = client.ask(m.DemandFile(9, 0, opened.dataset, os.fsencode(files[2])), m.Refused)
+        assert "was changed by another process than its server" in refused.text
+        answer = client.ask(m.Demand(11, 0, opened.dataset, 1), m.Answered)
+        assert (answer.outcome, answer.key) == (Outcome.STORED, b"")  # its reader finds no key, and opens the file
+        assert not other.is_published(1)
+        assert [other.path(index) for index in range(3)] == [*files[:2], "/of/another"]
+        again = open_files(client, files)
+        assert client.ask(m.Demand(12, 0, again.dataset, 2), m.Answered).outcome == Outcome.STORED
 
 
 def test_a_list_of_files_is_a_dataset_in_its_order(server: Desk, files: list[str]) -> None:

@@ -377,7 +377,8 @@ def test_appended_to_behind_its_back(tmp_path: Path) -> None:
         writer._count[1] = before
         with pytest.raises(StoreFormatError, match="another process"):
             writer.append(["/c"])
-        assert (writer.path(0), writer.index_of("/c")) == ("/a", None)
+        assert (writer.path(0), writer.index_of("/c"), writer.num_objects) == ("/a", None, 1)
+        assert len(writer.known_keys()) == 16
 
 
 def test_another_that_came_to_its_place_is_not_made_longer(tmp_path: Path) -> None:

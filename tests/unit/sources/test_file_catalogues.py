@@ -150,12 +150,17 @@ def test_one_that_is_not_there_is_not_made_for_who_holds_ids_of_it(tmp_path: Pat
 
 
 def test_what_nobody_opened_for_a_month_is_removed(tmp_path: Path) -> None:
-    for name, days in (("files-11111111", 31), ("files-22222222", 29), ("learned-33333333", 400)):
+    """Nor wrote to: another node's server of an earlier version may have had one open for longer."""
+    ages = {"files-11111111": 31, "files-22222222": 29, "learned-33333333": 400, "learned-44444444": 400}
+    for name, days in ages.items():
         catalogue, _ = open_catalogue(directory_of(tmp_path, name), [])
         catalogue.close()
         before = time.time() - days * 24 * 3600
-        os.utime(directory_of(tmp_path, name), (before, before))
+        for path in (directory_of(tmp_path, name), *directory_of(tmp_path, name).iterdir()):
+            os.utime(path, (before, before))
     open_catalogue(directory_of(tmp_path, "learned-33333333"), [])[0].close()
+    os.utime(directory_of(tmp_path, "learned-44444444") / "keys")
     remove_unused(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "catalogues").iterdir()) == ["files-22222222", "learned-33333333"]
+    left = sorted(path.name for path in (tmp_path / "catalogues").iterdir())
+    assert left == ["files-22222222", "learned-33333333", "learned-44444444"]
     remove_unused(tmp_path / "no home")
