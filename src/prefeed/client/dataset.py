@@ -13,6 +13,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_catalogues import name_of_learned, name_of_list
+from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
@@ -60,16 +61,35 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
 
 
 def open_node_dataset(
-    node: NodeClient, url: str, config: Config, *, refresh: bool = False, listing: ListingProgress | None = None
-) -> NodeDataset:
-    """Return the dataset of a URL, listed by the server if it never was.
+    node: NodeClient, url: str, config: Config, *, listing_age: float = 0.0, listing: ListingProgress | None = None
+) -> tuple[NodeDataset, float]:
+    """Return the dataset of a URL, listed by the server, and when that listing began, in seconds since 1970.
+
+    Args:
+        node: Where it is opened.
+        url: Root; it may hold credentials.
+        config: Settings.
+        listing_age: Seconds; a listing that began no longer ago will do.
+        listing: Told how far a listing has come.
 
     Raises:
         SourceError: The origin cannot be listed.
         ServerUnavailableError: The server went away.
     """
-    opened = node.open_dataset(url, refresh=refresh, listing=listing)
-    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+    opened = node.open_dataset(url, listing_age=listing_age, listing=listing)
+    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config), opened.listed_at
+
+
+def open_manifest_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:
+    """Return the dataset of a manifest that was made before; nothing is listed. It may come from another home.
+
+    Raises:
+        PrefeedError: It is there no more.
+        ServerUnavailableError: The server went away.
+    """
+    directory = ManifestLibrary(config.home).adopt(manifest)
+    opened = node.open_dataset(url, manifest_dir=str(directory))
+    return _node_dataset(node, opened, manifest, url, config)
 
 
 def open_listed_dataset(node: NodeClient, paths: Sequence[str], config: Config) -> NodeDataset:

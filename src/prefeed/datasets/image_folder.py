@@ -29,6 +29,8 @@ class ImageFolder(LabelledImages):
         target_transform: Applied to the class index.
         loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
         config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
 
     Raises:
         SourceError: The origin cannot be listed, or holds no class folder with an image.
@@ -42,8 +44,9 @@ class ImageFolder(LabelledImages):
         loader: Callable[[BinaryIO], Any] | None = None,
         *,
         config: Config | None = None,
+        listing_age: float | None = None,
     ) -> None:
-        origin = Origin(url_or_path, config or current())
+        origin = Origin(url_or_path, config or current(), listing_age=listing_age)
         images = _images_by_class(origin.manifest)
         if not images:
             raise EmptyListingError(

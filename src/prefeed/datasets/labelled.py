@@ -60,6 +60,19 @@ class LabelledImages:
 
     imgs = samples
 
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
+
     def __len__(self) -> int:
         return len(self._ids)
 

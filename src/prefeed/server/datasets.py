@@ -29,10 +29,12 @@ class Opened:
         source: Reads them.
         mean_bytes: About how many bytes an object of a new catalogue has; None when nothing tells.
         learned: Which sample opens which objects of the catalogue, where nobody declares it.
+        listed_at: When the listing began, in seconds since 1970; 0 of what was not listed.
     """
 
     manifest: Manifest | CatalogueWriter
     source: Source
+    listed_at: float = 0.0
     mean_bytes: int | None = None
     learned: LearnedMapWriter | None = None
 
@@ -45,6 +47,7 @@ class Dataset:
         number: Names it on this server.
         limit: How many requests its origin takes.
         learned: See ``Opened``.
+        listed_at: When the last listing that found this manifest began; see ``Opened``.
     """
 
     number: int
@@ -52,6 +55,7 @@ class Dataset:
     source: Source
     limit: ConcurrencyLimit
     learned: LearnedMapWriter | None = None
+    listed_at: float = 0.0
     lookups: int = 0
 
     @property

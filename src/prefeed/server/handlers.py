@@ -98,6 +98,7 @@ class Handlers:
             self._config,
             clock=self._clock,
             call_soon=loop.call_soon,
+            call_later=loop.call_later,
             find_dataset=node.registry.find,
             add_dataset=node.registry.add,
         )
@@ -166,8 +167,8 @@ class Handlers:
         token = request.token
 
         def opened(dataset: Dataset) -> None:
-            reply = m.DatasetOpened(token, dataset.number, str(dataset.manifest.directory))
-            self.loop.send(connection, reply)
+            directory = str(dataset.manifest.directory)
+            self.loop.send(connection, m.DatasetOpened(token, dataset.number, directory, dataset.listed_at))
 
         waiter = self._waiter(connection, token, opened)
         if request.manifest_dir:
@@ -176,7 +177,7 @@ class Handlers:
             paths_file = self._in_transit(request.paths_file)
             self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
         else:
-            self._openings.open_url(request.url, waiter, refresh=request.refresh)
+            self._openings.open_url(request.url, waiter, listing_age=request.listing_age)
 
     def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
         return Waiter(
@@ -186,7 +187,7 @@ class Handlers:
         )
 
     def _locate(self, connection: Connection, request: m.Locate) -> None:
-        for dataset in self.node.datasets.values():
+        for dataset in reversed(self.node.datasets.values()):  # of several listings of a root the newest
             root = dataset.source.url
             if dataset.catalogue is None and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
@@ -344,7 +345,7 @@ class Handlers:
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
-            self._openings.open_url(request.url, opening, refresh=request.refresh)
+            self._openings.open_url(request.url, opening, listing_age=request.listing_age)
         else:
             self.node.registry.require_ids(request.dataset, ids)
             begin(self.node.datasets[request.dataset])

@@ -114,6 +114,8 @@ class Node:
     ) -> None:  # fmt: skip
         """A consumer begins an epoch in this order, or will probably do so next."""
         self.registry.require_ids(dataset, ids)
+        if dataset not in self.scheduler.live_datasets():
+            self.registry.inherit_from_older(dataset)
         if upcoming:
             self.scheduler.register_upcoming(consumer, dataset, ids, resident=resident)
         else:

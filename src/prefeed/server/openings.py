@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from prefeed.clock import Clock
 from prefeed.config import Config
@@ -15,7 +16,7 @@ from prefeed.errors import PrefeedError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
-from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
@@ -24,7 +25,11 @@ from prefeed.types import ListingProgress
 _REPORT_SECONDS = 0.1
 """Pause between two reports of one listing."""
 
+_GATHER_SECONDS = 0.1
+"""A listing over a network begins so long after it was asked for: two requests of a store, and ranks of a job share it."""
+
 _Open = Callable[[ListingProgress], Opened]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +42,28 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class _Opening:
-    waiters: list[Waiter] = field(default_factory=list)
+class _Listing:
+    """Listings of one URL, one after the other.
+
+    Attributes:
+        url: As the last who asked gave it: it may hold credentials.
+        began_at: When the one that runs began, by the server's clock; None: none runs.
+        running: Who waits for that one.
+        waiting: Who waits for the next, which begins when that one is done.
+    """
+
+    url: str
+    began_at: float | None = None
+    running: list[Waiter] = field(default_factory=list)
+    waiting: list[Waiter] = field(default_factory=list)
 
 
 class Openings:
-    """Opens datasets for clients; those who ask for the same one meanwhile wait for the same listing.
+    """Opens datasets for clients, each as it is listed after it was asked for.
+
+    A listing that runs may have passed a place where something was written since, so it is not for those who ask
+    meanwhile: they share the next one, which begins when it is done. One that waits for a network begins
+    ``_GATHER_SECONDS`` after it was asked for, so that processes which ask at the same time share the first one.
 
     **Threads**: the loop's thread calls everything; results come back to it through ``call_soon``.
     """
@@ -53,27 +74,94 @@ class Openings:
         *,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
+        call_later: Callable[[float, Callable[[], None]], None],
         find_dataset: Callable[[Path], Dataset | None],
         add_dataset: Callable[[Opened], Dataset],
     ) -> None:
         self._config = config
         self._clock = clock
         self._call_soon = call_soon
+        self._call_later = call_later
         self._find_dataset = find_dataset
         self._add_dataset = add_dataset
         self._library = ManifestLibrary(config.home)
-        self._openings: dict[str, _Opening] = {}
+        self._openings: dict[str, list[Waiter]] = {}
+        self._listings: dict[str, _Listing] = {}
 
-    def open_url(self, url: str, waiter: Waiter, *, refresh: bool = False) -> None:
-        """Open the dataset of a URL, listed first if it never was."""
+    def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0) -> None:
+        """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago."""
+        root = canonical_url(url)
+        if not listing_age:
+            self._list(root, url, waiter, listing_age)
+            return
+
+        def find(_: ListingProgress) -> Opened | None:
+            found = self._library.find(url, listing_age)
+            return None if found is None else self._opened_of(url, found)
+
+        def done(found: Opened | None) -> None:
+            if found is None:
+                self._list(root, url, waiter, listing_age)
+            else:
+                waiter.opened(self._add_dataset(found))
+
+        self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
+
+    def _list(self, root: str, url: str, waiter: Waiter, listing_age: float) -> None:
+        """List the URL for this one, and for all others who wait for it."""
+        listing = self._listings.get(root)
+        if listing is None:
+            listing = self._listings[root] = _Listing(url)
+            if root.startswith("/"):
+                self._call_soon(lambda: self._begin_listing(root))
+            else:
+                self._call_later(_GATHER_SECONDS, lambda: self._begin_listing(root))
+        listing.url = url
+        is_running = listing.began_at is not None
+        if is_running and listing_age and self._clock() - (listing.began_at or 0.0) <= listing_age:
+            listing.running.append(waiter)
+        else:
+            listing.waiting.append(waiter)
+
+    def _begin_listing(self, root: str) -> None:
+        listing = self._listings[root]
+        listing.began_at = self._clock()
+        listing.running, listing.waiting = listing.waiting, []
+        url = listing.url
 
         def list_objects(progress: ListingProgress) -> Opened:
-            manifest = self._library.open(
-                url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
+            found = self._library.open_listed(
+                url, source_factory=lambda given: open_source(given, self._config), progress=progress
             )
-            return Opened(manifest=manifest, source=open_source(url, self._config))
+            return self._opened_of(url, found)
 
-        self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)}", list_objects, waiter)
+        def opened(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            for waiter in self._end_listing(root):
+                waiter.opened(dataset)
+
+        def failed(error: PrefeedError) -> None:
+            for waiter in self._end_listing(root):
+                waiter.failed(error)
+
+        def tell(objects: int, size: int) -> None:
+            for waiter in listing.running:
+                waiter.listing(objects, size)
+
+        self._start(f"the listing of {root}", list_objects, opened, failed, tell)
+
+    def _end_listing(self, root: str) -> list[Waiter]:
+        """Return who waited for the listing that is done; the next one begins if somebody waits for it."""
+        listing = self._listings[root]
+        done, listing.running, listing.began_at = listing.running, [], None
+        if listing.waiting:
+            self._call_soon(lambda: self._begin_listing(root))
+        else:
+            del self._listings[root]
+        return done
+
+    def _opened_of(self, url: str, found: Listed) -> Opened:
+        return Opened(manifest=found.manifest, source=open_source(url, self._config), listed_at=found.began_at)
 
     def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
@@ -126,48 +214,69 @@ class Openings:
         if found is not None:  # it is open for writing, and must not be opened a second time
             waiter.opened(found)
             return False
-        opening = self._openings.get(name)
-        if opening is not None:
-            opening.waiters.append(waiter)
+        waiters = self._openings.get(name)
+        if waiters is not None:
+            waiters.append(waiter)
             return False
-        self._openings[name] = _Opening([waiter])
-        threading.Thread(target=self._run, args=(name, open_it), name="prefeed-listing", daemon=True).start()
+        waiters = self._openings[name] = [waiter]
+
+        def opened(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            for one in self._openings.pop(name):
+                one.opened(dataset)
+
+        def failed(error: PrefeedError) -> None:
+            for one in self._openings.pop(name):
+                one.failed(error)
+
+        def tell(objects: int, size: int) -> None:
+            for one in waiters:
+                one.listing(objects, size)
+
+        self._start(name, open_it, opened, failed, tell)
         return True
 
-    def _run(self, name: str, open_it: _Open) -> None:
+    def _start(
+        self,
+        name: str,
+        open_it: Callable[[ListingProgress], _Result],
+        opened: Callable[[_Result], None],
+        failed: Callable[[PrefeedError], None],
+        tell: ListingProgress,
+    ) -> None:
+        """Do it in a thread of its own; the rest is called in the loop's."""
+        threading.Thread(
+            target=self._run, args=(name, open_it, opened, failed, tell), name="prefeed-listing", daemon=True
+        ).start()
+
+    def _run(
+        self,
+        name: str,
+        open_it: Callable[[ListingProgress], _Result],
+        opened: Callable[[_Result], None],
+        failed: Callable[[PrefeedError], None],
+        tell: ListingProgress,
+    ) -> None:
         next_report = 0.0
 
         def progress(objects: int, size: int) -> None:
             nonlocal next_report
             if self._clock() >= next_report:
                 next_report = self._clock() + _REPORT_SECONDS
-                self._call_soon(lambda: self._tell(name, objects, size))
+                self._call_soon(lambda: tell(objects, size))
 
         try:
-            opened = open_it(progress)
+            result = open_it(progress)
         except PrefeedError as err:
             refusal = err
-            self._call_soon(lambda: self._failed(name, refusal))
+            self._call_soon(lambda: failed(refusal))
         except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             other = PrefeedError(
                 f"cannot make the manifest of {name} below {self._config.home}: {type(err).__name__}: {err}"
             )
-            self._call_soon(lambda: self._failed(name, other))
+            self._call_soon(lambda: failed(other))
         else:
-            self._call_soon(lambda: self._opened(name, opened))
-
-    def _tell(self, name: str, objects: int, size: int) -> None:
-        for waiter in self._openings[name].waiters:
-            waiter.listing(objects, size)
-
-    def _opened(self, name: str, opened: Opened) -> None:
-        dataset = self._add_dataset(opened)
-        for waiter in self._openings.pop(name).waiters:
-            waiter.opened(dataset)
-
-    def _failed(self, name: str, error: PrefeedError) -> None:
-        for waiter in self._openings.pop(name).waiters:
-            waiter.failed(error)
+            self._call_soon(lambda: opened(result))
 
 
 def _take_paths(paths_file: Path) -> list[str]:

@@ -53,21 +53,32 @@ class Registry:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
         found = self.find(opened.manifest.directory)  # a manifest is named after its content
         if found is not None:
+            found.listed_at = max(found.listed_at, opened.listed_at)
+            self.inherit_from_older(found.number)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)
         limit = ConcurrencyLimit(self._max_in_flight)
-        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
+        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at)
         table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)
-        live = self._scheduler.live_datasets()
-        idle = [other for other in self.datasets.values() if other.number not in live]
         self.datasets[number] = dataset
-        for other in idle:
+        live = self._scheduler.live_datasets()
+        for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
             self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
         self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
         opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
+
+    def inherit_from_older(self, number: int) -> None:
+        """What other listings of the same root have in the tier is this one's, if nobody reads them any more."""
+        dataset = self.datasets[number]
+        if dataset.catalogue is not None:
+            return
+        live = self._scheduler.live_datasets()
+        for other in self.datasets.values():
+            if other is not dataset and other.source.url == dataset.source.url and other.number not in live:
+                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
 
     def object_of(self, number: int, path: str) -> int:
         """Return the object id of a file in a catalogue, which grows by it if need be.

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 from itertools import pairwise
@@ -27,13 +29,14 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from prefeed.errors import StoreFormatError
 from prefeed.sources.mapped_files import key_at, release_pages
-from prefeed.types import ENTRY_KEY_BYTES, EntryKey
+from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 FORMAT: Final = 2
 UNKNOWN_SIZE: Final = 2**64 - 1
 ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
 HEADER: Final = "header.json"
+KEYS: Final = "keys"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +78,8 @@ def version_hash(version: str) -> int:
 class Manifest:
     """One listing, mapped from disk. Opening it reads the header only, whatever the number of objects.
 
-    **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them.
+    **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them: a mapped
+    manifest is locked (shared), and what is locked is not removed.
     **Threads and processes.** Read-only: shared by all threads and inherited by forked children; a pickled
     manifest is its directory's name.
 
@@ -104,7 +108,7 @@ class Manifest:
         self.total_bytes = header.total_bytes
         self.sizes = _map_numbers(directory / "sizes", count)
         self.version_hashes = _map_numbers(directory / "versions", count)
-        self.keys = _map(directory / "keys", count * ENTRY_KEY_BYTES)
+        self.keys = _map(directory / KEYS, count * ENTRY_KEY_BYTES, lock=True)
         self._offsets = _map_numbers(directory / "offsets", count + 1)
         self._blob = _map(directory / "paths", header.path_bytes)
         # After a power failure a file may have its size but not its content. Keys of zeros would be equal keys.
@@ -199,6 +203,17 @@ class Manifest:
         for view in (self.keys, self._blob, self.sizes, self.version_hashes, self._offsets):
             release_pages(view)
 
+    def contents(self) -> dict[str, Buffer]:
+        """Return what the files of the generation hold, by name; they need not be there any more."""
+        return {
+            "sizes": self.sizes.data,
+            KEYS: self.keys,
+            "versions": self.version_hashes.data,
+            "offsets": self._offsets.data,
+            "paths": self._blob,
+            HEADER: msgspec.json.encode(self.header),
+        }
+
     def validate(self) -> None:
         """Check every invariant; reads all of it.
 
@@ -259,15 +274,27 @@ def _read_header(generation: Path) -> Header:
     return header
 
 
-def _map(path: Path, size: int) -> memoryview:
+def _map(path: Path, size: int, *, lock: bool = False) -> memoryview:
+    """Map a file; with ``lock`` it is seen to be in use as long as it is mapped: ``mmap`` keeps the open file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if lock:
+            _lock_shared(descriptor, path)
         found = os.fstat(descriptor).st_size
         if found != size:
             raise StoreFormatError(f"{path} is damaged: {found} bytes, {size} expected")
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
+
+
+def _lock_shared(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:  # it is being removed
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    except OSError:
+        pass  # a file system without locks: who would remove it cannot lock it either
 
 
 def _map_numbers(path: Path, count: int) -> NDArray[np.uint64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from prefeed.sources.manifest import (
     CURRENT,
     ENCODING,
     HEADER,
+    KEYS,
     UNKNOWN_SIZE,
     Header,
     Manifest,
@@ -164,7 +166,7 @@ def write_manifest(
     files: dict[str, Buffer] = {
         "sizes": np.ascontiguousarray(sizes, np.uint64).data,
         "versions": np.ascontiguousarray(version_hashes, np.uint64).data,
-        "keys": keys,
+        KEYS: keys,
         "offsets": np.ascontiguousarray(offsets, np.uint64).data,
         "paths": path_blob,
     }
@@ -196,6 +198,40 @@ def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) 
     before = _replace_current(directory, generation.name)
     _remove_others(directory, keep={generation.name, before})
     return manifest
+
+
+def _remove_unused(generation: Path) -> None:
+    """Remove a generation, unless some process has it open, on this node or, as far as locks reach, on another.
+
+    Where that cannot be told it stays.
+    """
+    try:
+        descriptor = os.open(generation / KEYS, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
+    except FileNotFoundError:
+        shutil.rmtree(generation, ignore_errors=True)
+        return
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(generation, ignore_errors=True)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def adopt_generation(manifest: Manifest, directory: Path) -> Path:
+    """Write an open generation into a directory of its URL, without bringing it into force there; return where it is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
+    try:
+        for name, content in manifest.contents().items():
+            (temporary / name).write_bytes(content)
+        _adopt(temporary, directory / manifest.uid)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory / manifest.uid
 
 
 def _adopt(temporary: Path, generation: Path) -> None:
@@ -230,14 +266,15 @@ def _replace_current(directory: Path, name: str) -> str:
 
 
 def _remove_others(directory: Path, *, keep: set[str]) -> None:
-    """Remove generations that nobody is about to open any more, and what builders that died left a day ago."""
+    """Remove generations that nobody has open, nor is about to open, and what builders that died left a day ago."""
     with os.scandir(directory) as entries:
         for entry in list(entries):
             if entry.name in keep or not entry.is_dir(follow_symlinks=False):
                 continue
-            limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else _REPLACED_SECONDS
+            is_temporary = entry.name.startswith(_TEMPORARY)
+            limit = _ABANDONED_SECONDS if is_temporary else _REPLACED_SECONDS
             if _age_seconds(entry) > limit:
-                shutil.rmtree(entry.path, ignore_errors=True)
+                _remove_unused(Path(entry.path))
 
 
 def _age_seconds(entry: os.DirEntry[str]) -> float:

@@ -59,12 +59,13 @@ class OpenDataset(Message, frozen=True):
 
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
-    finds another server than it had names the directory.
+    has a manifest already names its directory. A URL is listed unless there is a listing that began at most ``listing_age``
+    seconds ago.
     """
 
     token: int
     url: str
-    refresh: bool = False
+    listing_age: float = 0.0
     catalogue: str = ""
     paths_file: str = ""
     num_samples: int = 0
@@ -80,11 +81,16 @@ class Listing(Message, frozen=True):
 
 
 class DatasetOpened(Message, frozen=True):
-    """The manifest lies in this directory; the number names it on this server."""
+    """The manifest lies in this directory; the number names it on this server.
+
+    ``listed_at`` is when the listing began, in seconds since 1970; 0 of what was not listed: a catalogue, a directory that
+    was named.
+    """
 
     token: int
     dataset: int
     manifest_dir: str
+    listed_at: float = 0.0
 
 
 class RegisterPlan(Message, frozen=True):
@@ -263,7 +269,7 @@ class Warm(Message, frozen=True):
 
     token: int
     url: str
-    refresh: bool
+    listing_age: float
     dataset: int = -1
     ids_file: str = ""
     max_in_flight: int = 0
