@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
@@ -76,8 +77,17 @@ def open_node_dataset(
         SourceError: The origin cannot be listed.
         ServerUnavailableError: The server went away.
     """
-    opened = node.open_dataset(url, listing_age=listing_age, listing=listing)
+    opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), listing=listing)
     return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config), opened.listed_at
+
+
+_LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+"""How many ranks of this job are on this node, as torchrun, Open MPI, MPICH and Slurm tell them."""
+
+
+def _local_ranks() -> int:
+    found = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
+    return int(found) if found.isascii() and found.isdigit() and found != "0" else 1
 
 
 def open_manifest_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:

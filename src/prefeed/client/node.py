@@ -71,6 +71,7 @@ class NodeClient:
         url: str,
         *,
         listing_age: float = 0.0,
+        ranks: int = 1,
         manifest_dir: str = "",
         num_samples: int = 0,
         listing: ListingProgress | None = None,
@@ -80,6 +81,7 @@ class NodeClient:
         Args:
             url: Root of the objects.
             listing_age: Seconds; a listing that began no longer ago will do.
+            ranks: Processes of this node that are about to ask for the same; one listing is to do for all of them.
             manifest_dir: Instead of a URL, a manifest or catalogue that was made before; nothing is listed.
             num_samples: Samples of a dataset whose files are learned; 0 for others.
             listing: Told how far a listing has come.
@@ -89,11 +91,9 @@ class NodeClient:
         """
         question = m.OpenDataset(
             self._connection.next_token(),
-            _anywhere(url),
-            listing_age,
-            manifest_dir=manifest_dir,
-            num_samples=num_samples,
-        )
+            _anywhere(url), listing_age, ranks=ranks,
+            manifest_dir=manifest_dir, num_samples=num_samples,
+        )  # fmt: skip
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
 
     def open_catalogue(self, name: str, paths_file: str, *, num_samples: int = 0) -> m.DatasetOpened:

@@ -177,7 +177,7 @@ class Handlers:
             paths_file = self._in_transit(request.paths_file)
             self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
         else:
-            self._openings.open_url(request.url, waiter, listing_age=request.listing_age)
+            self._openings.open_url(request.url, waiter, listing_age=request.listing_age, ranks=request.ranks)
 
     def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
         return Waiter(

@@ -18,6 +18,7 @@ from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_cat
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
@@ -26,7 +27,10 @@ _REPORT_SECONDS = 0.1
 """Pause between two reports of one listing."""
 
 _GATHER_SECONDS = 0.1
-"""A listing over a network begins so long after it was asked for: two requests of a store, and ranks of a job share it."""
+"""A listing over a network begins so long after it was asked for, so that who asks at the same time shares it; two requests of a store."""
+
+_RANKS_SECONDS = 1.0
+"""The same when ranks of a job ask, unless all of this node have asked before."""
 
 _Open = Callable[[ListingProgress], Opened]
 _Result = TypeVar("_Result")
@@ -62,8 +66,8 @@ class Openings:
     """Opens datasets for clients, each as it is listed after it was asked for.
 
     A listing that runs may have passed a place where something was written since, so it is not for those who ask
-    meanwhile: they share the next one, which begins when it is done. One that waits for a network begins
-    ``_GATHER_SECONDS`` after it was asked for, so that processes which ask at the same time share the first one.
+    meanwhile: they share the next one, which begins when it is done. One over a network begins ``_GATHER_SECONDS`` after
+    it was asked for, or when all ranks of the job that are on this node have asked, and all of them share the first one.
 
     **Threads**: the loop's thread calls everything; results come back to it through ``call_soon``.
     """
@@ -88,11 +92,11 @@ class Openings:
         self._openings: dict[str, list[Waiter]] = {}
         self._listings: dict[str, _Listing] = {}
 
-    def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0) -> None:
+    def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0, ranks: int = 1) -> None:
         """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago."""
         root = canonical_url(url)
         if not listing_age:
-            self._list(root, url, waiter, listing_age)
+            self._list(root, url, waiter, listing_age, ranks)
             return
 
         def find(_: ListingProgress) -> Opened | None:
@@ -101,30 +105,33 @@ class Openings:
 
         def done(found: Opened | None) -> None:
             if found is None:
-                self._list(root, url, waiter, listing_age)
+                self._list(root, url, waiter, listing_age, ranks)
             else:
                 waiter.opened(self._add_dataset(found))
 
         self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
 
-    def _list(self, root: str, url: str, waiter: Waiter, listing_age: float) -> None:
+    def _list(self, root: str, url: str, waiter: Waiter, listing_age: float, ranks: int) -> None:
         """List the URL for this one, and for all others who wait for it."""
         listing = self._listings.get(root)
         if listing is None:
             listing = self._listings[root] = _Listing(url)
-            if root.startswith("/"):
-                self._call_soon(lambda: self._begin_listing(root))
+            if is_local(root):
+                self._call_soon(lambda: self._begin_listing(listing))
             else:
-                self._call_later(_GATHER_SECONDS, lambda: self._begin_listing(root))
+                seconds = _RANKS_SECONDS if ranks > 1 else _GATHER_SECONDS
+                self._call_later(seconds, lambda: self._begin_listing(listing))
         listing.url = url
-        is_running = listing.began_at is not None
-        if is_running and listing_age and self._clock() - (listing.began_at or 0.0) <= listing_age:
+        if listing.began_at is not None and listing_age and self._clock() - listing.began_at <= listing_age:
             listing.running.append(waiter)
-        else:
-            listing.waiting.append(waiter)
+            return
+        listing.waiting.append(waiter)
+        if listing.began_at is None and 1 < ranks <= len(listing.waiting):  # nobody else is to come
+            self._begin_listing(listing)
 
-    def _begin_listing(self, root: str) -> None:
-        listing = self._listings[root]
+    def _begin_listing(self, listing: _Listing) -> None:
+        if listing.began_at is not None or not listing.waiting:
+            return  # it began before the pause was over
         listing.began_at = self._clock()
         listing.running, listing.waiting = listing.waiting, []
         url = listing.url
@@ -137,27 +144,26 @@ class Openings:
 
         def opened(result: Opened) -> None:
             dataset = self._add_dataset(result)
-            for waiter in self._end_listing(root):
+            for waiter in self._end_listing(listing):
                 waiter.opened(dataset)
 
         def failed(error: PrefeedError) -> None:
-            for waiter in self._end_listing(root):
+            for waiter in self._end_listing(listing):
                 waiter.failed(error)
 
         def tell(objects: int, size: int) -> None:
             for waiter in listing.running:
                 waiter.listing(objects, size)
 
-        self._start(f"the listing of {root}", list_objects, opened, failed, tell)
+        self._start(f"the listing of {canonical_url(url)}", list_objects, opened, failed, tell)
 
-    def _end_listing(self, root: str) -> list[Waiter]:
+    def _end_listing(self, listing: _Listing) -> list[Waiter]:
         """Return who waited for the listing that is done; the next one begins if somebody waits for it."""
-        listing = self._listings[root]
         done, listing.running, listing.began_at = listing.running, [], None
         if listing.waiting:
-            self._call_soon(lambda: self._begin_listing(root))
+            self._begin_listing(listing)
         else:
-            del self._listings[root]
+            del self._listings[canonical_url(listing.url)]
         return done
 
     def _opened_of(self, url: str, found: Listed) -> Opened:

@@ -107,12 +107,10 @@ class ManifestLibrary:
         if source_factory is None and config is None:
             raise ValueError("to list an origin, give either its settings or a source_factory")
         directory = self.directory_of(url)
-        before = _stamp(directory)
         with _locked(directory):
-            if _stamp(directory) != before:  # Others listed it while this one waited.
-                renewed = _try_listed(directory)
-                if renewed is not None and asked_at <= renewed.began_at <= self._clock():
-                    return renewed
+            renewed = _try_listed(directory)
+            if renewed is not None and asked_at <= renewed.began_at <= self._clock():
+                return renewed  # Another one listed it while this one waited.
             source = source_factory(url) if source_factory else open_source(url, config or Config())
             try:
                 began_at = self._clock()
@@ -163,19 +161,13 @@ def _try_open(directory: Path) -> Manifest | None:
         return None
 
 
-def _stamp(directory: Path) -> tuple[int, int] | None:
-    """Return what changes whenever a manifest comes into force in a directory."""
+def _try_listed(directory: Path) -> Listed | None:
     try:
-        status = (directory / CURRENT).stat()
+        began_at = (directory / CURRENT).stat().st_mtime_ns / 1e9
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino
-
-
-def _try_listed(directory: Path) -> Listed | None:
     manifest = _try_open(directory)
-    stamp = _stamp(directory)
-    return None if manifest is None or stamp is None else Listed(manifest, stamp[0] / 1e9)
+    return None if manifest is None else Listed(manifest, began_at)
 
 
 def _with_way_out(err: SourceError, old: Listed | None, now: float) -> SourceError:

@@ -86,6 +86,20 @@ def visible_mounts(mountinfo: str | None = None) -> list[Mount]:
     return list(found.values())
 
 
+def is_local(root: str, mountinfo: str | None = None) -> bool:
+    """Return whether a root is a directory of this machine's own; by its name alone: no storage is asked.
+
+    Args:
+        root: Canonical URL.
+        mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
+    """
+    if not root.startswith("/"):
+        return False
+    mounts = {mount.point: mount for mount in visible_mounts(mountinfo)}
+    nearest = next((mounts[place] for place in (root, *_above(root)) if place in mounts), None)
+    return nearest is None or not nearest.is_network
+
+
 class Roots:
     """Tells which paths are for the cache.
 

@@ -60,12 +60,13 @@ class OpenDataset(Message, frozen=True):
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
     has a manifest already names its directory. A URL is listed unless there is a listing that began at most ``listing_age``
-    seconds ago.
+    seconds ago. ``ranks`` processes of this node are about to ask the same: one listing is to do for all.
     """
 
     token: int
     url: str
     listing_age: float = 0.0
+    ranks: int = 1
     catalogue: str = ""
     paths_file: str = ""
     num_samples: int = 0
