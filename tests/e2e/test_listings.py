@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 
 FORK = multiprocessing.get_context("fork")
 _numbers = itertools.count()
+ODD_FOLDERS = ["a b", "100%", "x#y", "\u00fc", "a+b", "q?", "%41", "*", "{z}", "~t"]
 
 
 @pytest.fixture(autouse=True)
@@ -249,3 +250,23 @@ def test_another_node_of_the_loader_has_the_datasets_own_listing(root: Path, tmp
         with NodeClient.connect(other) as node:
             node.stop()
     assert current().home != other.home
+
+
+def test_a_large_bucket_is_listed_prefix_by_prefix(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that a URL would write in another way are found below their prefixes."""
+    import boto3
+
+    for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1")
+    bucket = f"listings-{os.getpid()}-{next(_numbers)}"
+    client.create_bucket(Bucket=bucket)
+    client.close()
+    names = [f"train/{folder}/{index:03}" for folder in ODD_FOLDERS for index in range(300)] + ["train/list.txt"]
+    for name in names:
+        servers.put_into_moto(bucket, name, b"1")
+    servers.put_into_moto(bucket, f"train/{ODD_FOLDERS[0]}/", b"")
+    objects = prefeed.datasets.Objects(f"s3://{bucket}/train")
+    assert [objects.path(index) for index in range(len(objects))] == sorted(
+        (name.removeprefix("train/") for name in names), key=str.encode
+    )
