@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import SourceError, StoreFormatError
-from prefeed.sources.manifest import CURRENT, ENCODING, HEADER, Manifest
-from prefeed.sources.manifest_writer import adopt_generation, build_manifest
+from prefeed.sources.known_directories import directories_if_unchanged, known_times, note_times, times_now
+from prefeed.sources.manifest import CURRENT, ENCODING, HEADER, Manifest, current_generation
+from prefeed.sources.manifest_writer import adopt_generation, build_manifest, with_files_of_now
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
@@ -31,10 +33,14 @@ SourceFactory = Callable[[str], Source]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A manifest, and when the listing that it is of began, in seconds since 1970."""
+    """A manifest, and when the listing that it is of began, in seconds since 1970.
+
+    ``is_settled`` is False where only the names are of then: ``ManifestLibrary.settle`` asks for sizes and times.
+    """
 
     manifest: Manifest
     began_at: float
+    is_settled: bool = True
 
     def is_as_young(self, age_seconds: float, now: float) -> bool:
         """True when the listing began at most so many seconds before ``now``; one from the future is of unknown age."""
@@ -111,16 +117,60 @@ class ManifestLibrary:
             renewed = _try_listed(directory)
             if renewed is not None and asked_at <= renewed.began_at <= self._clock():
                 return renewed  # Another one listed it while this one waited.
+            settled = None if renewed is None else self._settled(renewed.manifest)
+            if settled is not None:
+                return settled
             source = source_factory(url) if source_factory else open_source(url, config or Config())
             try:
                 began_at = self._clock()
-                manifest = build_manifest(source, directory, progress=progress)
-                os.utime(directory / CURRENT, ns=(int(began_at * 1e9), int(began_at * 1e9)))
+                manifest = build_manifest(source, directory, progress=progress, began_at=began_at)
+                _note_time(directory, began_at)
                 return Listed(manifest, began_at)
             except SourceError as err:
                 raise _with_way_out(err, _try_listed(directory), self._clock()) from err
             finally:
                 source.close()
+
+    def find_by_names(self, url: str) -> Listed | None:
+        """Return the manifest in force if its directories say that the names are the same now; see ``known_directories``."""
+        began_at = self._clock()
+        found = _try_listed(self.directory_of(url))
+        if found is None or directories_if_unchanged(found.manifest) is None:
+            return None
+        return Listed(found.manifest, began_at, is_settled=False)
+
+    def settle(self, manifest: Manifest) -> Listed:
+        """Return the manifest with the same paths in which each file has the size and time that it has now.
+
+        What is no file any more stays as it was listed. It comes into force if the one given is in force.
+        """
+        with _locked(manifest.directory.parent):
+            return self._with_times_of_now(manifest)[0]
+
+    def _settled(self, manifest: Manifest) -> Listed | None:
+        """Return the manifest as a listing now would find it, if the names are the same; None: list it."""
+        if directories_if_unchanged(manifest) is None:
+            return None
+        settled, num_gone = self._with_times_of_now(manifest)
+        return None if num_gone else settled
+
+    def _with_times_of_now(self, manifest: Manifest) -> tuple[Listed, int]:
+        began_at = self._clock()
+        sizes, times = times_now(manifest)
+        known = known_times(manifest)
+        gone = sizes < 0
+        is_other = (sizes.view(np.uint64) != manifest.sizes) | (True if known is None else times != known)
+        changed = np.flatnonzero(is_other & ~gone)
+        directory = manifest.directory.parent
+        is_in_force = current_generation(directory) == manifest.directory
+        renewed = manifest
+        if len(changed):
+            renewed = with_files_of_now(manifest, sizes, times, changed, in_force=is_in_force)
+            if known is not None:
+                note_times(renewed, np.where(gone, known, times), like=manifest)
+        if is_in_force and not gone.any():
+            _note_time(directory, began_at)
+        return Listed(renewed, began_at), int(gone.sum())
 
     def adopt(self, manifest: Manifest) -> Path:
         """Return the directory of this generation in this library.
@@ -159,6 +209,11 @@ def _try_open(directory: Path) -> Manifest | None:
         return Manifest.open(directory)
     except (StoreFormatError, OSError):
         return None
+
+
+def _note_time(directory: Path, began_at: float) -> None:
+    """The manifest in force is of a listing that began then."""
+    os.utime(directory / CURRENT, ns=(int(began_at * 1e9), int(began_at * 1e9)))
 
 
 def _try_listed(directory: Path) -> Listed | None:

@@ -155,6 +155,11 @@ class Manifest:
             raise IndexError(f"object {index} of {self.num_objects}")
         return bytes(self._blob[self._offsets[index] : self._offsets[index + 1]])
 
+    def all_paths(self) -> list[bytes]:
+        """Return the paths of all objects, about 100 bytes each."""
+        blob, ends = bytes(self._blob), self._offsets.tolist()
+        return [blob[start:end] for start, end in pairwise(ends)]
+
     def path(self, index: int) -> str:
         """Return the path of an object, relative to the root."""
         return self.path_bytes(index).decode(*ENCODING)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
+from prefeed.sources.known_directories import Times, note_directories
 from prefeed.sources.manifest import (
     CURRENT,
     ENCODING,
@@ -31,6 +32,7 @@ from prefeed.sources.manifest import (
     entry_key,
     version_hash,
 )
+from prefeed.sources.posix import PosixSource, file_version
 from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
@@ -40,12 +42,22 @@ _REPLACED_SECONDS: Final = 600
 
 
 def build_manifest(
-    source: Source, directory: str | os.PathLike[str], *, progress: ListingProgress | None = None
+    source: Source,
+    directory: str | os.PathLike[str],
+    *,
+    progress: ListingProgress | None = None,
+    began_at: float | None = None,
 ) -> Manifest:
     """List the source and return its manifest, sorted by path, now the one in force in ``directory``.
 
     Until it is complete, whatever was in force there stays; two builders at once both succeed. Of a path
     that is listed twice the last line counts.
+
+    Args:
+        source: What is listed.
+        directory: Of the URL's manifests.
+        progress: Called while the listing goes on.
+        began_at: When it begins, in seconds since 1970; None: the next one is not to be spared anything.
 
     Raises:
         EmptyListingError: The source lists nothing.
@@ -60,7 +72,41 @@ def build_manifest(
             progress(len(columns), listed_bytes)
     if not len(columns):
         raise EmptyListingError(f"{source.url} has no objects below it; check the path or prefix", url=source.url)
-    return columns.sorted().write(directory)
+    ordered = columns.sorted()
+    manifest = ordered.write(directory)
+    if isinstance(source, PosixSource) and source.is_listed_wholly and began_at is not None:
+        note_directories(manifest, source.listed_directories, ordered.times(), began_at=began_at)
+    return manifest
+
+
+def with_files_of_now(manifest: Manifest, sizes: Times, times: Times, changed: Times, *, in_force: bool) -> Manifest:
+    """Return the manifest with the same paths in which some files are as they are now; all others keep their keys.
+
+    Args:
+        manifest: Of a directory.
+        sizes: Of all files, shape (num_objects,).
+        times: Of their last changes, in nanoseconds, shape (num_objects,).
+        changed: Which of them are to be taken over, shape (num_changed,).
+        in_force: Bring it into force in its directory.
+    """
+    new_sizes, versions = manifest.sizes.copy(), manifest.version_hashes.copy()
+    keys = np.frombuffer(manifest.keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES).copy()  # keys: (num_objects, 16)
+    for index in changed.tolist():
+        version = file_version(int(times[index]), int(sizes[index]))
+        new_sizes[index], versions[index] = sizes[index], version_hash(version)
+        key = entry_key(manifest.url, manifest.path(index), version, int(sizes[index]))
+        keys[index] = np.frombuffer(key, np.uint8)
+    contents = manifest.contents()
+    return write_manifest(
+        manifest.directory.parent,
+        manifest.url,
+        path_blob=contents["paths"],
+        offsets=np.frombuffer(contents["offsets"], np.uint64),
+        sizes=new_sizes,
+        version_hashes=versions,
+        keys=keys,
+        in_force=in_force,
+    )
 
 
 class Columns:
@@ -74,6 +120,8 @@ class Columns:
         self._sizes = array("Q")
         self._versions = array("Q")
         self._keys = bytearray()
+        self._times = array("q")
+        self._has_times = url.startswith("/")
 
     def __len__(self) -> int:
         """Return the number of objects so far."""
@@ -87,6 +135,12 @@ class Columns:
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
             self._versions.append(version_hash(info.version))
             self._keys += entry_key(self.url, info.path, info.version, info.size_bytes)
+            if self._has_times:
+                self._times.append(int(info.version.rpartition("-")[0] or 0))
+
+    def times(self) -> Times:
+        """Return when each file of a directory last changed, in nanoseconds, shape (num_objects,)."""
+        return np.frombuffer(self._times, np.int64)
 
     def sorted(self) -> Columns:
         """Return the listing in order of its paths, each once; itself if it is so already."""
@@ -108,6 +162,8 @@ class Columns:
         taken._versions = array("Q", np.frombuffer(self._versions, np.uint64)[order].tobytes())
         keys = np.frombuffer(self._keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES)  # keys: (num_objects, 16)
         taken._keys = bytearray(keys[order].tobytes())
+        if self._has_times:
+            taken._times = array("q", self.times()[order].tobytes())
         return taken
 
     def write(self, directory: str | os.PathLike[str]) -> Manifest:
@@ -139,6 +195,7 @@ def write_manifest(
     sizes: NDArray[np.uint64],
     version_hashes: NDArray[np.uint64],
     keys: Buffer | NDArray[np.uint8],
+    in_force: bool = True,
 ) -> Manifest:
     """Write arrays as a manifest, bring it into force in ``directory`` and return it.
 
@@ -153,6 +210,7 @@ def write_manifest(
         sizes: Shape (num_objects,); ``UNKNOWN_SIZE`` where not known.
         version_hashes: Shape (num_objects,); 0 where not known.
         keys: 16 bytes an object.
+        in_force: False: leave the one in force that is.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -178,10 +236,15 @@ def write_manifest(
         num_unknown_sizes=count - len(known),
         path_bytes=int(offsets[-1]),
     )
-    return _bring_into_force(Path(directory), msgspec.json.encode(header), files)
+    generation = _write_generation(Path(directory), msgspec.json.encode(header), files)
+    manifest = Manifest.open(generation)
+    if in_force:
+        before = _replace_current(Path(directory), generation.name)
+        _remove_others(Path(directory), keep={generation.name, before})
+    return manifest
 
 
-def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) -> Manifest:
+def _write_generation(directory: Path, header: bytes, files: dict[str, Buffer]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     digest = xxh3_128(header)
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
@@ -194,10 +257,7 @@ def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) 
         _adopt(temporary, generation)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    manifest = Manifest.open(generation)
-    before = _replace_current(directory, generation.name)
-    _remove_others(directory, keep={generation.name, before})
-    return manifest
+    return generation
 
 
 def _remove_unused(generation: Path) -> None:

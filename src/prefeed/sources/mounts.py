@@ -93,11 +93,21 @@ def is_local(root: str, mountinfo: str | None = None) -> bool:
         root: Canonical URL.
         mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
     """
-    if not root.startswith("/"):
-        return False
+    nearest = _nearest(root, mountinfo)
+    return root.startswith("/") and (nearest is None or not nearest.is_network)
+
+
+def mount_type(directory: str, mountinfo: str | None = None) -> str:
+    """Return the type of the file system that a directory is on, by its name alone; ``""`` when nothing tells."""
+    nearest = _nearest(directory, mountinfo)
+    return "" if nearest is None else nearest.type
+
+
+def _nearest(path: str, mountinfo: str | None) -> Mount | None:
+    if not path.startswith("/"):
+        return None
     mounts = {mount.point: mount for mount in visible_mounts(mountinfo)}
-    nearest = next((mounts[place] for place in (root, *_above(root)) if place in mounts), None)
-    return nearest is None or not nearest.is_network
+    return next((mounts[place] for place in (path, *_above(path)) if place in mounts), None)
 
 
 class Roots:

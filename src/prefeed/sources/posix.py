@@ -21,6 +21,7 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
+from prefeed.sources.known_directories import Directory
 from prefeed.types import FetchedObject, ObjectInfo
 
 LISTING_THREADS: Final = 32
@@ -39,7 +40,12 @@ _Found = tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]
 
 def version_of(status: os.stat_result) -> str:
     """Return the version of a file: nanoseconds of its last change, and size."""
-    return f"{status.st_mtime_ns}-{status.st_size}"
+    return file_version(status.st_mtime_ns, status.st_size)
+
+
+def file_version(changed_ns: int, size_bytes: int) -> str:
+    """Return the version of a file that has this size and last changed then."""
+    return f"{changed_ns}-{size_bytes}"
 
 
 def stat_paths(
@@ -62,6 +68,10 @@ class PosixSource:
     Paths are relative to the directory. An absolute path is taken as it is, so that a manifest made from a
     dataset's own list of files may reach outside its root.
 
+    Attributes:
+        listed_directories: What the last listing read, as it was just before that.
+        is_listed_wholly: False when that listing left out what may become a file without a change of its directory.
+
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
@@ -75,6 +85,8 @@ class PosixSource:
         self.url = root
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
+        self.listed_directories: list[Directory] = []
+        self.is_listed_wholly = True
 
     def locate(self, path: str) -> str:
         """Return the absolute path of an object."""
@@ -160,6 +172,7 @@ class PosixSource:
                 raise NotADirectoryError
         except OSError as err:
             _raise_translated(err, self.url, listing=True)
+        self.listed_directories, self.is_listed_wholly = [_seen("", root)], True
         with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
             pending: set[Future[_Found]] = {pool.submit(self._scan, "", frozenset({(root.st_dev, root.st_ino)}))}
             try:
@@ -190,6 +203,7 @@ class PosixSource:
                         status = os.stat(entry.path)
                         identity = (status.st_dev, status.st_ino)
                         if identity not in chain:
+                            self.listed_directories.append(_seen(path, status))
                             directories.append((path + "/", chain | {identity}))
                     else:
                         files.append(path)
@@ -205,12 +219,19 @@ class PosixSource:
             try:
                 status = os.stat(self._prefix + path)
             except (FileNotFoundError, NotADirectoryError):
+                self.is_listed_wholly = False
                 continue
             except OSError as err:
                 _raise_translated(err, self._prefix + path, listing=True)
-            if stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(status.st_mode):
+                self.is_listed_wholly = False
+            else:
                 objects.append(ObjectInfo(path=path, size_bytes=status.st_size, version=version_of(status)))
         return [], [], objects
+
+
+def _seen(path: str, status: os.stat_result) -> Directory:
+    return Directory(os.fsencode(path), status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _read_rest(descriptor: int, first: bytes, size: int) -> bytes:
