@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ import servers
 from e2e.images import image_files, make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
+from prefeed.datasets.origin import Origin
 from prefeed.errors import SourceError
 
 pytestmark = pytest.mark.timeout(120)
@@ -180,6 +182,70 @@ def test_a_dataset_made_now_is_torchvisions_made_now(root: Path, place: Place, e
         asked += sum(known.get(path) != data for path, data in zip(now[1], now[3], strict=True))
         assert prefeed.statistics().origin_requests == asked, change.__name__
     assert prefeed.statistics().errors == {}
+
+
+def age(root: Path) -> None:
+    """Directories were last changed an hour ago: what is known of their names is trusted."""
+    for directory in [root, *(path for path in root.iterdir() if path.is_dir())]:
+        os.utime(directory, ns=(0, time.time_ns() - 3600 * 10**9))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same process", "other processes"])
+def test_names_that_are_known_are_not_listed_again_and_files_are_looked_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Sizes and times are asked for aside; nothing is read before they have come, and only changed files are fetched."""
+    place = Directory(root)
+    age(root)
+    settled: list[bool] = []
+    settle = Origin.settle
+
+    def seen_now() -> Any:
+        return in_another_process(lambda: seen(place.url)) if elsewhere else seen(place.url)
+
+    def counted(origin: Origin) -> Any:
+        settled.append(origin._is_settled)
+        return settle(origin)
+
+    assert seen_now() == expected(root)
+    asked = prefeed.statistics().origin_requests
+    monkeypatch.setattr(Origin, "settle", counted)
+    for _ in range(2):
+        assert seen(place.url) == expected(root)
+        assert settled[0] is False
+        del settled[:]
+    for index in range(3):
+        replace(root)
+        assert seen_now() == expected(root)
+        assert prefeed.statistics().origin_requests == asked + index + 1
+    for index, change in enumerate((add, remove, rename, add_class, remove_class)):
+        change(root)
+        assert seen_now() == expected(root)
+        replace(root)
+        assert seen_now() == expected(root)
+        age(root)
+        assert seen_now() == expected(root), index
+        assert seen_now() == expected(root), index
+
+
+def test_a_copy_of_a_dataset_looks_at_the_files_before_it_reads(root: Path) -> None:
+    """Made by names alone, then pickled or forked; the server that knew it has ended."""
+    place = Directory(root)
+    age(root)
+    first = prefeed.datasets.Objects(place.url)
+    before = [first[index] for index in range(len(first))]
+    dataset = prefeed.datasets.Objects(place.url)
+    assert not dataset._origin._is_settled
+    assert in_another_process(lambda: [dataset[index] for index in range(len(dataset))]) == before
+    stopped = prefeed.datasets.Objects(place.url)
+    with NodeClient.connect(current()) as node:
+        node.stop()
+    replace(root)
+    copied = pickle.loads(pickle.dumps(stopped))
+    now = [file.read_bytes() for file in image_files(root)]
+    assert now != before
+    assert [copied[index] for index in range(len(copied))] == now
+    prefeed.datasets._readers.close()
 
 
 def test_what_runs_keeps_its_listing(root: Path, place: Place) -> None:

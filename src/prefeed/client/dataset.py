@@ -61,10 +61,25 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedDataset:
+    """A dataset, and of when its listing is.
+
+    Attributes:
+        dataset: See ``NodeDataset``.
+        listed_at: When the listing began, in seconds since 1970.
+        is_settled: False when only the paths are of then; ``settle_dataset`` asks for the rest, before anything is read.
+    """
+
+    dataset: NodeDataset
+    listed_at: float
+    is_settled: bool
+
+
 def open_node_dataset(
     node: NodeClient, url: str, config: Config, *, listing_age: float = 0.0, listing: ListingProgress | None = None
-) -> tuple[NodeDataset, float]:
-    """Return the dataset of a URL, listed by the server, and when that listing began, in seconds since 1970.
+) -> OpenedDataset:
+    """Return the dataset of a URL, listed by the server.
 
     Args:
         node: Where it is opened.
@@ -77,8 +92,20 @@ def open_node_dataset(
         SourceError: The origin cannot be listed.
         ServerUnavailableError: The server went away.
     """
-    opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), listing=listing)
-    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config), opened.listed_at
+    opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), by_names=True, listing=listing)
+    dataset = _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+    return OpenedDataset(dataset=dataset, listed_at=opened.listed_at, is_settled=opened.is_settled)
+
+
+def settle_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:
+    """Return the dataset with the paths of a manifest, and with sizes and versions of now.
+
+    Raises:
+        PrefeedError: The manifest is there no more.
+        ServerUnavailableError: The server went away.
+    """
+    opened = node.open_dataset(url, manifest_dir=str(manifest.directory), settle=True)
+    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
 
 
 _LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")

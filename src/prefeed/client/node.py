@@ -72,6 +72,8 @@ class NodeClient:
         *,
         listing_age: float = 0.0,
         ranks: int = 1,
+        by_names: bool = False,
+        settle: bool = False,
         manifest_dir: str = "",
         num_samples: int = 0,
         listing: ListingProgress | None = None,
@@ -82,6 +84,8 @@ class NodeClient:
             url: Root of the objects.
             listing_age: Seconds; a listing that began no longer ago will do.
             ranks: Processes of this node that are about to ask for the same; one listing is to do for all of them.
+            by_names: A manifest whose paths are those of now will do; it is settled before it is read.
+            settle: Of ``manifest_dir``: the manifest with the same paths, and sizes and versions of now.
             manifest_dir: Instead of a URL, a manifest or catalogue that was made before; nothing is listed.
             num_samples: Samples of a dataset whose files are learned; 0 for others.
             listing: Told how far a listing has come.
@@ -91,7 +95,7 @@ class NodeClient:
         """
         question = m.OpenDataset(
             self._connection.next_token(),
-            _anywhere(url), listing_age, ranks=ranks,
+            _anywhere(url), listing_age, ranks=ranks, by_names=by_names, settle=settle,
             manifest_dir=manifest_dir, num_samples=num_samples,
         )  # fmt: skip
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))

@@ -99,12 +99,12 @@ class LabelledImages:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self._origin.manifest.directory.name
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample's image, and its entry key and label."""
         object_id = int(self._ids[index])
-        manifest = self._origin.manifest
+        manifest = self._origin.settle()
         return manifest.path(object_id), manifest.key(object_id) + b"%d" % self._targets[index]
 
 

@@ -92,12 +92,12 @@ class Objects:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self.pattern, self._origin.manifest.directory.name
+        return self.prefeed_stage(), self.pattern, self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample's object, and its entry key."""
         object_id = self._object_id(index)
-        return self._origin.manifest.path(object_id), self._origin.manifest.key(object_id)
+        return self._origin.manifest.path(object_id), self._origin.settle().key(object_id)
 
     def _object_id(self, index: int) -> int:
         length = len(self)

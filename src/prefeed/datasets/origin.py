@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.client.active import active_reader
-from prefeed.client.dataset import NodeDataset, open_manifest_dataset, open_node_dataset
+from prefeed.client.dataset import NodeDataset, open_manifest_dataset, open_node_dataset, settle_dataset
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
@@ -80,13 +80,14 @@ class Origin:
         self.config = config
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
+        self._is_settled = True
         age = config.listing_age if listing_age is None else listing_age
         if config.enabled:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
-                    self._dataset, self.listed_at = open_node_dataset(
-                        node, os.fspath(url_or_path), config, listing_age=age, listing=listing
-                    )
+                    opened = open_node_dataset(node, os.fspath(url_or_path), config, listing_age=age, listing=listing)
+                    self._dataset, self.listed_at = opened.dataset, opened.listed_at
+                    self._is_settled = opened.is_settled
             except (SourceError, ConfigError):
                 raise
             except (PrefeedError, OSError) as err:
@@ -103,6 +104,8 @@ class Origin:
 
     def read(self, object_id: int) -> bytes:
         """Return the object's bytes: from the loader's reader, the process's own, or the origin."""
+        if not self._is_settled:
+            self.settle()
         reader = active_reader(self.manifest.directory)
         data: Buffer
         if reader is not None:
@@ -113,9 +116,28 @@ class Origin:
             data = read_origin(self._local.source(self._given, self.config), self.manifest.path(object_id), self.config)
         return data if isinstance(data, bytes) else bytes(data)
 
+    def settle(self) -> Manifest:
+        """Return the listing, with sizes and versions that the files had after this was made: its paths may be known before.
+
+        **Blocking**: until the server, or without one this process, has asked all files; once.
+        """
+        if self._is_settled:
+            return self.manifest
+        assert self._dataset is not None
+        try:
+            with NodeClient.connect(self.config) as node:
+                self._dataset = settle_dataset(node, self._given, self.manifest, self.config)
+            assert isinstance(self._dataset.manifest, Manifest)
+            self.manifest = self._dataset.manifest
+        except (PrefeedError, OSError) as err:
+            print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
+            self.manifest, self._dataset = ManifestLibrary(self.config.home).settle(self.manifest).manifest, None
+        self._is_settled = True
+        return self.manifest
+
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
         """Return the dataset of this listing as the node knows it now; nothing is listed."""
-        return open_manifest_dataset(node, self._given, self.manifest, config)
+        return open_manifest_dataset(node, self._given, self.settle(), config)
 
     def described(self, samples: str) -> str:
         """Return root, number of samples and age of the listing, for ``repr``."""

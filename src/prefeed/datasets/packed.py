@@ -106,11 +106,11 @@ class Packed:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self._origin.manifest.directory.name
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample, and what stands for its bytes: entry keys, of a group their digest."""
-        keys = [self._origin.manifest.key(object_id) for object_id in self._object_ids(index)]
+        keys = [self._origin.settle().key(object_id) for object_id in self._object_ids(index)]
         return self.path(index), keys[0] if self._groups is None else xxh3_128(b"".join(keys)).digest()
 
     def _object_ids(self, index: int) -> list[int]:

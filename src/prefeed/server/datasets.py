@@ -30,11 +30,13 @@ class Opened:
         mean_bytes: About how many bytes an object of a new catalogue has; None when nothing tells.
         learned: Which sample opens which objects of the catalogue, where nobody declares it.
         listed_at: When the listing began, in seconds since 1970; 0 of what was not listed.
+        is_settled: False when only its names are of then.
     """
 
     manifest: Manifest | CatalogueWriter
     source: Source
     listed_at: float = 0.0
+    is_settled: bool = True
     mean_bytes: int | None = None
     learned: LearnedMapWriter | None = None
 

@@ -170,8 +170,14 @@ class Handlers:
             directory = str(dataset.manifest.directory)
             self.loop.send(connection, m.DatasetOpened(token, dataset.number, directory, dataset.listed_at))
 
-        waiter = self._waiter(connection, token, opened)
-        if request.manifest_dir:
+        def found(dataset: Dataset, found_at: float) -> None:
+            directory = str(dataset.manifest.directory)
+            self.loop.send(connection, m.DatasetOpened(token, dataset.number, directory, found_at, is_settled=False))
+
+        waiter = self._waiter(connection, token, opened, found if request.by_names else None)
+        if request.manifest_dir and request.settle:
+            self._openings.settle(Path(request.manifest_dir), request.url, waiter)
+        elif request.manifest_dir:
             self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter)
         elif request.catalogue:
             paths_file = self._in_transit(request.paths_file)
@@ -179,9 +185,16 @@ class Handlers:
         else:
             self._openings.open_url(request.url, waiter, listing_age=request.listing_age, ranks=request.ranks)
 
-    def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
+    def _waiter(
+        self,
+        connection: Connection,
+        token: int,
+        opened: Callable[[Dataset], None],
+        found: Callable[[Dataset, float], None] | None = None,
+    ) -> Waiter:
         return Waiter(
             opened=opened,
+            found=found,
             failed=lambda err: self._refuse(connection, err, token),
             listing=lambda objects, size: self.loop.send(connection, m.Listing(token, objects, size)),
         )

@@ -43,6 +43,8 @@ class Waiter:
     opened: Callable[[Dataset], None]
     failed: Callable[[PrefeedError], None]
     listing: ListingProgress
+    found: Callable[[Dataset, float], None] | None = None
+    """Told the dataset, and when it was found, when only its names are of then; None: waits for sizes and versions too."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,23 @@ class _Listing:
     began_at: float | None = None
     running: list[Waiter] = field(default_factory=list)
     waiting: list[Waiter] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Settling:
+    """Sizes and times of one manifest's files, being asked for or known.
+
+    Attributes:
+        waiters: Who waits for them.
+        is_running: They are being asked for.
+        is_due: They are to be asked for once more: it was found by its names meanwhile.
+        result: The dataset with them, since the last time that they were asked for.
+    """
+
+    waiters: list[Waiter] = field(default_factory=list)
+    is_running: bool = True
+    is_due: bool = False
+    result: Dataset | None = None
 
 
 class Openings:
@@ -91,6 +110,7 @@ class Openings:
         self._library = ManifestLibrary(config.home)
         self._openings: dict[str, list[Waiter]] = {}
         self._listings: dict[str, _Listing] = {}
+        self._settlings: dict[Path, _Settling] = {}
 
     def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0, ranks: int = 1) -> None:
         """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago."""
@@ -136,7 +156,11 @@ class Openings:
         listing.running, listing.waiting = listing.waiting, []
         url = listing.url
 
+        may_be_found = all(waiter.found for waiter in listing.running)
+
         def list_objects(progress: ListingProgress) -> Opened:
+            if may_be_found and (by_names := self._library.find_by_names(url)) is not None:
+                return self._opened_of(url, by_names)
             found = self._library.open_listed(
                 url, source_factory=lambda given: open_source(given, self._config), progress=progress
             )
@@ -144,8 +168,10 @@ class Openings:
 
         def opened(result: Opened) -> None:
             dataset = self._add_dataset(result)
+            if not result.is_settled:
+                self._settle(dataset.manifest.directory, url)
             for waiter in self._end_listing(listing):
-                waiter.opened(dataset)
+                _tell(waiter, dataset, result)
 
         def failed(error: PrefeedError) -> None:
             for waiter in self._end_listing(listing):
@@ -167,7 +193,66 @@ class Openings:
         return done
 
     def _opened_of(self, url: str, found: Listed) -> Opened:
-        return Opened(manifest=found.manifest, source=open_source(url, self._config), listed_at=found.began_at)
+        return Opened(
+            manifest=found.manifest,
+            source=open_source(url, self._config),
+            listed_at=found.began_at,
+            is_settled=found.is_settled,
+        )
+
+    def settle(self, directory: Path, url: str, waiter: Waiter) -> None:
+        """Open the manifest with the paths of this one, whose sizes and versions were asked for after it was found.
+
+        Raises:
+            PrefeedError: It lies elsewhere than this home's do.
+        """
+        self._require_own(directory)
+        settling = self._settlings.get(directory)
+        if settling is None:
+            settling = self._settle(directory, url)
+        if settling.result is not None:
+            waiter.opened(settling.result)
+        else:
+            settling.waiters.append(waiter)
+
+    def _settle(self, directory: Path, url: str) -> _Settling:
+        """Ask all files of a manifest for size and time, from now on."""
+        settling = self._settlings.get(directory)
+        if settling is not None and settling.is_running:
+            settling.is_due = True  # those that were asked may have changed: all are asked once more
+        else:
+            settling = self._settlings[directory] = _Settling()
+            self._ask_files(settling, directory, url)
+        return settling
+
+    def _ask_files(self, settling: _Settling, directory: Path, url: str) -> None:
+        settling.is_due = False
+
+        def ask(_: ListingProgress) -> Opened:
+            return self._opened_of(url, self._library.settle(Manifest.open(directory)))
+
+        def done(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            if settling.is_due:
+                self._ask_files(settling, directory, url)
+                return
+            settling.is_running, settling.result = False, dataset
+            for one in settling.waiters:
+                one.opened(dataset)
+
+        def failed(error: PrefeedError) -> None:
+            if settling.is_due:
+                self._ask_files(settling, directory, url)
+                return
+            del self._settlings[directory]
+            for one in settling.waiters:
+                one.failed(error)
+
+        self._start(f"the sizes of {canonical_url(url)}", ask, done, failed, lambda *_: None)
+
+    def _require_own(self, directory: Path) -> None:
+        if not directory.is_relative_to(self._config.home):
+            raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
 
     def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
@@ -193,8 +278,7 @@ class Openings:
         Raises:
             PrefeedError: It lies elsewhere than this home's do.
         """
-        if not directory.is_relative_to(self._config.home):
-            raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
+        self._require_own(directory)
         if is_catalogue(self._config.home, directory):
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
@@ -283,6 +367,13 @@ class Openings:
             self._call_soon(lambda: failed(other))
         else:
             self._call_soon(lambda: opened(result))
+
+
+def _tell(waiter: Waiter, dataset: Dataset, result: Opened) -> None:
+    if result.is_settled or waiter.found is None:
+        waiter.opened(dataset)
+    else:
+        waiter.found(dataset, result.listed_at)
 
 
 def _take_paths(paths_file: Path) -> list[str]:

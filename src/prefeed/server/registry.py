@@ -53,7 +53,8 @@ class Registry:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
         found = self.find(opened.manifest.directory)  # a manifest is named after its content
         if found is not None:
-            found.listed_at = max(found.listed_at, opened.listed_at)
+            if opened.is_settled:
+                found.listed_at = max(found.listed_at, opened.listed_at)
             self.inherit_from_older(found.number)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from prefeed.config import Config
 
@@ -31,6 +32,7 @@ LOCAL_FUSE: Final = frozenset(
 )  # fmt: skip
 """``fuse.<name>`` whose files are on this machine's own disks, or in its memory."""
 
+_LOCAL_PACK: Final = "pack+file://"
 _AUTOMOUNTER: Final = "autofs"
 _SYSTEM: Final = ("/proc", "/sys", "/dev")
 _MAX_DIRECTORIES: Final = 1 << 16
@@ -93,6 +95,8 @@ def is_local(root: str, mountinfo: str | None = None) -> bool:
         root: Canonical URL.
         mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
     """
+    if root.startswith(_LOCAL_PACK):
+        root = unquote(root[len(_LOCAL_PACK) :])
     nearest = _nearest(root, mountinfo)
     return root.startswith("/") and (nearest is None or not nearest.is_network)
 

@@ -60,13 +60,17 @@ class OpenDataset(Message, frozen=True):
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
     has a manifest already names its directory. A URL is listed unless there is a listing that began at most ``listing_age``
-    seconds ago. ``ranks`` processes of this node are about to ask the same: one listing is to do for all.
+    seconds ago. ``ranks`` processes of this node are about to ask the same: one listing is to do for all. With
+    ``by_names`` a manifest will do whose paths are those of now; its client then asks for it by directory with ``settle``,
+    before it reads, and gets the manifest with the same paths and the sizes and versions of now.
     """
 
     token: int
     url: str
     listing_age: float = 0.0
     ranks: int = 1
+    by_names: bool = False
+    settle: bool = False
     catalogue: str = ""
     paths_file: str = ""
     num_samples: int = 0
@@ -85,13 +89,14 @@ class DatasetOpened(Message, frozen=True):
     """The manifest lies in this directory; the number names it on this server.
 
     ``listed_at`` is when the listing began, in seconds since 1970; 0 of what was not listed: a catalogue, a directory that
-    was named.
+    was named. ``is_settled`` is False when only the paths are of then.
     """
 
     token: int
     dataset: int
     manifest_dir: str
     listed_at: float = 0.0
+    is_settled: bool = True
 
 
 class RegisterPlan(Message, frozen=True):
