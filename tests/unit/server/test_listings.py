@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ import prefeed.server.openings as openings
 from desk import Client, Desk, desk
 from prefeed.config import Config
 from prefeed.errors import TransientSourceError
+from prefeed.sources import known_directories, library
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import MemorySource
@@ -193,3 +198,86 @@ def test_a_directory_of_this_machine_is_listed_at_once(server: Desk) -> None:
     (root / "a").write_bytes(b"1")
     client.say(m.OpenDataset(1, str(root), 0.0, 8))
     assert listed(client) == 1  # the clock stands still
+
+
+# ------------------------------------------------------------ names first
+
+
+@pytest.fixture
+def files(server: Desk) -> Path:
+    root = server.config.home / "data"
+    root.mkdir(parents=True)
+    for name in "abc":
+        (root / name).write_bytes(name.encode())
+    os.utime(root, (0, time.time() - 3600))
+    return root
+
+
+def ask_by_names(client: Client, root: Path) -> m.DatasetOpened:
+    client.say(m.OpenDataset(1, str(root), by_names=True))
+    while isinstance(answer := client.hear(m.Message), m.Listing):
+        pass
+    assert isinstance(answer, m.DatasetOpened), answer
+    return answer
+
+
+def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
+    server: Desk, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes after it was asked, and before another client makes its dataset, is new for that one."""
+    asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    times_now = library.times_now
+
+    def held(manifest: Manifest) -> Any:
+        found = times_now(manifest)
+        asked.release()
+        assert go_on.acquire(timeout=60)
+        return found
+
+    first, second = server.connect(), server.connect()
+    listed = ask_by_names(first, files)
+    assert listed.is_settled
+    monkeypatch.setattr(library, "times_now", held)
+    found = ask_by_names(first, files)
+    assert (found.is_settled, found.manifest_dir) == (False, listed.manifest_dir)
+    assert asked.acquire(timeout=60)
+    (files / "b").write_bytes(b"longer")
+    assert not ask_by_names(second, files).is_settled
+    second.say(m.OpenDataset(2, str(files), manifest_dir=found.manifest_dir, settle=True))
+    first.say(m.OpenDataset(2, str(files), manifest_dir=found.manifest_dir, settle=True))
+    read(server)
+    go_on.release()
+    go_on.release()
+    settled = [Manifest.open(client.hear(m.DatasetOpened).manifest_dir) for client in (first, second)]
+    assert [manifest.size(1) for manifest in settled] == [6, 6]
+    assert settled[0].key(0) == Manifest.open(listed.manifest_dir).key(0)
+    first.say(m.OpenDataset(3, str(files), manifest_dir=found.manifest_dir, settle=True))  # a copy of it, later
+    assert first.hear(m.DatasetOpened).manifest_dir == str(settled[0].directory)
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "touch", "young", "link", "other file system"])
+def test_names_are_listed_where_the_directory_does_not_say_that_they_are_the_same(
+    server: Desk, files: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.connect()
+    if change == "link":
+        (files / "later").symlink_to(files.parent / "not there yet")
+        os.utime(files, (0, time.time() - 3600))
+    ask_by_names(client, files)
+    if change == "add":
+        (files / "d").write_bytes(b"d")
+    elif change == "remove":
+        (files / "a").unlink()
+    elif change == "touch":
+        os.utime(files, (0, time.time() - 1800))
+    elif change == "young":
+        os.utime(files)
+        ask_by_names(client, files)
+    elif change == "link":
+        (files.parent / "not there yet").write_bytes(b"now")
+    else:
+        monkeypatch.setattr(known_directories, "mount_type", lambda _: "fuse.something")
+    opened = ask_by_names(client, files)
+    assert opened.is_settled
+    expected = {"add": 4, "remove": 2, "link": 4}.get(change, 3)
+    assert Manifest.open(opened.manifest_dir).num_objects == expected
