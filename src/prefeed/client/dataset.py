@@ -76,10 +76,10 @@ class OpenedDataset:
     is_settled: bool
 
 
-def open_node_dataset(
+def open_dataset_by_names(
     node: NodeClient, url: str, config: Config, *, listing_age: float = 0.0, listing: ListingProgress | None = None
 ) -> OpenedDataset:
-    """Return the dataset of a URL, listed by the server.
+    """Return the dataset of a URL, listed by the server; where the paths are known, perhaps before sizes and versions are.
 
     Args:
         node: Where it is opened.
@@ -95,6 +95,12 @@ def open_node_dataset(
     opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), by_names=True, listing=listing)
     dataset = _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
     return OpenedDataset(dataset=dataset, listed_at=opened.listed_at, is_settled=opened.is_settled)
+
+
+def open_node_dataset(node: NodeClient, url: str, config: Config) -> NodeDataset:
+    """Return the dataset of a URL as it is listed now; errors as above."""
+    opened = node.open_dataset(url)
+    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
 
 
 def settle_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:

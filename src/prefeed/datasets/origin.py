@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.client.active import active_reader
-from prefeed.client.dataset import NodeDataset, open_manifest_dataset, open_node_dataset, settle_dataset
+from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
@@ -85,7 +85,9 @@ class Origin:
         if config.enabled:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
-                    opened = open_node_dataset(node, os.fspath(url_or_path), config, listing_age=age, listing=listing)
+                    opened = open_dataset_by_names(
+                        node, os.fspath(url_or_path), config, listing_age=age, listing=listing
+                    )
                     self._dataset, self.listed_at = opened.dataset, opened.listed_at
                     self._is_settled = opened.is_settled
             except (SourceError, ConfigError):

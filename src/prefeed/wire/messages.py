@@ -59,10 +59,7 @@ class OpenDataset(Message, frozen=True):
 
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
-    has a manifest already names its directory. A URL is listed unless there is a listing that began at most ``listing_age``
-    seconds ago. ``ranks`` processes of this node are about to ask the same: one listing is to do for all. With
-    ``by_names`` a manifest will do whose paths are those of now; its client then asks for it by directory with ``settle``,
-    before it reads, and gets the manifest with the same paths and the sizes and versions of now.
+    has a manifest already names its directory. ``listing_age`` to ``settle``: see ``NodeClient.open_dataset``.
     """
 
     token: int
@@ -86,11 +83,7 @@ class Listing(Message, frozen=True):
 
 
 class DatasetOpened(Message, frozen=True):
-    """The manifest lies in this directory; the number names it on this server.
-
-    ``listed_at`` is when the listing began, in seconds since 1970; 0 of what was not listed: a catalogue, a directory that
-    was named. ``is_settled`` is False when only the paths are of then.
-    """
+    """The manifest lies in this directory; the number names it on this server. The rest: see ``OpenedDataset``."""
 
     token: int
     dataset: int
