@@ -267,6 +267,20 @@ def test_what_runs_keeps_its_listing(root: Path, place: Place) -> None:
     assert prefeed.statistics().direct_reads == 0
 
 
+def test_a_loader_that_takes_the_place_of_another_has_what_that_had(root: Path, place: Place) -> None:
+    """The old one is alive while the new one's dataset is made: nothing is fetched but what changed."""
+    loader = prefeed.DataLoader(prefeed.datasets.Objects(place.url), batch_size=None)
+    assert len(list(loader)) == prefeed.statistics().origin_requests
+    for index in range(3):
+        asked = prefeed.statistics().origin_requests
+        shutil.copy(image_files(root)[0], root / "class1" / f"new-{index}.png")
+        place.apply()
+        dataset = prefeed.datasets.Objects(place.url)
+        loader = prefeed.DataLoader(dataset, batch_size=None)
+        assert list(loader) == [file.read_bytes() for file in image_files(root)]
+        assert prefeed.statistics().origin_requests == asked + 1
+
+
 def test_who_wants_an_old_listing_says_so(root: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prefeed.datasets.ImageFolder(place.url)
     add(root)
