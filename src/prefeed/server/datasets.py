@@ -50,6 +50,7 @@ class Dataset:
         limit: How many requests its origin takes.
         learned: See ``Opened``.
         listed_at: When the last listing that found this manifest began; see ``Opened``.
+        opened_at: When it was last handed to a client, by the server's clock.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Dataset:
     limit: ConcurrencyLimit
     learned: LearnedMapWriter | None = None
     listed_at: float = 0.0
+    opened_at: float = 0.0
     lookups: int = 0
 
     @property

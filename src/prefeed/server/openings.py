@@ -194,7 +194,7 @@ class Openings:
 
     def _opened_of(self, url: str, found: Listed) -> Opened:
         return Opened(
-            manifest=found.manifest,
+            manifest=Manifest.open(found.manifest.directory, locked=False),  # who is to have it locks it
             source=open_source(url, self._config),
             listed_at=found.began_at,
             is_settled=found.is_settled,
@@ -210,6 +210,8 @@ class Openings:
         settling = self._settlings.get(directory)
         if settling is None:
             settling = self._settle(directory, url)
+        if settling.result is not None and self._find_dataset(settling.result.manifest.directory) is None:
+            settling = self._settle(directory, url)  # it was let go of meanwhile
         if settling.result is not None:
             waiter.opened(settling.result)
         else:
@@ -287,7 +289,7 @@ class Openings:
             return
 
         def reopen_manifest(_: ListingProgress) -> Opened:
-            manifest = Manifest.open(directory)
+            manifest = Manifest.open(directory, locked=False)
             return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
 
         self._begin(str(directory), reopen_manifest, waiter)

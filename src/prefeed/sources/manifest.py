@@ -14,10 +14,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +98,7 @@ class Manifest:
         "total_bytes", "url", "version_hashes",
     )  # fmt: skip
 
-    def __init__(self, directory: Path, header: Header) -> None:
+    def __init__(self, directory: Path, header: Header, *, locked: bool = True) -> None:
         """Map the files of one generation; use ``Manifest.open``."""
         count = header.num_objects
         self.directory = directory
@@ -108,7 +108,7 @@ class Manifest:
         self.total_bytes = header.total_bytes
         self.sizes = _map_numbers(directory / "sizes", count)
         self.version_hashes = _map_numbers(directory / "versions", count)
-        self.keys = _map(directory / KEYS, count * ENTRY_KEY_BYTES, lock=True)
+        self.keys = _map(directory / KEYS, count * ENTRY_KEY_BYTES, lock=locked)
         self._offsets = _map_numbers(directory / "offsets", count + 1)
         self._blob = _map(directory / "paths", header.path_bytes)
         # After a power failure a file may have its size but not its content. Keys of zeros would be equal keys.
@@ -116,8 +116,12 @@ class Manifest:
             raise StoreFormatError(f"{directory} is damaged: offsets or keys were not written")
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> Manifest:
+    def open(cls, directory: str | os.PathLike[str], *, locked: bool = True) -> Manifest:
         """Return the manifest in ``directory``: the generation in force there, or the generation it is.
+
+        Args:
+            directory: See above.
+            locked: The files stay as long as it is open; False: only what is mapped does.
 
         Raises:
             StoreFormatError: There is none, it is of another layout, or files are missing or too short.
@@ -126,7 +130,7 @@ class Manifest:
         for last_try in (False, False, True):  # A newer listing may replace the generation between the two steps.
             generation = current_generation(path) or path
             try:
-                return cls(generation, _read_header(generation))
+                return cls(generation, _read_header(generation), locked=locked)
             except FileNotFoundError as err:
                 if last_try:
                     raise StoreFormatError(f"{path} holds no manifest, or not all of it: {err.filename}") from err
@@ -284,7 +288,7 @@ def _map(path: Path, size: int, *, lock: bool = False) -> memoryview:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if lock:
-            _lock_shared(descriptor, path)
+            _lock_shared(descriptor)
         found = os.fstat(descriptor).st_size
         if found != size:
             raise StoreFormatError(f"{path} is damaged: {found} bytes, {size} expected")
@@ -293,13 +297,9 @@ def _map(path: Path, size: int, *, lock: bool = False) -> memoryview:
         os.close(descriptor)
 
 
-def _lock_shared(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:  # it is being removed
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-    except OSError:
-        pass  # a file system without locks: who would remove it cannot lock it either
+def _lock_shared(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks: who would remove it cannot lock it either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who looks whether it is in use, or removes it
 
 
 def _map_numbers(path: Path, count: int) -> NDArray[np.uint64]:

@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -260,23 +261,36 @@ def _write_generation(directory: Path, header: bytes, files: dict[str, Buffer]) 
     return generation
 
 
-def _remove_unused(generation: Path) -> None:
-    """Remove a generation, unless some process has it open, on this node or, as far as locks reach, on another.
+def is_in_use(generation: Path) -> bool:
+    """Return whether some process has this generation open and locked, here or, as far as locks reach, on another node.
 
-    Where that cannot be told it stays.
+    Where that cannot be told it is in use.
     """
+    with _unused(generation) as unused:
+        return not unused
+
+
+def _remove_unused(generation: Path) -> None:
+    with _unused(generation) as unused:
+        if unused:
+            shutil.rmtree(generation, ignore_errors=True)
+
+
+@contextmanager
+def _unused(generation: Path) -> Iterator[bool]:
+    """Yield whether nobody has a generation open; then nobody opens it for the time of the block."""
     try:
         descriptor = os.open(generation / KEYS, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
-    except FileNotFoundError:
-        shutil.rmtree(generation, ignore_errors=True)
-        return
-    except OSError:
+    except OSError as err:
+        yield isinstance(err, FileNotFoundError)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(generation, ignore_errors=True)
-    except OSError:
-        return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
 

@@ -281,3 +281,38 @@ def test_names_are_listed_where_the_directory_does_not_say_that_they_are_the_sam
     assert opened.is_settled
     expected = {"add": 4, "remove": 2, "link": 4}.get(change, 3)
     assert Manifest.open(opened.manifest_dir).num_objects == expected
+
+
+# ------------------------------------------------------------ older listings
+
+
+def test_listings_that_nobody_has_open_are_let_go_of(server: Desk, clock: Seconds, files: Path) -> None:
+    """A server that sees many listings of one root keeps those that are in use, and what they have in common."""
+    client = server.connect()
+
+    def renew(number: int) -> m.DatasetOpened:
+        clock.now += 601
+        (files / f"new-{number}").write_bytes(b"1")
+        client.say(m.OpenDataset(1, str(files)))
+        while isinstance(answer := client.hear(m.Message), m.Listing):
+            pass
+        assert isinstance(answer, m.DatasetOpened)
+        return answer
+
+    def fetch(dataset: int) -> None:
+        for object_id in range(3):
+            client.ask(m.Demand(7, 0, dataset, object_id), m.Answered)
+
+    first = renew(0)
+    kept = Manifest.open(first.manifest_dir)
+    fetch(first.dataset)
+    datasets = [renew(number).dataset for number in range(1, 6)]
+    assert set(server.node.datasets) == {first.dataset, *datasets[-1:]}
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.origin_requests == 3
+    fetch(datasets[-1])
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.origin_requests == 3
+    del kept
+    last = renew(6).dataset
+    assert set(server.node.datasets) == {last}
+    assert last not in {first.dataset, *datasets}
+    server.node.validate()
