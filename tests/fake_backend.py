@@ -93,11 +93,11 @@ class FakeClient:
         self,
         url: str,
         *,
-        refresh: bool = False,
+        listing_age: float = 0.0,
         progress: Callable[[WarmResult], None] | None = None,
         listing: ListingProgress | None = None,
     ) -> WarmResult:
-        self.backend.calls.append(("warm", url, refresh, progress is not None))
+        self.backend.calls.append(("warm", url, listing_age, progress is not None))
         if self.backend.error is not None:
             raise self.backend.error
         if listing is not None:

@@ -81,6 +81,13 @@ def _seconds(value: str | int | float) -> float:
     return seconds
 
 
+def _age(value: str | int | float) -> float:
+    """Return seconds; ``inf`` is an age that nothing exceeds."""
+    if (seconds := _seconds(value)) != seconds:
+        raise ConfigError(f"an age is a number of seconds, or inf: {value!r}")
+    return seconds
+
+
 def _pool_seconds(value: str | int | float) -> float:
     if not 0 < (seconds := _seconds(value)) <= 60:
         raise ConfigError(f"must be more than 0 and at most 60 seconds: {value!r}")
@@ -264,6 +271,10 @@ class Config:
     revalidate: bool = _setting(
         parse_bool, True, "ask each epoch whether files opened by path have changed; 0 = once a loader"
     )
+    listing_age: float = _setting(
+        _age, 0.0, "seconds that a listing may be old which a new dataset is made from; 0 = list when it is made; inf = the "
+        "first listing for ever"
+    )  # fmt: skip
     batch_buffers: int = _setting(
         parse_bytes, GIB, "bytes of shared memory that a loader keeps for its workers' batches and uses again; 0 = none"
     )

@@ -44,18 +44,18 @@ def change(file: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def test_manifest_is_a_snapshot_until_refreshed(tmp_path: Path) -> None:
-    """What is in the cache is served as it was listed; after a refresh the new bytes are, and only they are fetched."""
+def test_a_dataset_is_a_snapshot_and_one_made_now_is_of_now(tmp_path: Path) -> None:
+    """What is in the cache is served as it was listed; a new dataset has the new bytes, and only they are fetched."""
     root = make_image_folder(tmp_path / "data")
     before = contents(root)
-    assert epoch(prefeed.datasets.Objects(root)) == before
+    old = prefeed.datasets.Objects(root)
+    assert epoch(old) == before
     changed, added = image_files(root)[4], root / "class2" / "new.png"
     change(changed)
     added.write_bytes(b"one more")
-    assert epoch(prefeed.datasets.Objects(root)) == before
+    assert epoch(old) == before
+    assert epoch(prefeed.datasets.Objects(root, listing_age=float("inf"))) == before
     asked = prefeed.statistics().origin_requests
-    with NodeClient.connect(resolve()) as node:
-        node.open_dataset(str(root), refresh=True)
     renewed = prefeed.datasets.Objects(root)
     assert epoch(renewed) == contents(root) != before
     assert prefeed.statistics().origin_requests == asked + 2

@@ -289,8 +289,6 @@ def test_a_new_listing_below_a_wrapper(files: Files) -> None:
     before = read()
     assert read() == before
     write_file(files.root, 0, 99, seconds=2)
-    with NodeClient.connect(current()) as node:
-        node.warm(str(files.root), refresh=True)
     assert read() == [99, before[1]]
     prefeed.datasets._readers.close()
 

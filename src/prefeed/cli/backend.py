@@ -27,7 +27,7 @@ class Client(Protocol):
         self,
         url: str,
         *,
-        refresh: bool = False,
+        listing_age: float = 0.0,
         progress: WarmProgress | None = None,
         listing: ListingProgress | None = None,
     ) -> WarmResult: ...

@@ -135,7 +135,7 @@ def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_j
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Most objects at a time. Default: as many as URL answers well."
 )
-@click.option("--refresh", is_flag=True, help="List the origin again, for data that has changed.")
+@click.option("--refresh", is_flag=True, help="List the origin now, whatever age PREFEED_LISTING_AGE allows.")
 @home_option
 @json_option
 @click.pass_context

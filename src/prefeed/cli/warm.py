@@ -18,7 +18,7 @@ from prefeed.types import WarmResult
 
 @click.command(name="warm")
 @click.argument("url")
-@click.option("--refresh", is_flag=True, help="List the origin again, for data that has changed.")
+@click.option("--refresh", is_flag=True, help="List the origin now, whatever age PREFEED_LISTING_AGE allows.")
 @home_option
 @json_option
 @click.pass_context
@@ -31,7 +31,8 @@ def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_js
     where, config = located(url, config_of(home=home))
     with backend_of(ctx).connect(config) as client:
         show_progress = config.progress and not as_json and sys.stderr.isatty()
-        result = _warm(client, where, refresh=refresh, show_progress=show_progress)
+        listing_age = 0.0 if refresh else config.listing_age
+        result = _warm(client, where, listing_age=listing_age, show_progress=show_progress)
     print_result(ctx, result, as_json=as_json)
 
 
@@ -73,9 +74,9 @@ class Bar:
         )
 
 
-def _warm(client: Client, url: str, *, refresh: bool, show_progress: bool) -> WarmResult:
+def _warm(client: Client, url: str, *, listing_age: float, show_progress: bool) -> WarmResult:
     if not show_progress:
-        return client.warm(url, refresh=refresh)
+        return client.warm(url, listing_age=listing_age)
     bar = Bar()
     with bar.progress:
-        return client.warm(url, refresh=refresh, progress=bar.warming, listing=bar.listing)
+        return client.warm(url, listing_age=listing_age, progress=bar.warming, listing=bar.listing)

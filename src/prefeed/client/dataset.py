@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import StoreFormatError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_catalogues import name_of_learned, name_of_list
+from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
@@ -62,17 +64,78 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     )
 
 
-def open_node_dataset(
-    node: NodeClient, url: str, config: Config, *, refresh: bool = False, listing: ListingProgress | None = None
-) -> NodeDataset:
-    """Return the dataset of a URL, listed by the server if it never was.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedDataset:
+    """A dataset, and of when its listing is.
+
+    Attributes:
+        dataset: See ``NodeDataset``.
+        listed_at: When the listing began, in seconds since 1970.
+        is_settled: False when only the paths are of then; ``settle_dataset`` asks for the rest, before anything is read.
+    """
+
+    dataset: NodeDataset
+    listed_at: float
+    is_settled: bool
+
+
+def open_dataset_by_names(
+    node: NodeClient, url: str, config: Config, *, listing_age: float = 0.0, listing: ListingProgress | None = None
+) -> OpenedDataset:
+    """Return the dataset of a URL, listed by the server; where the paths are known, perhaps before sizes and versions are.
+
+    Args:
+        node: Where it is opened.
+        url: Root; it may hold credentials.
+        config: Settings.
+        listing_age: Seconds; a listing that began no longer ago will do.
+        listing: Told how far a listing has come.
 
     Raises:
         SourceError: The origin cannot be listed.
         ServerUnavailableError: The server went away.
     """
-    opened = node.open_dataset(url, refresh=refresh, listing=listing)
+    opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), by_names=True, listing=listing)
+    dataset = _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+    return OpenedDataset(dataset=dataset, listed_at=opened.listed_at, is_settled=opened.is_settled)
+
+
+def open_node_dataset(node: NodeClient, url: str, config: Config) -> NodeDataset:
+    """Return the dataset of a URL as it is listed now; errors as above."""
+    opened = node.open_dataset(url)
     return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+
+
+def settle_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:
+    """Return the dataset with the paths of a manifest, and with sizes and versions of now.
+
+    Raises:
+        PrefeedError: The manifest is there no more.
+        ServerUnavailableError: The server went away.
+    """
+    opened = node.open_dataset(url, manifest_dir=str(manifest.directory), settle=True)
+    return _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+
+
+_LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+"""How many ranks of this job are on this node, as torchrun, Open MPI, MPICH and Slurm tell them."""
+
+
+def _local_ranks() -> int:
+    found = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
+    return int(found) if found.isascii() and found.isdigit() and found != "0" else 1
+
+
+def open_manifest_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:
+    """Return the dataset of a manifest that was made before; nothing is listed. It may come from another home.
+
+    Raises:
+        PrefeedError: It is there no more.
+        ServerUnavailableError: The server went away.
+    """
+    directory = ManifestLibrary(config.home).adopt(manifest)
+    opened = node.open_dataset(url, manifest_dir=str(directory))
+    return _node_dataset(node, opened, manifest, url, config)
 
 
 def open_listed_dataset(node: NodeClient, paths: Sequence[str], config: Config) -> NodeDataset:

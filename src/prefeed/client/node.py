@@ -70,17 +70,23 @@ class NodeClient:
         self,
         url: str,
         *,
-        refresh: bool = False,
+        listing_age: float = 0.0,
+        ranks: int = 1,
+        by_names: bool = False,
+        settle: bool = False,
         manifest_dir: str = "",
         num_samples: int = 0,
         listing: ListingProgress | None = None,
     ) -> m.DatasetOpened:
-        """Return the number and the manifest's directory of a URL, listed first if it never was.
+        """Return the number and the manifest's directory of a URL, as it is listed now.
 
         Args:
             url: Root of the objects.
-            refresh: List it anew.
-            manifest_dir: Instead of a URL, a manifest or catalogue that another server had open.
+            listing_age: Seconds; a listing that began no longer ago will do.
+            ranks: Processes of this node that are about to ask for the same; one listing is to do for all of them.
+            by_names: A manifest whose paths are those of now will do; it is settled before it is read.
+            settle: Of ``manifest_dir``: the manifest with the same paths, and sizes and versions of now.
+            manifest_dir: Instead of a URL, a manifest or catalogue that was made before; nothing is listed.
             num_samples: Samples of a dataset whose files are learned; 0 for others.
             listing: Told how far a listing has come.
 
@@ -88,8 +94,10 @@ class NodeClient:
             SourceError: The origin cannot be listed; the message says what to change.
         """
         question = m.OpenDataset(
-            self._connection.next_token(), _anywhere(url), refresh, manifest_dir=manifest_dir, num_samples=num_samples
-        )
+            self._connection.next_token(),
+            _anywhere(url), listing_age, ranks=ranks, by_names=by_names, settle=settle,
+            manifest_dir=manifest_dir, num_samples=num_samples,
+        )  # fmt: skip
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
 
     def open_catalogue(self, name: str, paths_file: str, *, num_samples: int = 0) -> m.DatasetOpened:
@@ -117,16 +125,22 @@ class NodeClient:
         self,
         url: str,
         *,
-        refresh: bool = False,
+        listing_age: float = 0.0,
         progress: Callable[[WarmResult], None] | None = None,
         listing: ListingProgress | None = None,
     ) -> WarmResult:
         """Fill the tiers with everything below the URL, until all is in them or they are full.
 
+        Args:
+            url: Root of the objects.
+            listing_age: Seconds; a listing that began no longer ago will do.
+            progress: Told how far it is, ten times a second.
+            listing: Told how far a listing has come.
+
         Raises:
             SourceError: The origin cannot be listed.
         """
-        return self._warm(m.Warm(self._connection.next_token(), _anywhere(url), refresh), progress, listing)
+        return self._warm(m.Warm(self._connection.next_token(), _anywhere(url), listing_age), progress, listing)
 
     def warm_in_order(
         self,
@@ -145,7 +159,7 @@ class NodeClient:
             progress: Told how far it is, ten times a second.
         """
         token = self._connection.next_token()
-        question = m.Warm(token, "", refresh=False, dataset=dataset, ids_file=ids_file, max_in_flight=max_in_flight)
+        question = m.Warm(token, "", 0.0, dataset=dataset, ids_file=ids_file, max_in_flight=max_in_flight)
         return self._warm(question, progress, None)
 
     def _warm(

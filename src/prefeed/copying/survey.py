@@ -9,11 +9,9 @@ from pathlib import Path
 
 from prefeed.copying.versions import FoundFile
 from prefeed.errors import EmptyListingError
-from prefeed.sources.posix import PosixSource
+from prefeed.sources.posix import Chain, PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.types import ListingProgress, ObjectInfo
-
-_Chain = frozenset[tuple[int, int]]
 
 
 class PosixTree(PosixSource):
@@ -31,7 +29,7 @@ class PosixTree(PosixSource):
         status = target.stat()
         self._target = (status.st_dev, status.st_ino)
 
-    def _scan(self, relative: str, chain: _Chain) -> tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]:
+    def _scan(self, relative: str, chain: Chain) -> tuple[list[str], list[tuple[str, Chain]]]:
         if relative:
             self.directories.append(relative.rstrip("/"))  # from several threads: append needs no lock
         return super()._scan(relative, chain | {self._target})

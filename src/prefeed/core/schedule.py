@@ -89,6 +89,15 @@ class Scheduler:
         if dataset in self.live_datasets():
             self._lookahead.plan_room()
 
+    def forget_dataset(self, dataset: int) -> bool:
+        """Nobody will ask for the objects of this manifest again; False when some are in the tier, or on their way."""
+        table = self.tables[dataset]
+        if dataset in self.live_datasets() or len(table) != table.num_in(states.ABSENT) + table.num_in(states.FAILED):
+            return False
+        self._next_use.forget(dataset)
+        del self.tables[dataset]
+        return True
+
     def adopt(self, dataset: int, ids: Iterable[int], sizes_bytes: Iterable[int]) -> None:
         """These objects are in the tier already, residents of an earlier life; they count against the budget."""
         self.holdings.adopt(dataset, ids, sizes_bytes)

@@ -12,6 +12,7 @@ from prefeed.config import Config, current
 from prefeed.datasets.labelled import Indices, LabelledImages
 from prefeed.datasets.origin import Origin
 from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
+from prefeed.sources.library import described_age
 from prefeed.sources.manifest import Manifest
 
 
@@ -28,6 +29,8 @@ class ImageList(LabelledImages):
         loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
         delimiter: What is between path and label; default: white space, the last of the line.
         config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
 
     Raises:
         SampleSetNotFoundError: There is no such sample set.
@@ -47,12 +50,13 @@ class ImageList(LabelledImages):
         *,
         delimiter: str | None = None,
         config: Config | None = None,
+        listing_age: float | None = None,
     ) -> None:
-        origin = Origin(url_or_path, config or current())
+        origin = Origin(url_or_path, config or current(), listing_age=listing_age)
         where = f"{origin.url.rstrip('/')}/{list_name}"
         paths, targets = _parse(_read(origin, list_name), where, delimiter)
         ids = _ids_of(paths, origin.manifest)
-        _check_all_found(ids, paths, where)
+        _check_all_found(ids, paths, where, origin.listing_age_seconds)
         super().__init__(
             origin, ids, targets, transform=transform, target_transform=target_transform, loader=loader
         )  # fmt: skip
@@ -106,12 +110,12 @@ def _ids_of(paths: Sequence[bytes], manifest: Manifest) -> Indices:
     return ids
 
 
-def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str) -> None:
+def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str, age_seconds: float) -> None:
     missing = np.flatnonzero(ids < 0)
     if len(missing):
         first = os.fsdecode(paths[missing[0]])
         raise ObjectNotFoundError(
             f"{where} names {len(missing)} of {len(paths)} images that are not there, the first of them {first!r}; "
-            "paths are relative to the root. If they were added since it was listed, list it anew: prefeed warm --refresh URL",
+            f"paths are relative to the root, which was listed {described_age(age_seconds)} ago",
             missing=first,
         )

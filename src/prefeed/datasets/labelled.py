@@ -60,6 +60,19 @@ class LabelledImages:
 
     imgs = samples
 
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
+
     def __len__(self) -> int:
         return len(self._ids)
 
@@ -86,12 +99,12 @@ class LabelledImages:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self._origin.manifest.directory.name
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample's image, and its entry key and label."""
         object_id = int(self._ids[index])
-        manifest = self._origin.manifest
+        manifest = self._origin.settle()
         return manifest.path(object_id), manifest.key(object_id) + b"%d" % self._targets[index]
 
 

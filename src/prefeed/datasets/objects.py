@@ -26,6 +26,8 @@ class Objects:
         decode: Applied to the bytes of each object; its result is the sample. None: the bytes are.
         pattern: Which objects; ``*`` stops at ``/``, ``**`` does not: ``train/**/*.jpg``.
         config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
 
     Raises:
         SourceError: The origin cannot be listed, or nothing in it matches; the message says what to change.
@@ -40,16 +42,30 @@ class Objects:
         pattern: str = "**",
         *,
         config: Config | None = None,
+        listing_age: float | None = None,
     ) -> None:
         self.decode = decode
         self.pattern = pattern
-        self._origin = Origin(url_or_path, config or current())
+        self._origin = Origin(url_or_path, config or current(), listing_age=listing_age)
         self._ids = _matching(self._origin.manifest, pattern, self._origin.url)
 
     @property
     def url(self) -> str:
         """Canonical URL of the root."""
         return self._origin.url
+
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
 
     def __len__(self) -> int:
         return self._origin.manifest.num_objects if self._ids is None else len(self._ids)
@@ -76,12 +92,12 @@ class Objects:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self.pattern, self._origin.manifest.directory.name
+        return self.prefeed_stage(), self.pattern, self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample's object, and its entry key."""
         object_id = self._object_id(index)
-        return self._origin.manifest.path(object_id), self._origin.manifest.key(object_id)
+        return self._origin.manifest.path(object_id), self._origin.settle().key(object_id)
 
     def _object_id(self, index: int) -> int:
         length = len(self)

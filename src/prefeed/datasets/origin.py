@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,21 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.client.active import active_reader
-from prefeed.client.dataset import NodeDataset, open_node_dataset
+from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config
 from prefeed.errors import ConfigError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
-from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source, pack_url
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
+_log = logging.getLogger("prefeed")
 
 
 class Origin:
@@ -40,10 +43,25 @@ class Origin:
         config: Settings of the node that caches it.
         node_config: The same when the root was named by a sample set, whose node every loader is to use; else None.
         manifest: Its listing.
+        listed_at: When that began, in seconds since 1970.
+        listing_age_seconds: How old it was when this was made.
     """
 
-    def __init__(self, url_or_path: str | os.PathLike[str], config: Config, *, is_pack: bool = False) -> None:
-        """List the root, or take the listing that the node has; of a pack ``pack+`` may be left out.
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        config: Config,
+        *,
+        listing_age: float | None = None,
+        is_pack: bool = False,
+    ) -> None:
+        """List the root, which the node does once for all who ask at the same time.
+
+        Args:
+            url_or_path: The root; of a pack ``pack+`` may be left out.
+            config: Settings.
+            listing_age: Seconds; a listing that began no longer ago will do. None: as the settings say.
+            is_pack: The root is a pack.
 
         Raises:
             SourceError: The origin cannot be listed.
@@ -62,20 +80,34 @@ class Origin:
         self.config = config
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
+        self._is_settled = True
+        age = config.listing_age if listing_age is None else listing_age
         if config.enabled:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
-                    self._dataset = open_node_dataset(node, os.fspath(url_or_path), config, listing=listing)
+                    opened = open_dataset_by_names(
+                        node, os.fspath(url_or_path), config, listing_age=age, listing=listing
+                    )
+                    self._dataset, self.listed_at = opened.dataset, opened.listed_at
+                    self._is_settled = opened.is_settled
             except (SourceError, ConfigError):
                 raise
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
-        listed = self._list_here(url_or_path) if self._dataset is None else self._dataset.manifest
-        assert isinstance(listed, Manifest)
-        self.manifest = listed
+        if self._dataset is None:
+            listed = self._list_here(url_or_path, age)
+            self.manifest, self.listed_at = listed.manifest, listed.began_at
+        else:
+            assert isinstance(self._dataset.manifest, Manifest)
+            self.manifest = self._dataset.manifest
+        self.listing_age_seconds = max(0.0, time.time() - self.listed_at)
+        if age:
+            _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))
 
     def read(self, object_id: int) -> bytes:
         """Return the object's bytes: from the loader's reader, the process's own, or the origin."""
+        if not self._is_settled:
+            self.settle()
         reader = active_reader(self.manifest.directory)
         data: Buffer
         if reader is not None:
@@ -86,22 +118,48 @@ class Origin:
             data = read_origin(self._local.source(self._given, self.config), self.manifest.path(object_id), self.config)
         return data if isinstance(data, bytes) else bytes(data)
 
-    def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
-        """Return the dataset as the node knows it now."""
-        return open_node_dataset(node, self._given, config)
+    def settle(self) -> Manifest:
+        """Return the listing, with sizes and versions that the files had after this was made: its paths may be known before.
 
-    def _list_here(self, url_or_path: str | os.PathLike[str]) -> Manifest:
+        **Blocking**: until the server, or without one this process, has asked all files; once.
+        """
+        if self._is_settled:
+            return self.manifest
+        assert self._dataset is not None
         try:
-            return self._list_below(self.config.home, url_or_path)
+            with NodeClient.connect(self.config) as node:
+                self._dataset = settle_dataset(node, self._given, self.manifest, self.config)
+            assert isinstance(self._dataset.manifest, Manifest)
+            self.manifest = self._dataset.manifest
+        except (PrefeedError, OSError) as err:
+            print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
+            self.manifest, self._dataset = ManifestLibrary(self.config.home).settle(self.manifest).manifest, None
+        self._is_settled = True
+        return self.manifest
+
+    def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
+        """Return the dataset of this listing as the node knows it now; nothing is listed."""
+        return open_manifest_dataset(node, self._given, self.settle(), config)
+
+    def described(self, samples: str) -> str:
+        """Return root, number of samples and age of the listing, for ``repr``."""
+        return f"{self.url}: {samples}, listed {described_age(time.time() - self.listed_at)} ago"
+
+    def _list_here(self, url_or_path: str | os.PathLike[str], age: float) -> Listed:
+        try:
+            return self._list_below(self.config.home, url_or_path, age)
         except OSError as err:
             if isinstance(err, PrefeedError):
                 raise
-            return self._list_below(_temporary_home(), url_or_path)  # the home cannot be written
+            return self._list_below(_temporary_home(), url_or_path, age)  # the home cannot be written
 
-    def _list_below(self, home: Path, url_or_path: str | os.PathLike[str]) -> Manifest:
+    def _list_below(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
         with _listing(self.url, self.config) as listing:
-            return ManifestLibrary(home).open(
-                os.fspath(url_or_path), source_factory=lambda root: open_source(root, self.config), progress=listing
+            return ManifestLibrary(home).open_listed(
+                os.fspath(url_or_path),
+                listing_age=age,
+                source_factory=lambda root: open_source(root, self.config),
+                progress=listing,
             )
 
 

@@ -32,6 +32,8 @@ class Packed:
             a dict of their bytes by extension, in lower case, and the key as ``"__key__"``. Files without an extension
             belong to no sample.
         config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
 
     Samples are in order of their paths; groups, of the first path of each.
 
@@ -48,16 +50,30 @@ class Packed:
         *,
         group: bool = False,
         config: Config | None = None,
+        listing_age: float | None = None,
     ) -> None:
         self.decode = decode
         self.group = group
-        self._origin = Origin(url_or_path, config or current(), is_pack=True)
+        self._origin = Origin(url_or_path, config or current(), listing_age=listing_age, is_pack=True)
         self._groups = _grouped(self._origin.manifest, self.url) if group else None
 
     @property
     def url(self) -> str:
         """Canonical URL of the pack."""
         return self._origin.url
+
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
 
     def __len__(self) -> int:
         return self._origin.manifest.num_objects if self._groups is None else len(self._groups[1]) - 1
@@ -90,11 +106,11 @@ class Packed:
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self._origin.manifest.directory.name
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample, and what stands for its bytes: entry keys, of a group their digest."""
-        keys = [self._origin.manifest.key(object_id) for object_id in self._object_ids(index)]
+        keys = [self._origin.settle().key(object_id) for object_id in self._object_ids(index)]
         return self.path(index), keys[0] if self._groups is None else xxh3_128(b"".join(keys)).digest()
 
     def _object_ids(self, index: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ class WarmupOptions:
         partition: Which of them this is, from 0.
         file: A file with the paths of objects, one a line, in place of ``paths``; None: there is none.
         threads: Most objects under way at a time; None: as many as the origin takes.
-        refresh: The origin is listed anew first.
+        refresh: The origin is listed anew first, whatever age of a listing the settings allow.
     """
 
     paths: tuple[str, ...] = ()
@@ -80,12 +81,12 @@ def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents
     _require_possible(options)
     root, settings = located(url, config)
     events = events or WarmEvents()
-    refresh = options.refresh
+    listing_age = 0.0 if options.refresh else settings.listing_age
     for is_last in (*[False] * (_MOST_SERVERS - 1), True):
         try:
             with NodeClient.connect(settings) as client:
-                opened = client.open_dataset(root, refresh=refresh, listing=events.listing)
-                refresh = False
+                opened = client.open_dataset(root, listing_age=listing_age, listing=events.listing)
+                listing_age = math.inf  # another server goes on with what this one listed
                 manifest = Manifest.open(opened.manifest_dir)
                 name = _in_transit(order_of(manifest, options), client.connection.runtime_dir)
                 try:

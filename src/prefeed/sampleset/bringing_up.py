@@ -72,7 +72,7 @@ def _complete(
     if found.needs_sync:
         sync(found, settings)
         note_progress(found, synced=time.time())
-    node.open_dataset(found.read_url, refresh=True, listing=listing)
+    node.open_dataset(found.read_url, listing=listing)
     note_progress(found, listed=time.time())
 
 

@@ -38,7 +38,9 @@ def _ignored(kind: str, meaning: str) -> MountOption:
     return MountOption(kind=kind, effect=NO_EFFECT, meaning=meaning)
 
 
-_NO_KERNEL: Final = "nothing is mounted: prefeed keeps one listing of the source, until `warm --refresh` or a sync"
+_NO_KERNEL: Final = (
+    "nothing is mounted: each dataset lists the source when it is made, unless `listing_age` allows an older listing"
+)
 
 MOUNT_OPTIONS: Final[Mapping[str, MountOption]] = {
     "metrics": _mapped("text", "address at which the node server shows its own metrics: `metrics`"),

@@ -29,10 +29,14 @@ class Opened:
         source: Reads them.
         mean_bytes: About how many bytes an object of a new catalogue has; None when nothing tells.
         learned: Which sample opens which objects of the catalogue, where nobody declares it.
+        listed_at: When the listing began, in seconds since 1970; 0 of what was not listed.
+        is_settled: False when only its names are of then.
     """
 
     manifest: Manifest | CatalogueWriter
     source: Source
+    listed_at: float = 0.0
+    is_settled: bool = True
     mean_bytes: int | None = None
     learned: LearnedMapWriter | None = None
 
@@ -45,6 +49,8 @@ class Dataset:
         number: Names it on this server.
         limit: How many requests its origin takes.
         learned: See ``Opened``.
+        listed_at: When the last listing that found this manifest began; see ``Opened``.
+        opened_at: When it was last handed to a client, by the server's clock.
     """
 
     number: int
@@ -52,6 +58,8 @@ class Dataset:
     source: Source
     limit: ConcurrencyLimit
     learned: LearnedMapWriter | None = None
+    listed_at: float = 0.0
+    opened_at: float = 0.0
     lookups: int = 0
 
     @property

@@ -106,6 +106,7 @@ class Handlers:
             self._own_dir,
             clock=self._clock,
             call_soon=loop.call_soon,
+            call_later=loop.call_later,
             find_dataset=node.registry.find,
             add_dataset=node.registry.add,
         )
@@ -193,27 +194,47 @@ class Handlers:
 
         def opened(dataset: Dataset) -> None:
             manifest = dataset.manifest
-            reply = m.DatasetOpened(token, dataset.number, str(manifest.directory), manifest.uid)
-            self.loop.send(connection, reply)
+            self.loop.send(
+                connection,
+                m.DatasetOpened(token, dataset.number, str(manifest.directory), manifest.uid, dataset.listed_at),
+            )
 
-        waiter = self._waiter(connection, token, opened)
-        if request.manifest_dir:
+        def found(dataset: Dataset, found_at: float) -> None:
+            manifest = dataset.manifest
+            self.loop.send(
+                connection,
+                m.DatasetOpened(
+                    token, dataset.number, str(manifest.directory), manifest.uid, found_at, is_settled=False
+                ),
+            )
+
+        waiter = self._waiter(connection, token, opened, found if request.by_names else None)
+        if request.manifest_dir and request.settle:
+            self._openings.settle(Path(request.manifest_dir), request.url, waiter)
+        elif request.manifest_dir:
             self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter)
         elif request.catalogue:
             paths_file = self._in_transit(request.paths_file)
             self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
         else:
-            self._openings.open_url(request.url, waiter, refresh=request.refresh)
+            self._openings.open_url(request.url, waiter, listing_age=request.listing_age, ranks=request.ranks)
 
-    def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
+    def _waiter(
+        self,
+        connection: Connection,
+        token: int,
+        opened: Callable[[Dataset], None],
+        found: Callable[[Dataset, float], None] | None = None,
+    ) -> Waiter:
         return Waiter(
             opened=opened,
+            found=found,
             failed=lambda err: self._refuse(connection, err, token),
             listing=lambda objects, size: self.loop.send(connection, m.Listing(token, objects, size)),
         )
 
     def _locate(self, connection: Connection, request: m.Locate) -> None:
-        for dataset in self.node.datasets.values():
+        for dataset in reversed(self.node.datasets.values()):  # of several listings of a root the newest
             root = dataset.source.url
             if dataset.catalogue is None and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
@@ -375,7 +396,7 @@ class Handlers:
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
-            self._openings.open_url(request.url, opening, refresh=request.refresh)
+            self._openings.open_url(request.url, opening, listing_age=request.listing_age)
         else:
             self.node.registry.require_ids(request.dataset, ids)
             begin(self.node.datasets[request.dataset])

@@ -63,7 +63,7 @@ class Node:
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
         self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool)
         entries = ((key, size) for key, size, _ in tier.entries())
-        self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight)
+        self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight, clock=clock)
         self.scheduler.set_budget(tier.capacity_bytes)
         self.datasets = self.registry.datasets
         self.disk = disk
@@ -115,6 +115,8 @@ class Node:
     ) -> None:  # fmt: skip
         """A consumer begins an epoch in this order, or will probably do so next."""
         self.registry.require_ids(dataset, ids)
+        if dataset not in self.scheduler.live_datasets():
+            self.registry.inherit_from_older(dataset)
         if upcoming:
             self.scheduler.register_upcoming(consumer, dataset, ids, resident=resident)
         else:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from prefeed.clock import Clock
 from prefeed.config import Config
@@ -15,8 +16,9 @@ from prefeed.errors import PrefeedError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
-from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.store.node_directory import NODES
@@ -25,7 +27,14 @@ from prefeed.types import ListingProgress
 _REPORT_SECONDS = 0.1
 """Pause between two reports of one listing."""
 
+_GATHER_SECONDS = 0.1
+"""A listing over a network begins so long after it was asked for, so that who asks at the same time shares it; two requests of a store."""
+
+_RANKS_SECONDS = 1.0
+"""The same when ranks of a job ask, unless all of this node have asked before."""
+
 _Open = Callable[[ListingProgress], Opened]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +44,50 @@ class Waiter:
     opened: Callable[[Dataset], None]
     failed: Callable[[PrefeedError], None]
     listing: ListingProgress
+    found: Callable[[Dataset, float], None] | None = None
+    """Told the dataset, and when it was found, when only its names are of then; None: waits for sizes and versions too."""
 
 
 @dataclass(slots=True)
-class _Opening:
+class _Listing:
+    """Listings of one URL, one after the other.
+
+    Attributes:
+        url: As the last who asked gave it: it may hold credentials.
+        began_at: When the one that runs began, by the server's clock; None: none runs.
+        running: Who waits for that one.
+        waiting: Who waits for the next, which begins when that one is done.
+    """
+
+    url: str
+    began_at: float | None = None
+    running: list[Waiter] = field(default_factory=list)
+    waiting: list[Waiter] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Settling:
+    """Sizes and times of one manifest's files, being asked for or known.
+
+    Attributes:
+        waiters: Who waits for them.
+        is_running: They are being asked for.
+        is_due: They are to be asked for once more: it was found by its names meanwhile.
+        result: The dataset with them, since the last time that they were asked for.
+    """
+
     waiters: list[Waiter] = field(default_factory=list)
+    is_running: bool = True
+    is_due: bool = False
+    result: Dataset | None = None
 
 
 class Openings:
-    """Opens datasets for clients; those who ask for the same one meanwhile wait for the same listing.
+    """Opens datasets for clients, each as it is listed after it was asked for.
+
+    A listing that runs may have passed a place where something was written since, so it is not for those who ask
+    meanwhile: they share the next one, which begins when it is done. One over a network begins ``_GATHER_SECONDS`` after
+    it was asked for, or when all ranks of the job that are on this node have asked, and all of them share the first one.
 
     Manifests are those of the home; catalogues lie in ``own_dir``, which no other server has.
 
@@ -57,6 +101,7 @@ class Openings:
         *,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
+        call_later: Callable[[float, Callable[[], None]], None],
         find_dataset: Callable[[Path], Dataset | None],
         add_dataset: Callable[[Opened], Dataset],
     ) -> None:
@@ -64,21 +109,159 @@ class Openings:
         self._own_dir = own_dir
         self._clock = clock
         self._call_soon = call_soon
+        self._call_later = call_later
         self._find_dataset = find_dataset
         self._add_dataset = add_dataset
         self._library = ManifestLibrary(config.home)
-        self._openings: dict[str, _Opening] = {}
+        self._openings: dict[str, list[Waiter]] = {}
+        self._listings: dict[str, _Listing] = {}
+        self._settlings: dict[Path, _Settling] = {}
 
-    def open_url(self, url: str, waiter: Waiter, *, refresh: bool = False) -> None:
-        """Open the dataset of a URL, listed first if it never was."""
+    def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0, ranks: int = 1) -> None:
+        """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago."""
+        root = canonical_url(url)
+        if not listing_age:
+            self._list(root, url, waiter, listing_age, ranks)
+            return
+
+        def find(_: ListingProgress) -> Opened | None:
+            found = self._library.find(url, listing_age)
+            return None if found is None else self._opened_of(url, found)
+
+        def done(found: Opened | None) -> None:
+            if found is None:
+                self._list(root, url, waiter, listing_age, ranks)
+            else:
+                waiter.opened(self._add_dataset(found))
+
+        self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
+
+    def _list(self, root: str, url: str, waiter: Waiter, listing_age: float, ranks: int) -> None:
+        """List the URL for this one, and for all others who wait for it."""
+        listing = self._listings.get(root)
+        if listing is None:
+            listing = self._listings[root] = _Listing(url)
+            if is_local(root):
+                self._call_soon(lambda: self._begin_listing(listing))
+            else:
+                seconds = _RANKS_SECONDS if ranks > 1 else _GATHER_SECONDS
+                self._call_later(seconds, lambda: self._begin_listing(listing))
+        listing.url = url
+        if listing.began_at is not None and listing_age and self._clock() - listing.began_at <= listing_age:
+            listing.running.append(waiter)
+            return
+        listing.waiting.append(waiter)
+        if listing.began_at is None and 1 < ranks <= len(listing.waiting):  # nobody else is to come
+            self._begin_listing(listing)
+
+    def _begin_listing(self, listing: _Listing) -> None:
+        if listing.began_at is not None or not listing.waiting:
+            return  # it began before the pause was over
+        listing.began_at = self._clock()
+        listing.running, listing.waiting = listing.waiting, []
+        url = listing.url
+
+        may_be_found = all(waiter.found for waiter in listing.running)
 
         def list_objects(progress: ListingProgress) -> Opened:
-            manifest = self._library.open(
-                url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
+            if may_be_found and (by_names := self._library.find_by_names(url)) is not None:
+                return self._opened_of(url, by_names)
+            found = self._library.open_listed(
+                url, source_factory=lambda given: open_source(given, self._config), progress=progress
             )
-            return Opened(manifest=manifest, source=open_source(url, self._config))
+            return self._opened_of(url, found)
 
-        self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)}", list_objects, waiter)
+        def opened(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            if not result.is_settled:
+                self._settle(dataset.manifest.directory, url)
+            for waiter in self._end_listing(listing):
+                _tell(waiter, dataset, result)
+
+        def failed(error: PrefeedError) -> None:
+            for waiter in self._end_listing(listing):
+                waiter.failed(error)
+
+        def tell(objects: int, size: int) -> None:
+            for waiter in listing.running:
+                waiter.listing(objects, size)
+
+        self._start(f"the listing of {canonical_url(url)}", list_objects, opened, failed, tell)
+
+    def _end_listing(self, listing: _Listing) -> list[Waiter]:
+        """Return who waited for the listing that is done; the next one begins if somebody waits for it."""
+        done, listing.running, listing.began_at = listing.running, [], None
+        if listing.waiting:
+            self._begin_listing(listing)
+        else:
+            del self._listings[canonical_url(listing.url)]
+        return done
+
+    def _opened_of(self, url: str, found: Listed) -> Opened:
+        return Opened(
+            manifest=Manifest.open(found.manifest.directory, locked=False),  # who is to have it locks it
+            source=open_source(url, self._config),
+            listed_at=found.began_at,
+            is_settled=found.is_settled,
+        )
+
+    def settle(self, directory: Path, url: str, waiter: Waiter) -> None:
+        """Open the manifest with the paths of this one, whose sizes and versions were asked for after it was found.
+
+        Raises:
+            PrefeedError: It lies elsewhere than this home's do.
+        """
+        self._require_own(directory)
+        settling = self._settlings.get(directory)
+        if settling is None:
+            settling = self._settle(directory, url)
+        if settling.result is not None and self._find_dataset(settling.result.manifest.directory) is None:
+            settling = self._settle(directory, url)  # it was let go of meanwhile
+        if settling.result is not None:
+            waiter.opened(settling.result)
+        else:
+            settling.waiters.append(waiter)
+
+    def _settle(self, directory: Path, url: str) -> _Settling:
+        """Ask all files of a manifest for size and time, from now on."""
+        settling = self._settlings.get(directory)
+        if settling is not None and settling.is_running:
+            settling.is_due = True  # those that were asked may have changed: all are asked once more
+        else:
+            settling = self._settlings[directory] = _Settling()
+            self._ask_files(settling, directory, url)
+        return settling
+
+    def _ask_files(self, settling: _Settling, directory: Path, url: str) -> None:
+        settling.is_due = False
+
+        def ask(_: ListingProgress) -> Opened:
+            return self._opened_of(url, self._library.settle(Manifest.open(directory)))
+
+        def done(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            if settling.is_due:
+                self._ask_files(settling, directory, url)
+                return
+            settling.is_running, settling.result = False, dataset
+            for one in settling.waiters:
+                one.opened(dataset)
+
+        def failed(error: PrefeedError) -> None:
+            if settling.is_due:
+                self._ask_files(settling, directory, url)
+                return
+            del self._settlings[directory]
+            for one in settling.waiters:
+                one.failed(error)
+
+        self._start(f"the sizes of {canonical_url(url)}", ask, done, failed, lambda *_: None)
+
+    def _require_own(self, directory: Path) -> None:
+        if not directory.is_relative_to(self._config.home):
+            raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
+        if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
+            raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
 
     def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
@@ -104,10 +287,7 @@ class Openings:
         Raises:
             PrefeedError: It lies elsewhere than this home's do.
         """
-        if not directory.is_relative_to(self._config.home):
-            raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
-        if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
-            raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
+        self._require_own(directory)
         if is_catalogue(self._own_dir, directory):
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
@@ -116,7 +296,7 @@ class Openings:
             return
 
         def reopen_manifest(_: ListingProgress) -> Opened:
-            manifest = Manifest.open(directory)
+            manifest = Manifest.open(directory, locked=False)
             with contextlib.suppress(OSError):
                 os.utime(manifest.directory)  # in use again: see ``remove_replaced``
             return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
@@ -135,48 +315,76 @@ class Openings:
         if found is not None:  # it is open for writing, and must not be opened a second time
             waiter.opened(found)
             return False
-        opening = self._openings.get(name)
-        if opening is not None:
-            opening.waiters.append(waiter)
+        waiters = self._openings.get(name)
+        if waiters is not None:
+            waiters.append(waiter)
             return False
-        self._openings[name] = _Opening([waiter])
-        threading.Thread(target=self._run, args=(name, open_it), name="prefeed-listing", daemon=True).start()
+        waiters = self._openings[name] = [waiter]
+
+        def opened(result: Opened) -> None:
+            dataset = self._add_dataset(result)
+            for one in self._openings.pop(name):
+                one.opened(dataset)
+
+        def failed(error: PrefeedError) -> None:
+            for one in self._openings.pop(name):
+                one.failed(error)
+
+        def tell(objects: int, size: int) -> None:
+            for one in waiters:
+                one.listing(objects, size)
+
+        self._start(name, open_it, opened, failed, tell)
         return True
 
-    def _run(self, name: str, open_it: _Open) -> None:
+    def _start(
+        self,
+        name: str,
+        open_it: Callable[[ListingProgress], _Result],
+        opened: Callable[[_Result], None],
+        failed: Callable[[PrefeedError], None],
+        tell: ListingProgress,
+    ) -> None:
+        """Do it in a thread of its own; the rest is called in the loop's."""
+        threading.Thread(
+            target=self._run, args=(name, open_it, opened, failed, tell), name="prefeed-listing", daemon=True
+        ).start()
+
+    def _run(
+        self,
+        name: str,
+        open_it: Callable[[ListingProgress], _Result],
+        opened: Callable[[_Result], None],
+        failed: Callable[[PrefeedError], None],
+        tell: ListingProgress,
+    ) -> None:
         next_report = 0.0
 
         def progress(objects: int, size: int) -> None:
             nonlocal next_report
             if self._clock() >= next_report:
                 next_report = self._clock() + _REPORT_SECONDS
-                self._call_soon(lambda: self._tell(name, objects, size))
+                self._call_soon(lambda: tell(objects, size))
 
         try:
-            opened = open_it(progress)
+            result = open_it(progress)
         except PrefeedError as err:
             refusal = err
-            self._call_soon(lambda: self._failed(name, refusal))
+            self._call_soon(lambda: failed(refusal))
         except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             other = PrefeedError(
                 f"cannot make the manifest of {name} below {self._config.home}: {type(err).__name__}: {err}"
             )
-            self._call_soon(lambda: self._failed(name, other))
+            self._call_soon(lambda: failed(other))
         else:
-            self._call_soon(lambda: self._opened(name, opened))
+            self._call_soon(lambda: opened(result))
 
-    def _tell(self, name: str, objects: int, size: int) -> None:
-        for waiter in self._openings[name].waiters:
-            waiter.listing(objects, size)
 
-    def _opened(self, name: str, opened: Opened) -> None:
-        dataset = self._add_dataset(opened)
-        for waiter in self._openings.pop(name).waiters:
-            waiter.opened(dataset)
-
-    def _failed(self, name: str, error: PrefeedError) -> None:
-        for waiter in self._openings.pop(name).waiters:
-            waiter.failed(error)
+def _tell(waiter: Waiter, dataset: Dataset, result: Opened) -> None:
+    if result.is_settled or waiter.found is None:
+        waiter.opened(dataset)
+    else:
+        waiter.found(dataset, result.listed_at)
 
 
 def _take_paths(paths_file: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -11,17 +12,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from prefeed.clock import Clock
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.manifest_writer import is_in_use
 from prefeed.sources.written import Change
 from prefeed.store.tier import stored_bytes
 from prefeed.types import ENTRY_KEY_BYTES
 
 ORPHANS: Final = 0
 """Number of the dataset of entries that no open manifest names, left by an earlier server."""
+
+
+_RETIRE_SECONDS: Final = 600.0
+"""A client that was handed a dataset has opened its manifest after that long."""
 
 
 class Registry:
@@ -31,14 +38,23 @@ class Registry:
         scheduler: Keeps the state of each object.
         entries: Key and size in bytes of what is in the tier already.
         max_in_flight: Most requests to one origin at a time.
+        clock: Seconds.
 
     **Threads**: the loop's.
     """
 
-    def __init__(self, scheduler: Scheduler, entries: Iterable[tuple[bytes, int]], *, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        entries: Iterable[tuple[bytes, int]],
+        *,
+        max_in_flight: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.datasets: dict[int, Dataset] = {}
         self._scheduler = scheduler
         self._max_in_flight = max_in_flight
+        self._clock = clock
         found = list(entries)
         self._orphan_keys = [key for key, _ in found]
         sizes = np.array([size for _, size in found], dtype=np.uint64)
@@ -56,21 +72,50 @@ class Registry:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
         found = self.find(opened.manifest.directory)  # a manifest is named after its content
         if found is not None:
+            found.opened_at = self._clock()
+            if opened.is_settled:
+                found.listed_at = max(found.listed_at, opened.listed_at)
+            self.inherit_from_older(found.number)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)
         limit = ConcurrencyLimit(self._max_in_flight)
-        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
+        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at)
         table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)
-        live = self._scheduler.live_datasets()
-        idle = [other for other in self.datasets.values() if other.number not in live]
+        dataset.opened_at = self._clock()
         self.datasets[number] = dataset
-        for other in idle:
+        live = self._scheduler.live_datasets()
+        for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
             self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
         self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
+        self._retire_older(dataset)
         opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
+
+    def inherit_from_older(self, number: int) -> None:
+        """What other listings of the same root have in the tier is this one's, if nobody reads them any more."""
+        dataset = self.datasets[number]
+        if dataset.catalogue is not None:
+            return
+        live = self._scheduler.live_datasets()
+        for other in self.datasets.values():
+            if other is not dataset and other.source.url == dataset.source.url and other.number not in live:
+                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+
+    def _retire_older(self, dataset: Dataset) -> None:
+        """Let go of older listings of the same root that no client has open; what they alone have is freed first."""
+        live, tables = self._scheduler.live_datasets(), self._scheduler.tables
+        for other in list(self.datasets.values()):
+            is_older = other.catalogue is None and other is not dataset and other.source.url == dataset.source.url
+            if not is_older or other.number in live or self._clock() - other.opened_at < _RETIRE_SECONDS:
+                continue
+            if is_in_use(other.manifest.directory):
+                continue
+            for object_id in tables[other.number].ids_in(RESIDENT).tolist():
+                self._scheduler.invalidate(other.number, object_id)
+            if self._scheduler.forget_dataset(other.number):
+                self.datasets.pop(other.number).close()
 
     def object_of(self, number: int, path: str) -> int:
         """Return the object id of a file in a catalogue, which grows by it if need be.

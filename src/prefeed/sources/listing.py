@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
@@ -11,6 +11,7 @@ import obstore
 
 from prefeed.errors import AccessDeniedError, CannotListError, SourceError
 from prefeed.sources.http_index import parse_index
+from prefeed.sources.prefix_walk import walk_prefixes
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import ObjectInfo
 
@@ -37,11 +38,29 @@ def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo
     A zero-byte object whose name is a directory of the next one (``train/`` before ``train/a.jpg``), as
     consoles make them, is left out.
     """
+    return _without_directories(obstore.list(store, prefix or None, chunk_size=_LIST_BATCH))
+
+
+def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
+    """Yield what the store lists, in any order, many prefixes at a time where that is quicker; see ``list_store``."""
+
+    def list_level(prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        found = obstore.list_with_delimiter(store, prefix or None)
+        return [_info_of(meta) for meta in found["objects"]], list(found["common_prefixes"])
+
+    return walk_prefixes(lambda prefix: list_store(store, prefix), list_level)
+
+
+def _info_of(meta: ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
+
+
+def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:
     held: ObjectInfo | None = None  # A zero-byte object, kept back until the next path shows whether it is a directory.
-    for batch in obstore.list(store, prefix or None, chunk_size=_LIST_BATCH):
+    for batch in batches:
         objects: list[ObjectInfo] = []
         for meta in batch:
-            info = ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
+            info = _info_of(meta)
             if held is not None and not info.path.startswith(held.path + "/"):
                 objects.append(held)
             held = info if info.size_bytes == 0 else None

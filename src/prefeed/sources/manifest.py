@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,13 +30,14 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.mapped_files import key_at, release_pages
 from prefeed.trust import open_kept
-from prefeed.types import ENTRY_KEY_BYTES, EntryKey
+from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 FORMAT: Final = 2
 UNKNOWN_SIZE: Final = 2**64 - 1
 ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
 HEADER: Final = "header.json"
+KEYS: Final = "keys"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +79,8 @@ def version_hash(version: str) -> int:
 class Manifest:
     """One listing, mapped from disk. Opening it reads the header only, whatever the number of objects.
 
-    **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them.
+    **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them: a mapped
+    manifest is locked (shared), and what is locked is not removed.
     **Threads and processes.** Read-only: shared by all threads and inherited by forked children; a pickled
     manifest is its directory's name.
 
@@ -95,7 +99,7 @@ class Manifest:
         "total_bytes", "url", "version_hashes",
     )  # fmt: skip
 
-    def __init__(self, directory: Path, header: Header, files: int) -> None:
+    def __init__(self, directory: Path, header: Header, files: int, *, locked: bool = True) -> None:
         """Map the files below the descriptor of one generation; use ``Manifest.open``."""
         count = header.num_objects
         self.directory = directory
@@ -105,7 +109,7 @@ class Manifest:
         self.total_bytes = header.total_bytes
         self.sizes = _map_numbers(directory, files, "sizes", count)
         self.version_hashes = _map_numbers(directory, files, "versions", count)
-        self.keys = _map(directory, files, "keys", count * ENTRY_KEY_BYTES)
+        self.keys = _map(directory, files, KEYS, count * ENTRY_KEY_BYTES, lock=locked)
         self._offsets = _map_numbers(directory, files, "offsets", count + 1)
         self._blob = _map(directory, files, "paths", header.path_bytes)
         # After a power failure a file may have its size but not its content. Keys of zeros would be equal keys.
@@ -113,8 +117,12 @@ class Manifest:
             raise StoreFormatError(f"{directory} is damaged: offsets or keys were not written")
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> Manifest:
+    def open(cls, directory: str | os.PathLike[str], *, locked: bool = True) -> Manifest:
         """Return the manifest in ``directory``: the generation in force there, or the generation it is.
+
+        Args:
+            directory: See above.
+            locked: The files stay as long as it is open; False: only what is mapped does.
 
         Raises:
             StoreFormatError: There is none, it is of another layout, files are missing or too short, or others than this
@@ -124,7 +132,7 @@ class Manifest:
         for last_try in (False, False, True):  # A newer listing may replace the generation between the two steps.
             try:
                 generation = current_generation(path) or path
-                return cls._open_generation(generation)
+                return cls._open_generation(generation, locked=locked)
             except UnsafeDirectoryError as err:
                 raise StoreFormatError(str(err)) from err
             except FileNotFoundError as err:
@@ -133,10 +141,10 @@ class Manifest:
         raise AssertionError
 
     @classmethod
-    def _open_generation(cls, generation: Path) -> Manifest:
+    def _open_generation(cls, generation: Path, *, locked: bool) -> Manifest:
         files = open_kept(generation)
         try:
-            return cls(generation, _read_header(generation, files), files)
+            return cls(generation, _read_header(generation, files), files, locked=locked)
         finally:
             os.close(files)
 
@@ -162,6 +170,11 @@ class Manifest:
         if not 0 <= index < self.num_objects:
             raise IndexError(f"object {index} of {self.num_objects}")
         return bytes(self._blob[self._offsets[index] : self._offsets[index + 1]])
+
+    def all_paths(self) -> list[bytes]:
+        """Return the paths of all objects, about 100 bytes each."""
+        blob, ends = bytes(self._blob), self._offsets.tolist()
+        return [blob[start:end] for start, end in pairwise(ends)]
 
     def path(self, index: int) -> str:
         """Return the path of an object, relative to the root."""
@@ -210,6 +223,17 @@ class Manifest:
         """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
         for view in (self.keys, self._blob, self.sizes, self.version_hashes, self._offsets):
             release_pages(view)
+
+    def contents(self) -> dict[str, Buffer]:
+        """Return what the files of the generation hold, by name; they need not be there any more."""
+        return {
+            "sizes": self.sizes.data,
+            KEYS: self.keys,
+            "versions": self.version_hashes.data,
+            "offsets": self._offsets.data,
+            "paths": self._blob,
+            HEADER: msgspec.json.encode(self.header),
+        }
 
     def validate(self) -> None:
         """Check every invariant; reads all of it.
@@ -271,15 +295,23 @@ def _read_header(generation: Path, files: int) -> Header:
     return header
 
 
-def _map(generation: Path, files: int, name: str, size: int) -> memoryview:
+def _map(generation: Path, files: int, name: str, size: int, *, lock: bool = False) -> memoryview:
+    """Map a file; with ``lock`` it is seen to be in use as long as it is mapped: ``mmap`` keeps the open file."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=files)
     try:
+        if lock:
+            _lock_shared(descriptor)
         found = os.fstat(descriptor).st_size
         if found != size:
             raise StoreFormatError(f"{generation / name} is damaged: {found} bytes, {size} expected")
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
+
+
+def _lock_shared(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks: who would remove it cannot lock it either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who looks whether it is in use, or removes it
 
 
 def _map_numbers(generation: Path, files: int, name: str, count: int) -> NDArray[np.uint64]:

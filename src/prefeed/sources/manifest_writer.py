@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -20,10 +22,12 @@ from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.machine import is_on_own_disk
+from prefeed.sources.known_directories import Times, note_directories
 from prefeed.sources.manifest import (
     CURRENT,
     ENCODING,
     HEADER,
+    KEYS,
     UNKNOWN_SIZE,
     Header,
     Manifest,
@@ -31,6 +35,7 @@ from prefeed.sources.manifest import (
     entry_key,
     version_hash,
 )
+from prefeed.sources.posix import PosixSource, file_version
 from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
@@ -42,12 +47,22 @@ SHARED_SECONDS: Final = 24 * 3600
 
 
 def build_manifest(
-    source: Source, directory: str | os.PathLike[str], *, progress: ListingProgress | None = None
+    source: Source,
+    directory: str | os.PathLike[str],
+    *,
+    progress: ListingProgress | None = None,
+    began_at: float | None = None,
 ) -> Manifest:
     """List the source and return its manifest, sorted by path, now the one in force in ``directory``.
 
     Until it is complete, whatever was in force there stays; two builders at once both succeed. Of a path
     that is listed twice the last line counts.
+
+    Args:
+        source: What is listed.
+        directory: Of the URL's manifests.
+        progress: Called while the listing goes on.
+        began_at: When it begins, in seconds since 1970; None: the next one is not to be spared anything.
 
     Raises:
         EmptyListingError: The source lists nothing.
@@ -62,7 +77,41 @@ def build_manifest(
             progress(len(columns), listed_bytes)
     if not len(columns):
         raise EmptyListingError(f"{source.url} has no objects below it; check the path or prefix", url=source.url)
-    return columns.sorted().write(directory)
+    ordered = columns.sorted()
+    manifest = ordered.write(directory)
+    if isinstance(source, PosixSource) and source.is_listed_wholly and began_at is not None:
+        note_directories(manifest, source.listed_directories, ordered.times(), began_at=began_at)
+    return manifest
+
+
+def with_files_of_now(manifest: Manifest, sizes: Times, times: Times, changed: Times, *, in_force: bool) -> Manifest:
+    """Return the manifest with the same paths in which some files are as they are now; all others keep their keys.
+
+    Args:
+        manifest: Of a directory.
+        sizes: Of all files, shape (num_objects,).
+        times: Of their last changes, in nanoseconds, shape (num_objects,).
+        changed: Which of them are to be taken over, shape (num_changed,).
+        in_force: Bring it into force in its directory.
+    """
+    new_sizes, versions = manifest.sizes.copy(), manifest.version_hashes.copy()
+    keys = np.frombuffer(manifest.keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES).copy()  # keys: (num_objects, 16)
+    for index in changed.tolist():
+        version = file_version(int(times[index]), int(sizes[index]))
+        new_sizes[index], versions[index] = sizes[index], version_hash(version)
+        key = entry_key(manifest.url, manifest.path(index), version, int(sizes[index]))
+        keys[index] = np.frombuffer(key, np.uint8)
+    contents = manifest.contents()
+    return write_manifest(
+        manifest.directory.parent,
+        manifest.url,
+        path_blob=contents["paths"],
+        offsets=np.frombuffer(contents["offsets"], np.uint64),
+        sizes=new_sizes,
+        version_hashes=versions,
+        keys=keys,
+        in_force=in_force,
+    )
 
 
 class Columns:
@@ -76,6 +125,8 @@ class Columns:
         self._sizes = array("Q")
         self._versions = array("Q")
         self._keys = bytearray()
+        self._times = array("q")
+        self._has_times = url.startswith("/")
 
     def __len__(self) -> int:
         """Return the number of objects so far."""
@@ -89,6 +140,12 @@ class Columns:
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
             self._versions.append(version_hash(info.version))
             self._keys += entry_key(self.url, info.path, info.version, info.size_bytes)
+            if self._has_times:
+                self._times.append(int(info.version.rpartition("-")[0] or 0))
+
+    def times(self) -> Times:
+        """Return when each file of a directory last changed, in nanoseconds, shape (num_objects,)."""
+        return np.frombuffer(self._times, np.int64)
 
     def sorted(self) -> Columns:
         """Return the listing in order of its paths, each once; itself if it is so already."""
@@ -110,6 +167,8 @@ class Columns:
         taken._versions = array("Q", np.frombuffer(self._versions, np.uint64)[order].tobytes())
         keys = np.frombuffer(self._keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES)  # keys: (num_objects, 16)
         taken._keys = bytearray(keys[order].tobytes())
+        if self._has_times:
+            taken._times = array("q", self.times()[order].tobytes())
         return taken
 
     def write(self, directory: str | os.PathLike[str]) -> Manifest:
@@ -141,6 +200,7 @@ def write_manifest(
     sizes: NDArray[np.uint64],
     version_hashes: NDArray[np.uint64],
     keys: Buffer | NDArray[np.uint8],
+    in_force: bool = True,
 ) -> Manifest:
     """Write arrays as a manifest, bring it into force in ``directory`` and return it.
 
@@ -155,6 +215,7 @@ def write_manifest(
         sizes: Shape (num_objects,); ``UNKNOWN_SIZE`` where not known.
         version_hashes: Shape (num_objects,); 0 where not known.
         keys: 16 bytes an object.
+        in_force: False: leave the one in force that is.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -168,7 +229,7 @@ def write_manifest(
     files: dict[str, Buffer] = {
         "sizes": np.ascontiguousarray(sizes, np.uint64).data,
         "versions": np.ascontiguousarray(version_hashes, np.uint64).data,
-        "keys": keys,
+        KEYS: keys,
         "offsets": np.ascontiguousarray(offsets, np.uint64).data,
         "paths": path_blob,
     }
@@ -180,10 +241,15 @@ def write_manifest(
         num_unknown_sizes=count - len(known),
         path_bytes=int(offsets[-1]),
     )
-    return _bring_into_force(Path(directory), msgspec.json.encode(header), files)
+    generation = _write_generation(Path(directory), msgspec.json.encode(header), files)
+    manifest = Manifest.open(generation)
+    if in_force:
+        before = _replace_current(Path(directory), generation.name)
+        remove_replaced(Path(directory), keep={generation.name, before})
+    return manifest
 
 
-def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) -> Manifest:
+def _write_generation(directory: Path, header: bytes, files: dict[str, Buffer]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     digest = xxh3_128(header)
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
@@ -196,10 +262,54 @@ def _bring_into_force(directory: Path, header: bytes, files: dict[str, Buffer]) 
         _adopt(temporary, generation)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    manifest = Manifest.open(generation)
-    before = _replace_current(directory, generation.name)
-    remove_replaced(directory, keep={generation.name, before})
-    return manifest
+    return generation
+
+
+def is_in_use(generation: Path) -> bool:
+    """Return whether some process has this generation open and locked, here or, as far as locks reach, on another node.
+
+    Where that cannot be told it is in use.
+    """
+    with _unused(generation) as unused:
+        return not unused
+
+
+def _remove_unused(generation: Path) -> None:
+    with _unused(generation) as unused:
+        if unused:
+            shutil.rmtree(generation, ignore_errors=True)
+
+
+@contextmanager
+def _unused(generation: Path) -> Iterator[bool]:
+    """Yield whether nobody has a generation open; then nobody opens it for the time of the block."""
+    try:
+        descriptor = os.open(generation / KEYS, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
+    except OSError as err:
+        yield isinstance(err, FileNotFoundError)
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def adopt_generation(manifest: Manifest, directory: Path) -> Path:
+    """Write an open generation into a directory of its URL, without bringing it into force there; return where it is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
+    try:
+        for name, content in manifest.contents().items():
+            (temporary / name).write_bytes(content)
+        _adopt(temporary, directory / manifest.uid)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory / manifest.uid
 
 
 def _adopt(temporary: Path, generation: Path) -> None:
@@ -238,7 +348,7 @@ def remove_replaced(
 ) -> None:
     """Remove generations that nobody has open or is about to open, and what builders that died left a day ago.
 
-    Who has a generation mapped keeps it, on one kernel; on a file system that nodes may share it is lost to other nodes. There
+    Who has a generation open has locked it. Where nodes may share the file system, locks may not reach the others: there
     it stays until no server has said for a day that it uses it: they say so every five minutes.
 
     Args:
@@ -256,7 +366,7 @@ def remove_replaced(
                 continue
             limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else replaced_seconds
             if _age_seconds(entry) > limit:
-                shutil.rmtree(entry.path, ignore_errors=True)
+                _remove_unused(Path(entry.path))
 
 
 def _age_seconds(entry: os.DirEntry[str]) -> float:

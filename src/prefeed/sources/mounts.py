@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from prefeed.config import Config
 
@@ -31,6 +32,7 @@ LOCAL_FUSE: Final = frozenset(
 )  # fmt: skip
 """``fuse.<name>`` whose files are on this machine's own disks, or in its memory."""
 
+_LOCAL_PACK: Final = "pack+file://"
 _AUTOMOUNTER: Final = "autofs"
 _SYSTEM: Final = ("/proc", "/sys", "/dev")
 _MAX_DIRECTORIES: Final = 1 << 16
@@ -84,6 +86,32 @@ def visible_mounts(mountinfo: str | None = None) -> list[Mount]:
                 found[mount.point] = mount
                 waiting.append(mount.number)
     return list(found.values())
+
+
+def is_local(root: str, mountinfo: str | None = None) -> bool:
+    """Return whether a root is a directory of this machine's own; by its name alone: no storage is asked.
+
+    Args:
+        root: Canonical URL.
+        mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
+    """
+    if root.startswith(_LOCAL_PACK):
+        root = unquote(root[len(_LOCAL_PACK) :])
+    nearest = _nearest(root, mountinfo)
+    return root.startswith("/") and (nearest is None or not nearest.is_network)
+
+
+def mount_type(directory: str, mountinfo: str | None = None) -> str:
+    """Return the type of the file system that a directory is on, by its name alone; ``""`` when nothing tells."""
+    nearest = _nearest(directory, mountinfo)
+    return "" if nearest is None else nearest.type
+
+
+def _nearest(path: str, mountinfo: str | None) -> Mount | None:
+    if not path.startswith("/"):
+        return None
+    mounts = {mount.point: mount for mount in visible_mounts(mountinfo)}
+    return next((mounts[place] for place in (path, *_above(path)) if place in mounts), None)
 
 
 class Roots:

@@ -16,7 +16,7 @@ from prefeed.config import Config, parse_bool
 from prefeed.errors import TruncatedBodyError
 from prefeed.sources.credentials import options_for
 from prefeed.sources.forked import ForkedReader
-from prefeed.sources.listing import list_http, list_store, version_of
+from prefeed.sources.listing import list_http, list_store_in_parallel, version_of
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
 
 _LIST_TIMEOUT: Final = "1h"
+_LIST_RETRIES: Final = 3
+"""Of each request of a listing: one of a thousand that fails would else be the end of all."""
+
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK: Final = ",".join(_LOOPBACK_HOSTS)
 _PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -137,11 +140,11 @@ class ObjectStoreSource:
             yield from self._forked().list_objects()
             return
         try:
-            store = _open(self.url, self._config, self._authorization, listing=True)
+            store = _open(self.url, self._config, self._authorization, listing=True, retries=_LIST_RETRIES)
             if self._is_http:
                 yield from list_http(store, self.url, self._config.index, timeout=self._config.request_timeout)
             else:
-                yield from list_store(store)
+                yield from list_store_in_parallel(store)
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
@@ -175,8 +178,8 @@ class ObjectStoreSource:
             return self._reader
 
 
-def _open(url: str, config: Config, authorization: str | None, *, listing: bool) -> ObjectStore:
-    """Return a client for the root, or for the whole server to list plain HTTP.
+def _open(url: str, config: Config, authorization: str | None, *, listing: bool, retries: int = 0) -> ObjectStore:
+    """Return a client for the root, or for the whole server to list plain HTTP; it tries a request again so many times.
 
     From here on the native runtime belongs to this process.
     """
@@ -187,20 +190,20 @@ def _open(url: str, config: Config, authorization: str | None, *, listing: bool)
     if parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
     options = _client_options(_endpoint(url, given), config, authorization, listing=listing)
-    retries: RetryConfig = {"max_retries": 0}
+    policy: RetryConfig = {"max_retries": retries}
     if parts.scheme == "s3":
         if not given and parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
             given = {"skip_signature": "true"}
         speaker: Any = _speaker(given)
         return S3Store(
-            parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries, **speaker
+            parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy, **speaker
         )
     if parts.scheme == "gs":
-        return GCSStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
+        return GCSStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy)
     if parts.scheme == "az":
-        return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=retries)
+        return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy)
     whole_server = f"{parts.scheme}://{parts.netloc}"
-    return HTTPStore(whole_server if listing else url, client_options=options, retry_config=retries)
+    return HTTPStore(whole_server if listing else url, client_options=options, retry_config=policy)
 
 
 def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, NoReturn
@@ -21,10 +22,15 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
+from prefeed.sources.known_directories import Directory
 from prefeed.types import FetchedObject, ObjectInfo
 
 LISTING_THREADS: Final = 32
-_STAT_BATCH: Final = 1000
+_LIST_BATCH: Final = 1000
+_STAT_BATCH: Final = 100
+_PATIENCE_SECONDS: Final = 0.005
+"""A listing in which nothing is found for so long waits for its storage: twice as many threads ask."""
+
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer must not hold a thread
 
 _PERMANENT: Final = frozenset(
@@ -32,14 +38,21 @@ _PERMANENT: Final = frozenset(
 )
 """What asking a second time does not change; whoever opens the file is told in the system's own words."""
 
-# What one task of a listing gives: files found (still to be asked for size and time), directories found, objects done.
-_Chain = frozenset[tuple[int, int]]
-_Found = tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]
+Chain = frozenset[tuple[int, int]]
+"""Device and inode of a directory and of all its parents."""
+
+_Todo = tuple[str, Chain | list[str]]
+"""A directory to be read, with its chain; or files of one to be asked for size and time, with their names."""
 
 
 def version_of(status: os.stat_result) -> str:
     """Return the version of a file: nanoseconds of its last change, and size."""
-    return f"{status.st_mtime_ns}-{status.st_size}"
+    return file_version(status.st_mtime_ns, status.st_size)
+
+
+def file_version(changed_ns: int, size_bytes: int) -> str:
+    """Return the version of a file that has this size and last changed then."""
+    return f"{changed_ns}-{size_bytes}"
 
 
 def identity_of(status: os.stat_result) -> int:
@@ -48,7 +61,7 @@ def identity_of(status: os.stat_result) -> int:
 
 
 def stat_paths(
-    paths: Sequence[str], *, threads: int = LISTING_THREADS, batch: int = _STAT_BATCH
+    paths: Sequence[str], *, threads: int = LISTING_THREADS, batch: int = _LIST_BATCH
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return sizes, shape (num_paths,), and versions of files given by absolute path, in the given order.
 
@@ -67,6 +80,10 @@ class PosixSource:
     Paths are relative to the directory. An absolute path is taken as it is, so that a manifest made from a
     dataset's own list of files may reach outside its root.
 
+    Attributes:
+        listed_directories: What the last listing read, as it was just before that.
+        is_listed_wholly: False when that listing left out what may become a file without a change of its directory.
+
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
@@ -80,6 +97,8 @@ class PosixSource:
         self.url = root
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
+        self.listed_directories: list[Directory] = []
+        self.is_listed_wholly = True
 
     def locate(self, path: str) -> str:
         """Return the absolute path of an object."""
@@ -155,8 +174,8 @@ class PosixSource:
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every file below the directory; see ``Source.list_objects``.
 
-        Directories are read and files asked for their size in 32 threads, for on network storage each
-        question waits for a server. What vanishes meanwhile, broken links, sockets and devices are left out;
+        While the storage answers at once one thread reads directories and asks files for their size: more would only wait
+        for each other. Where questions wait for a server, as on network storage, there are soon 32. What vanishes meanwhile, broken links, sockets and devices are left out;
         a link that leads back to one of its own parents is not followed.
         """
         try:
@@ -165,57 +184,95 @@ class PosixSource:
                 raise NotADirectoryError
         except OSError as err:
             _raise_translated(err, self.url, listing=True)
+        self.listed_directories, self.is_listed_wholly = [_seen("", root)], True
+        todo: deque[_Todo] = deque([("", frozenset({(root.st_dev, root.st_ino)}))])
         with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
-            pending: set[Future[_Found]] = {pool.submit(self._scan, "", frozenset({(root.st_dev, root.st_ino)}))}
+            pending: set[Future[list[ObjectInfo]]] = set()
+            threads = 1
             try:
-                while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                while todo or pending:
+                    for _ in range(min(len(todo), threads - len(pending))):
+                        pending.add(pool.submit(self._work, todo))
+                    done, pending = wait(pending, _PATIENCE_SECONDS, FIRST_COMPLETED)
+                    if not done:
+                        threads = min(2 * threads, LISTING_THREADS)
                     for future in done:
-                        files, directories, objects = future.result()
-                        pending.update(pool.submit(self._scan, *directory) for directory in directories)
-                        pending.update(pool.submit(self._stat_files, part) for part in _parts(files))
-                        if objects:
+                        if objects := future.result():
                             yield objects
             finally:
-                for future in pending:
-                    future.cancel()
+                todo.clear()
 
     def close(self) -> None:
         """Do nothing: no handle is held."""
 
-    def _scan(self, relative: str, chain: _Chain) -> _Found:
-        """Read one directory. ``chain``: device and inode of it and of all its parents."""
-        files: list[str] = []
-        directories: list[tuple[str, _Chain]] = []
+    def _work(self, todo: deque[_Todo]) -> list[ObjectInfo]:
+        """Read directories and ask files until a thousand were found, or nothing is left to do at present."""
+        objects: list[ObjectInfo] = []
+        while len(objects) < _LIST_BATCH:
+            try:
+                relative, task = todo.pop()
+            except IndexError:
+                break
+            if isinstance(task, list):
+                self._stat_files(relative, task, objects)
+                continue
+            names, directories = self._scan(relative, task)
+            todo.extend(directories)
+            todo.extend((relative, names[start : start + _STAT_BATCH]) for start in range(0, len(names), _STAT_BATCH))
+        return objects
+
+    def _scan(self, relative: str, chain: Chain) -> tuple[list[str], list[tuple[str, Chain]]]:
+        """Return the names in one directory that are none, and the directories. ``chain``: it and all its parents."""
+        names: list[str] = []
+        directories: list[tuple[str, Chain]] = []
         try:
             with os.scandir(self._prefix + relative) as entries:
                 for entry in entries:
-                    path = relative + entry.name
                     if entry.is_dir():
+                        path = relative + entry.name
                         status = os.stat(entry.path)
                         identity = (status.st_dev, status.st_ino)
                         if identity not in chain:
+                            self.listed_directories.append(_seen(path, status))
                             directories.append((path + "/", chain | {identity}))
                     else:
-                        files.append(path)
+                        names.append(entry.name)
         except FileNotFoundError:
-            pass  # Removed while the listing was under way.
+            self.is_listed_wholly = False  # Removed while the listing was under way.
         except OSError as err:
             _raise_translated(err, self._prefix + relative, listing=True)
-        return files, directories, []
+        return names, directories
 
-    def _stat_files(self, paths: list[str]) -> _Found:
-        objects: list[ObjectInfo] = []
-        for path in paths:
-            try:
-                status = os.stat(self._prefix + path)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as err:
-                _raise_translated(err, self._prefix + path, listing=True)
-            if stat.S_ISREG(status.st_mode):
-                objects.append(ObjectInfo(path=path, size_bytes=status.st_size, version=version_of(status)))
-        return [], [], objects
+    def _stat_files(self, relative: str, names: list[str], objects: list[ObjectInfo]) -> None:
+        ask = os.stat
+        try:
+            directory = os.open(self._prefix + relative, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.is_listed_wholly = False
+            return
+        except OSError as err:
+            _raise_translated(err, self._prefix + relative, listing=True)
+        try:
+            for name in names:
+                try:
+                    status = ask(name, dir_fd=directory)
+                except (FileNotFoundError, NotADirectoryError):
+                    self.is_listed_wholly = False
+                    continue
+                except OSError as err:
+                    _raise_translated(err, self._prefix + relative + name, listing=True)
+                if stat.S_ISREG(status.st_mode):
+                    size = status.st_size
+                    version = file_version(status.st_mtime_ns, size)
+                    objects.append(ObjectInfo(path=relative + name, size_bytes=size, version=version))
+                else:
+                    self.is_listed_wholly = False
+        finally:
+            os.close(directory)
+
+
+def _seen(path: str, status: os.stat_result) -> Directory:
+    return Directory(os.fsencode(path), status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _read_rest(descriptor: int, first: bytes, size: int) -> bytes:
@@ -237,11 +294,6 @@ def _pread(descriptor: int, offset: int, size: int) -> bytes:
     while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
         data += more
     return data
-
-
-def _parts(files: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(files), _STAT_BATCH):
-        yield files[start : start + _STAT_BATCH]
 
 
 def stat_files(paths: Sequence[str]) -> tuple[list[int], list[str]]:

@@ -60,12 +60,15 @@ class OpenDataset(Message, frozen=True):
 
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
-    finds another server than it had names the directory.
+    has a manifest already names its directory. ``listing_age`` to ``settle``: see ``NodeClient.open_dataset``.
     """
 
     token: int
     url: str
-    refresh: bool = False
+    listing_age: float = 0.0
+    ranks: int = 1
+    by_names: bool = False
+    settle: bool = False
     catalogue: str = ""
     paths_file: str = ""
     num_samples: int = 0
@@ -81,7 +84,7 @@ class Listing(Message, frozen=True):
 
 
 class DatasetOpened(Message, frozen=True):
-    """The manifest, or catalogue, lies in this directory; the number names it on this server.
+    """The manifest, or catalogue, lies in this directory; the number names it on this server. The rest: see ``OpenedDataset``.
 
     ``uid`` is its own: what a client finds at that path may be another one's, where it sees another home there.
     """
@@ -90,6 +93,8 @@ class DatasetOpened(Message, frozen=True):
     dataset: int
     manifest_dir: str
     uid: str = ""
+    listed_at: float = 0.0
+    is_settled: bool = True
 
 
 class RegisterPlan(Message, frozen=True):
@@ -268,7 +273,7 @@ class Warm(Message, frozen=True):
 
     token: int
     url: str
-    refresh: bool
+    listing_age: float
     dataset: int = -1
     ids_file: str = ""
     max_in_flight: int = 0

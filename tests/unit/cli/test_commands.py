@@ -191,12 +191,15 @@ def test_stats_json_has_every_field_and_the_ratio(run) -> None:
 # ---------------------------------------------------------------- warm and clear
 
 
-def test_warm_passes_url_and_refresh_on_without_a_bar_off_a_terminal(run) -> None:
+def test_warm_lists_as_the_settings_say_or_now(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_LISTING_AGE", "60")
     backend = FakeBackend()
 
     run(backend, "warm", "s3://bucket/train", "--refresh")
+    run(backend, "warm", "s3://bucket/train")
 
-    assert backend.calls[0] == ("warm", "s3://bucket/train", True, False)
+    asked = [call for call in backend.calls if call[0] == "warm"]
+    assert asked == [("warm", "s3://bucket/train", 0.0, False), ("warm", "s3://bucket/train", 60.0, False)]
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +40,8 @@ def server(sandbox: Sandbox) -> Iterator[Desk]:
         yield made
 
 
-def open_dataset(client: Client, url: Path | str, *, refresh: bool = False, token: int = 5) -> m.DatasetOpened:
-    client.say(m.OpenDataset(token, str(url), refresh))
+def open_dataset(client: Client, url: Path | str, *, listing_age: float = 0.0, token: int = 5) -> m.DatasetOpened:
+    client.say(m.OpenDataset(token, str(url), listing_age))
     while isinstance(answer := client.hear(m.Message), m.Listing):
         assert answer.token == token
     assert isinstance(answer, m.DatasetOpened), answer
@@ -136,7 +137,7 @@ def test_a_directory_becomes_a_dataset_and_the_same_one_again(server: Desk, orig
 def test_clients_that_open_it_at_once_wait_for_one_listing(server: Desk, origin: Path) -> None:
     clients = [server.connect() for _ in range(5)]
     for client in clients:
-        client.say(m.OpenDataset(3, str(origin), False))
+        client.say(m.OpenDataset(3, str(origin)))
     numbers = set()
     for client in clients:
         while isinstance(answer := client.hear(m.Message), m.Listing):
@@ -148,18 +149,20 @@ def test_clients_that_open_it_at_once_wait_for_one_listing(server: Desk, origin:
 
 def test_an_origin_that_cannot_be_listed_is_refused_with_its_error(server: Desk, sandbox: Sandbox) -> None:
     client = server.connect()
-    client.say(m.OpenDataset(8, str(sandbox.root / "nowhere"), False))
+    client.say(m.OpenDataset(8, str(sandbox.root / "nowhere")))
     refused = client.hear(m.Refused)
     assert (refused.code, refused.token) == ("object-not-found", 8)
     assert str(sandbox.root / "nowhere") in refused.text
 
 
-def test_a_refreshed_listing_is_another_dataset(server: Desk, origin: Path) -> None:
+def test_a_listing_that_finds_something_else_is_another_dataset(server: Desk, origin: Path) -> None:
     client = server.connect()
     first = open_dataset(client, origin)
     (origin / "new.bin").write_bytes(b"new")
-    assert open_dataset(client, origin).dataset == first.dataset
-    second = open_dataset(client, origin, refresh=True)
+    old = open_dataset(client, origin, listing_age=math.inf)
+    assert (old.dataset, old.listed_at) == (first.dataset, pytest.approx(first.listed_at, abs=1e-3))
+    second = open_dataset(client, origin)
+    assert second.listed_at > first.listed_at
     assert Manifest.open(second.manifest_dir).num_objects == NUM_FILES + 1
     assert second.dataset != first.dataset
 
@@ -325,7 +328,7 @@ def test_an_answer_to_a_reader_that_is_gone_goes_nowhere(server: Desk, origin: P
 
 def test_warm_fills_the_cache_and_says_when_it_is_done(server: Desk, origin: Path) -> None:
     client = server.connect()
-    client.say(m.Warm(21, str(origin), False))
+    client.say(m.Warm(21, str(origin), math.inf))
     while not (isinstance(answer := client.hear(m.Message), m.WarmReport) and answer.done):
         assert isinstance(answer, m.Listing | m.WarmReport)
         assert answer.token == 21
@@ -338,7 +341,7 @@ def test_a_warm_up_counts_what_failed(server: Desk, origin: Path) -> None:
     client = server.connect()
     open_dataset(client, origin)
     (origin / "003.bin").unlink()
-    client.say(m.Warm(21, str(origin), False))
+    client.say(m.Warm(21, str(origin), math.inf))
     while not (isinstance(answer := client.hear(m.Message), m.WarmReport) and answer.done):
         pass
     assert (answer.result.resident, answer.result.failed) == (NUM_FILES - 1, 1)

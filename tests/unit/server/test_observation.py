@@ -138,7 +138,7 @@ def test_a_warm_up_is_told_as_one(server: Desk, origin: Path) -> None:
     told: list[PlanInfo] = []
     report = server.handlers.after_pump
     server.handlers.after_pump = lambda: (told.extend(server.handlers.observer.observe().plans), report())  # type: ignore[method-assign,assignment]
-    client.say(m.Warm(1, str(origin), False))
+    client.say(m.Warm(1, str(origin), 0.0))
     while not (isinstance(answer := client.hear(m.Message), m.WarmReport) and answer.done):
         pass
 

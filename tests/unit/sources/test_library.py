@@ -1,6 +1,8 @@
+import math
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import CountingSource, MemorySource
+from prefeed.types import ObjectInfo
 
 
 @pytest.fixture
@@ -26,35 +29,75 @@ def source() -> CountingSource:
     return CountingSource(MemorySource({"a": b"1", "b": b"22"}, url="s3://bucket/p"))
 
 
-def test_listed_once_then_found(library: ManifestLibrary, source: CountingSource) -> None:
+class Time:
+    """Seconds since 1970, as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_opening_lists_and_equal_listings_are_one_manifest(
+    library: ManifestLibrary, source: CountingSource
+) -> None:
     first = library.open("s3://bucket/p", source_factory=lambda _: source)
+    files = {file: file.stat().st_mtime_ns for file in first.directory.iterdir()}
     again = library.open("s3://key:secret@bucket/p/", source_factory=lambda _: source)
     assert first.uid == again.uid
+    assert source.listings == 2
+    assert {file: file.stat().st_mtime_ns for file in first.directory.iterdir()} == files
+
+
+def test_who_allows_an_age_gets_a_listing_that_is_no_older(tmp_path: Path, source: CountingSource) -> None:
+    now = Time()
+    library = ManifestLibrary(tmp_path / "home", clock=now)
+
+    def began(listing_age: float) -> float:
+        return library.open_listed("s3://bucket/p", listing_age=listing_age, source_factory=lambda _: source).began_at
+
+    assert began(math.inf) == 1e9
+    now.now += 60
+    assert began(math.inf) == began(61) == began(60) == 1e9
     assert source.listings == 1
+    assert began(59) == 1e9 + 60
+    now.now += 5
+    assert began(0) == 1e9 + 65
+    now.now -= 1000  # the clock was set back: how old it is cannot be told
+    assert began(1e6) == 1e9 - 935
+    assert source.listings == 4
 
 
-def test_refresh_lists_again_and_changes_only_what_changed(library: ManifestLibrary, source: CountingSource) -> None:
+def test_a_new_listing_changes_only_what_changed(library: ManifestLibrary, source: CountingSource) -> None:
     old = library.open("s3://bucket/p", source_factory=lambda _: source)
     assert isinstance(source.source, MemorySource)
     source.source.put("b", b"33")
     source.source.put("c", b"4")
-    new = library.open("s3://bucket/p", source_factory=lambda _: source, refresh=True)
+    new = library.open("s3://bucket/p", source_factory=lambda _: source)
     assert [new.path(i) for i in range(3)] == ["a", "b", "c"]
     assert new.key(0) == old.key(0)
     assert new.key(1) != old.key(1)
-    assert library.open("s3://bucket/p", source_factory=lambda _: source).uid == new.uid
     assert source.listings == 2
 
 
-def test_a_failed_refresh_leaves_the_old_manifest(library: ManifestLibrary, source: CountingSource) -> None:
-    old = library.open("s3://bucket/p", source_factory=lambda _: source)
+def test_an_origin_that_cannot_be_listed_now_is_an_error_that_names_the_old_listing(
+    library: ManifestLibrary, source: CountingSource
+) -> None:
+    class Unreachable(MemorySource):
+        def list_objects(self) -> Iterator[list[ObjectInfo]]:
+            raise TransientSourceError("down", path="p")
 
     def fail(_: str) -> Source:
-        raise TransientSourceError("down")
+        return Unreachable(url="s3://bucket/p")
 
-    with pytest.raises(TransientSourceError):
-        library.open("s3://bucket/p", source_factory=fail, refresh=True)
-    assert library.open("s3://bucket/p", source_factory=fail).uid == old.uid
+    with pytest.raises(TransientSourceError, match=r"^down$"):
+        library.open("s3://bucket/p", source_factory=fail)
+    old = library.open("s3://bucket/p", source_factory=lambda _: source)
+    with pytest.raises(TransientSourceError, match=r"^down; its listing of 0 s ago.*listing_age=inf") as raised:
+        library.open("s3://bucket/p", source_factory=fail)
+    assert raised.value.details == {"path": "p"}
+    assert library.open("s3://bucket/p", listing_age=math.inf, source_factory=fail).uid == old.uid
 
 
 def test_a_damaged_manifest_is_built_again(library: ManifestLibrary, source: CountingSource) -> None:
@@ -72,7 +115,7 @@ def test_settings_make_the_source(library: ManifestLibrary, tmp_path: Path) -> N
     (tmp_path / "set" / "a.bin").write_bytes(b"1")
     manifest = library.open(f"file://{tmp_path}/set/", Config())
     assert manifest.url == f"{tmp_path}/set"
-    assert library.open(f"{tmp_path}/set").uid == manifest.uid
+    assert library.open(f"{tmp_path}/set", listing_age=math.inf).uid == manifest.uid
     with pytest.raises(ObjectNotFoundError):
         library.open(f"{tmp_path}/missing", Config())
     with pytest.raises(ValueError, match="source_factory"):
@@ -80,23 +123,41 @@ def test_settings_make_the_source(library: ManifestLibrary, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_who_comes_second_waits_and_uses_the_listing_of_the_first(library: ManifestLibrary) -> None:
-    listing, go_on = threading.Event(), threading.Event()
+def test_who_asks_while_another_lists_shares_the_listing_after_that_one(tmp_path: Path) -> None:
+    """Without a server: a listing that runs may have passed what was written since; two in a row do for all."""
+    listing, go_on, asked = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def clock() -> float:
+        asked.release()
+        return time.time()
 
     class Waiting(CountingSource):
         def list_objects(self):  # type: ignore[no-untyped-def]
+            found = list(super().list_objects())
             listing.set()
             go_on.wait()
-            return super().list_objects()
+            return iter(found)
 
-    source = Waiting(MemorySource({"a": b"1"}, url="s3://bucket/p"))
+    memory = MemorySource({"a": b"1"}, url="s3://bucket/p")
+    source = Waiting(memory)
+    library = ManifestLibrary(tmp_path / "home", clock=clock)
+
+    def ask() -> int:
+        return library.open("s3://bucket/p", source_factory=lambda _: source).num_objects
+
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(library.open, "s3://bucket/p", source_factory=lambda _: source)
+        first = pool.submit(ask)
         listing.wait()
-        others = [pool.submit(library.open, "s3://bucket/p", source_factory=lambda _: source) for _ in range(3)]
+        memory.put("b", b"2")
+        while asked.acquire(blocking=False):
+            pass
+        others = [pool.submit(ask) for _ in range(3)]
+        for _ in others:
+            asked.acquire()
         go_on.set()
-        assert {future.result().uid for future in [first, *others]} == {first.result().uid}
-    assert source.listings == 1
+        assert first.result() == 1
+        assert [future.result() for future in others] == [2, 2, 2]
+    assert source.listings == 2
 
 
 def test_list_and_forget(library: ManifestLibrary) -> None:

@@ -1,3 +1,4 @@
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -197,6 +198,31 @@ def test_a_replaced_manifest_can_still_be_read_and_opened(tmp_path: Path) -> Non
     assert Manifest.open(old.directory).num_objects == 1
     assert Manifest.open(tmp_path / "m").uid == new.uid
     assert new.key(0) == old.key(0)
+
+
+def test_a_replaced_manifest_stays_as_long_as_somebody_has_it_open(tmp_path: Path) -> None:
+    """However long ago it was replaced: a pickled copy opens it by its directory."""
+    source = MemorySource({"a": b"1"})
+
+    def renew() -> Manifest:
+        source.put("a", b"2")
+        for generation in (tmp_path / "m").glob("*/"):
+            os.utime(generation, (0, 0))
+        return build_manifest(source, tmp_path / "m")
+
+    old = build_manifest(source, tmp_path / "m")
+    others = [renew().directory for _ in range(3)]
+    assert [directory.exists() for directory in others] == [False, True, True]  # the one in force and that before it
+    assert pickle.loads(pickle.dumps(old)).key(0) == old.key(0)
+    directory = old.directory
+    mapped = old.keys
+    del old
+    renew()
+    assert directory.exists()
+    mapped.release()
+    del mapped
+    renew()
+    assert not directory.exists()
 
 
 def test_equal_listings_share_one_generation(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,3 +218,45 @@ def test_stat_files_is_told_nothing_by_what_cannot_be_asked(tmp_path: Path) -> N
     os.utime(tmp_path / "a.bin", ns=(5, 7))
     sizes, versions = stat_files([f"{tmp_path}/a.bin", f"{tmp_path}/missing", "nul\0byte", f"{tmp_path}/a.bin/below"])
     assert (sizes, versions) == ([3, -1, -1, -1], ["7-3", "", "", ""])
+
+
+def test_directories_are_read_at_the_same_time_where_the_storage_is_slow(tmp_path: Path) -> None:
+    """Every directory is held up until 16 are being read."""
+    for index in range(40):
+        (tmp_path / f"class{index}").mkdir()
+        (tmp_path / f"class{index}" / "a.bin").write_bytes(b"1")
+
+    class Slow(PosixSource):
+        reading = most = 0
+        changed = threading.Condition()
+
+        def _scan(self, relative: str, chain: Any) -> Any:
+            if relative:
+                with self.changed:
+                    self.reading += 1
+                    self.most = max(self.most, self.reading)
+                    self.changed.notify_all()
+                    assert self.changed.wait_for(lambda: self.most >= 16, timeout=60)
+                    self.reading -= 1
+            return super()._scan(relative, chain)
+
+    source = Slow(str(tmp_path))
+    assert sum(map(len, source.list_objects())) == 40
+    assert source.most >= 16
+
+
+def test_a_storage_that_answers_at_once_is_read_by_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.sources.posix._PATIENCE_SECONDS", 60)
+    for index in range(30):
+        (tmp_path / f"class{index}").mkdir()
+        for name in range(150):
+            (tmp_path / f"class{index}" / str(name)).touch()
+    threads: set[int] = set()
+
+    class Seen(PosixSource):
+        def _scan(self, relative: str, chain: Any) -> Any:
+            threads.add(threading.get_ident())
+            return super()._scan(relative, chain)
+
+    assert sum(map(len, Seen(str(tmp_path)).list_objects())) == 30 * 150
+    assert len(threads) == 1

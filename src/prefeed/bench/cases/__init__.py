@@ -29,6 +29,7 @@ CASES: Final = {
     "pool_read": "From a full pool into memory: objects a second and processor time an object.",
     "pool_fault": "One of three memcached killed in the middle of an epoch: the longest wait, wrong bytes, errors.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
+    "listing": "Making a dataset of 100,000 local files, against torchvision's ImageFolder.",
     "sync": "From an HTTP origin with 20 ms latency to a directory: objects a second of a sync.",
     "background": "Cost of a background generator an item, against prefetch_generator, and what it hides.",
     "device": "Batches to a CUDA device while it computes; not run without one.",

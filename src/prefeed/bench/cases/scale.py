@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -60,7 +61,7 @@ def _measure(home: Home, origin: Origin, order: NDArray[np.int64]) -> dict[str, 
     write_synthetic_manifest(ManifestLibrary(home.config.home).directory_of(origin.url), origin.url, len(order))
     with NodeClient.connect(home.config) as client:
         started = time.perf_counter()
-        opened = client.open_dataset(origin.url)
+        opened = client.open_dataset(origin.url, listing_age=math.inf)
         num_objects = len(Manifest.open(opened.manifest_dir))
         open_s = time.perf_counter() - started
         assert num_objects == len(order)

@@ -1,0 +1,318 @@
+"""Who asks for a listing at which moment shares which one: clients of one server, an origin that waits for the test."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prefeed.server.openings as openings
+from desk import Client, Desk, desk
+from prefeed.config import Config
+from prefeed.errors import TransientSourceError
+from prefeed.sources import known_directories, library
+from prefeed.sources.manifest import Manifest
+from prefeed.sources.protocol import Source
+from prefeed.testing.sources import MemorySource
+from prefeed.types import ObjectInfo
+from prefeed.wire import messages as m
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+URL = "s3://bucket/train"
+
+
+class Held(MemorySource):
+    """Lists at once what is there, and gives it away when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": b"1"}, url=URL)
+        self.listings = 0
+        self.go_on = threading.Semaphore(0)
+        self.is_down = False
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        found = list(super().list_objects())
+        self.listings += 1
+        self.go_on.acquire()
+        if self.is_down:
+            raise TransientSourceError("no connection")
+        yield from found
+
+
+class Seconds:
+    """A clock that stands still."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def server(clock: Seconds) -> Iterator[Desk]:
+    with desk(clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def origin(monkeypatch: pytest.MonkeyPatch) -> Held:
+    held = Held()
+
+    def open_source(_: str, __: Config) -> Source:
+        return held
+
+    monkeypatch.setattr(openings, "open_source", open_source)
+    return held
+
+
+def ask(client: Client, *, listing_age: float = 0.0, ranks: int = 1) -> None:
+    client.say(m.OpenDataset(1, URL, listing_age, ranks))
+
+
+def read(server: Desk) -> None:
+    """The server has read what was sent."""
+    server.connect().ask(m.GetStatus(), m.StatusReport)
+
+
+def pass_time(server: Desk, clock: Seconds, seconds: float) -> None:
+    clock.now += seconds
+    read(server)
+
+
+def listed(client: Client) -> int:
+    while isinstance(answer := client.hear(m.Message), m.Listing):
+        pass
+    assert isinstance(answer, m.DatasetOpened), answer
+    return Manifest.open(answer.manifest_dir).num_objects
+
+
+def test_eight_that_ask_at_the_same_time_list_once(server: Desk, clock: Seconds, origin: Held) -> None:
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        ask(client)
+        pass_time(server, clock, 0.01)
+    assert origin.listings == 0
+    clock.now += 0.05
+    server.turn_until(lambda: origin.listings == 1)
+    origin.go_on.release()
+    assert [listed(client) for client in clients] == [1] * 8
+    assert origin.listings == 1
+
+
+def test_ranks_list_once_when_the_last_one_has_asked(server: Desk, clock: Seconds, origin: Held) -> None:
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        pass_time(server, clock, 0.12)
+        assert origin.listings == 0
+        ask(client, ranks=8)
+    server.turn_until(lambda: origin.listings == 1)
+    origin.go_on.release()
+    assert [listed(client) for client in clients] == [1] * 8
+    assert origin.listings == 1
+
+
+def test_a_rank_that_asks_alone_waits_a_second(server: Desk, clock: Seconds, origin: Held) -> None:
+    client = server.connect()
+    ask(client, ranks=8)
+    read(server)
+    pass_time(server, clock, 0.99)
+    assert origin.listings == 0
+    clock.now += 0.02
+    server.turn_until(lambda: origin.listings == 1)
+    origin.go_on.release()
+    assert listed(client) == 1
+
+
+def test_who_asks_while_one_runs_sees_what_was_written_since(server: Desk, clock: Seconds, origin: Held) -> None:
+    first, *later = [server.connect() for _ in range(4)]
+    ask(first)
+    read(server)
+    clock.now += 1
+    server.turn_until(lambda: origin.listings == 1)
+    origin.put("b", b"2")
+    for client in later:
+        ask(client)
+        pass_time(server, clock, 5)
+    assert origin.listings == 1
+    origin.go_on.release()
+    assert listed(first) == 1
+    server.turn_until(lambda: origin.listings == 2)
+    origin.go_on.release()
+    assert [listed(client) for client in later] == [2, 2, 2]
+    assert origin.listings == 2
+
+
+def test_who_allows_an_age_shares_the_one_that_runs(server: Desk, clock: Seconds, origin: Held) -> None:
+    first, young, old = [server.connect() for _ in range(3)]
+    ask(first)
+    read(server)
+    clock.now += 1
+    server.turn_until(lambda: origin.listings == 1)
+    clock.now += 10
+    ask(young, listing_age=5)
+    ask(old, listing_age=20)
+    read(server)
+    origin.put("b", b"2")
+    origin.go_on.release()
+    origin.go_on.release()
+    assert (listed(first), listed(old), listed(young)) == (1, 1, 2)
+    assert origin.listings == 2
+    ask(old, listing_age=math.inf)
+    assert listed(old) == 2
+    assert origin.listings == 2
+
+
+def test_one_that_fails_is_told_to_those_who_waited_for_it(server: Desk, clock: Seconds, origin: Held) -> None:
+    first, later = server.connect(), server.connect()
+    ask(first)
+    read(server)
+    clock.now += 1
+    server.turn_until(lambda: origin.listings == 1)
+    origin.is_down = True
+    ask(later)
+    read(server)
+    origin.go_on.release()
+    assert "no connection" in first.hear(m.Refused).text
+    server.turn_until(lambda: origin.listings == 2)
+    origin.is_down = False
+    origin.go_on.release()
+    assert listed(later) == 1
+
+
+def test_a_directory_of_this_machine_is_listed_at_once(server: Desk) -> None:
+    client = server.connect()
+    root = server.config.home / "data"
+    root.mkdir()
+    (root / "a").write_bytes(b"1")
+    client.say(m.OpenDataset(1, str(root), 0.0, 8))
+    assert listed(client) == 1  # the clock stands still
+
+
+# ------------------------------------------------------------ names first
+
+
+@pytest.fixture
+def files(server: Desk) -> Path:
+    root = server.config.home / "data"
+    root.mkdir(parents=True)
+    for name in "abc":
+        (root / name).write_bytes(name.encode())
+    os.utime(root, (0, time.time() - 3600))
+    return root
+
+
+def ask_by_names(client: Client, root: Path) -> m.DatasetOpened:
+    client.say(m.OpenDataset(1, str(root), by_names=True))
+    while isinstance(answer := client.hear(m.Message), m.Listing):
+        pass
+    assert isinstance(answer, m.DatasetOpened), answer
+    return answer
+
+
+def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
+    server: Desk, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes after it was asked, and before another client makes its dataset, is new for that one."""
+    asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    times_now = library.times_now
+
+    def held(manifest: Manifest) -> Any:
+        found = times_now(manifest)
+        asked.release()
+        assert go_on.acquire(timeout=60)
+        return found
+
+    first, second = server.connect(), server.connect()
+    listed = ask_by_names(first, files)
+    assert listed.is_settled
+    monkeypatch.setattr(library, "times_now", held)
+    found = ask_by_names(first, files)
+    assert (found.is_settled, found.manifest_dir) == (False, listed.manifest_dir)
+    assert asked.acquire(timeout=60)
+    (files / "b").write_bytes(b"longer")
+    assert not ask_by_names(second, files).is_settled
+    second.say(m.OpenDataset(2, str(files), manifest_dir=found.manifest_dir, settle=True))
+    first.say(m.OpenDataset(2, str(files), manifest_dir=found.manifest_dir, settle=True))
+    read(server)
+    go_on.release()
+    go_on.release()
+    settled = [Manifest.open(client.hear(m.DatasetOpened).manifest_dir) for client in (first, second)]
+    assert [manifest.size(1) for manifest in settled] == [6, 6]
+    assert settled[0].key(0) == Manifest.open(listed.manifest_dir).key(0)
+    first.say(m.OpenDataset(3, str(files), manifest_dir=found.manifest_dir, settle=True))  # a copy of it, later
+    assert first.hear(m.DatasetOpened).manifest_dir == str(settled[0].directory)
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "touch", "young", "link", "other file system"])
+def test_names_are_listed_where_the_directory_does_not_say_that_they_are_the_same(
+    server: Desk, files: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.connect()
+    if change == "link":
+        (files / "later").symlink_to(files.parent / "not there yet")
+        os.utime(files, (0, time.time() - 3600))
+    ask_by_names(client, files)
+    if change == "add":
+        (files / "d").write_bytes(b"d")
+    elif change == "remove":
+        (files / "a").unlink()
+    elif change == "touch":
+        os.utime(files, (0, time.time() - 1800))
+    elif change == "young":
+        os.utime(files)
+        ask_by_names(client, files)
+    elif change == "link":
+        (files.parent / "not there yet").write_bytes(b"now")
+    else:
+        monkeypatch.setattr(known_directories, "mount_type", lambda _: "fuse.something")
+    opened = ask_by_names(client, files)
+    assert opened.is_settled
+    expected = {"add": 4, "remove": 2, "link": 4}.get(change, 3)
+    assert Manifest.open(opened.manifest_dir).num_objects == expected
+
+
+# ------------------------------------------------------------ older listings
+
+
+def test_listings_that_nobody_has_open_are_let_go_of(server: Desk, clock: Seconds, files: Path) -> None:
+    """A server that sees many listings of one root keeps those that are in use, and what they have in common."""
+    client = server.connect()
+
+    def renew(number: int) -> m.DatasetOpened:
+        clock.now += 601
+        (files / f"new-{number}").write_bytes(b"1")
+        client.say(m.OpenDataset(1, str(files)))
+        while isinstance(answer := client.hear(m.Message), m.Listing):
+            pass
+        assert isinstance(answer, m.DatasetOpened)
+        return answer
+
+    def fetch(dataset: int) -> None:
+        for object_id in range(3):
+            client.ask(m.Demand(7, 0, dataset, object_id), m.Answered)
+
+    first = renew(0)
+    kept = Manifest.open(first.manifest_dir)
+    fetch(first.dataset)
+    datasets = [renew(number).dataset for number in range(1, 6)]
+    assert set(server.node.datasets) == {first.dataset, *datasets[-1:]}
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.origin_requests == 3
+    fetch(datasets[-1])
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.origin_requests == 3
+    del kept
+    last = renew(6).dataset
+    assert set(server.node.datasets) == {last}
+    assert last not in {first.dataset, *datasets}
+    server.node.validate()
