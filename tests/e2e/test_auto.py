@@ -88,7 +88,7 @@ def test_torchs_own_again_after_disable(root: Path, kwargs: dict[str, Any]) -> N
     assert len([*first, *iterator]) == len(loader)  # goes on to its end
     del iterator
     reads = prefeed.statistics().reads
-    assert loader not in module._attachments
+    assert module._attachments.get(loader) is None
     expected = see(DataLoader(dataset, batch_size=4, shuffle=True, **kwargs))
     assert_same(expected, see(loader))
     assert type(loader._iterator) is (
@@ -117,7 +117,7 @@ def test_connection_closes_with_the_loader(root: Path) -> None:
     """At once, and not when the garbage collector comes round."""
     loader: Any = prefeed.DataLoader(datasets.ImageFolder(str(root), Augment()), batch_size=4)
     list(loader)
-    attachment = weakref.ref(module._attachments[loader])
+    attachment = weakref.ref(module._attachment_of(loader, explicit=False))
     gc.disable()
     try:
         del loader

@@ -75,4 +75,10 @@ class Unhashable(prefeed.DataLoader[Any]):
 
 
 def test_loader_without_a_hash() -> None:
-    assert [int(batch) for batch in Unhashable([1, 2, 3])] == [1, 2, 3]  # type: ignore[arg-type]
+    loader, other = Unhashable([1, 2, 3]), Unhashable([4, 5])  # type: ignore[arg-type]
+    assert [int(batch) for batch in loader] == [1, 2, 3]
+    next(iter(loader))
+    state = loader.state_dict()
+    assert [int(batch) for batch in other] == [4, 5]
+    loader.load_state_dict(state)
+    assert [int(batch) for batch in loader] == [2, 3]

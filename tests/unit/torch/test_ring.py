@@ -82,10 +82,14 @@ KEEPERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", KEEPERS)
-def test_whatever_can_read_the_slot_keeps_it(pair: Pair, name: str) -> None:
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_whatever_can_read_the_slot_keeps_it(pair: Pair, name: str, is_moved: bool) -> None:
+    """Also when torch moves the tensor to other memory: what was made of it before goes on reading this one."""
     slot = pair.send()
     tensor = pair.receive(slot)
     keeper = KEEPERS[name](tensor)
+    if is_moved:
+        tensor.share_memory_()
     del tensor
     gc.collect()
     assert not pair.is_free(slot)
