@@ -246,10 +246,17 @@ def _parsed(data: bytes) -> Iterator[Change]:
 
 
 def _namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+    process_id = os.getpid()
+    if process_id not in _namespaces:
+        _namespaces.clear()  # that of the process that this one was forked from
+        try:
+            _namespaces[process_id] = os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            _namespaces[process_id] = 0
+    return _namespaces[process_id]
+
+
+_namespaces: dict[int, int] = {}
 
 
 def _give_back(descriptor: int, end: int) -> None:
