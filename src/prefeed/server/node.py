@@ -162,7 +162,6 @@ class Node:
                 self.checks.outdate(dataset.number, None if below else catalogue.ids_of(names, inodes))
             else:
                 listed += [change for change in changes if self.registry.lists(dataset, change)]
-        self.pump()
         return listed
 
     # ------------------------------------------------------------ readers
