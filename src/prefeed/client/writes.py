@@ -47,9 +47,8 @@ class Writes:
             return
         self._written.any()  # opened here, it is the same one in all forks
         with suppress(OSError):
-            for path in set(open_for_writing()):
-                if path.startswith("/"):
-                    self.changing(path, below=False)
+            for path in open_for_writing():
+                self.changing(path, below=False)
 
     def end(self) -> None:
         """Tell no more, and let go of the records' file. Idempotent."""

@@ -112,7 +112,7 @@ class Handlers:
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
         written = WrittenFiles(self._config.runtime_dir / "written")
-        self._rewritten = Rewritten(written, node, call_soon=loop.call_soon)
+        self._rewritten = Rewritten(written, node)
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -248,6 +248,8 @@ class Handlers:
 
     def _register_plan(self, connection: Connection, plan: m.RegisterPlan) -> None:
         ids = self._take_ids(plan.ids_file)
+        if plan.recheck:
+            self._rewritten.epoch_begins()
         self.node.begin_plan(
             plan.consumer,
             plan.dataset,
@@ -257,8 +259,6 @@ class Handlers:
             recheck=plan.recheck,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
-        if plan.recheck:
-            self._rewritten.epoch_begins()
 
     def _foresee(self, _: Connection, request: m.Foresee) -> None:
         ids = self._take_ids(request.ids_file)
@@ -274,9 +274,9 @@ class Handlers:
         return ids
 
     def _adopt_upcoming(self, _: Connection, request: m.AdoptUpcoming) -> None:
-        self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
         if request.recheck:
             self._rewritten.epoch_begins()
+        self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
 
     def _in_transit(self, name: str) -> Path:
         """Return the path of a file that a client left for this server, which removes it: only from here."""

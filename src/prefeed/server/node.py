@@ -8,7 +8,7 @@ event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers,
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,6 @@ from prefeed.server.disk import DiskTier
 from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result, is_changed
 from prefeed.server.registry import Registry
 from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.sources.written import Change
 from prefeed.store.tier import TierWriter
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
@@ -148,24 +147,6 @@ class Node:
         """The consumer is gone."""
         self.scheduler.end_consumer(consumer)
         self.checks.end(consumer)
-
-    def forget_written(self, changes: Sequence[Change]) -> list[Change]:
-        """Take what is cached of these files for out of date: it is asked for anew before anybody is given it.
-
-        Returns:
-            Those of manifests. What these list never changes: their readers go on reading the file itself.
-        """
-        listed: list[Change] = []
-        names = {name for change in changes for name in (change.path, change.real)}
-        inodes = {change.identity for change in changes if change.identity}
-        below = any(change.below for change in changes)
-        for dataset in self.datasets.values():
-            if (catalogue := dataset.catalogue) is not None:
-                self.checks.outdate(dataset.number, None if below else catalogue.ids_of(names, inodes))
-            else:
-                listed += [change for change in changes if self.registry.lists(dataset, change)]
-        self.pump()
-        return listed
 
     # ------------------------------------------------------------ readers
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 
 from prefeed.server.node import Node
 from prefeed.sources.written import Change, WrittenFiles, still_open
@@ -15,42 +15,43 @@ class Rewritten:
     Args:
         written: Their records.
         node: Has what is cached.
-        call_soon: Runs a function in the loop's thread.
 
-    **Threads**: the loop's; /proc is read in one of its own.
+    **Threads**: the loop's, which looks through /proc for it: some milliseconds, where something was written since.
     """
 
-    def __init__(self, written: WrittenFiles, node: Node, *, call_soon: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, written: WrittenFiles, node: Node) -> None:
         self._written = written
         self._node = node
-        self._call_soon = call_soon
-        self._is_looking = False
 
     def epoch_begins(self) -> None:
-        """Look which of the files are closed, if there are any, and take these back into the cache's care."""
+        """Take the files that are closed back into the cache's care, before the plan of the epoch is registered."""
         self._written.touch()
-        if self._is_looking or not self._written.any():
+        if not self._written.any():
             return
-        self._is_looking = True
-        threading.Thread(target=self._look, name="prefeed-written", daemon=True).start()
+        with contextlib.suppress(OSError):  # else they are read from where they lie for one more epoch
+            changes, end = self._written.changes()
+            kept = dict.fromkeys(still_open(changes))
+            closed = [change for change in changes if change not in kept]
+            self._written.drop(end, [*kept, *self._forget(closed)])
+
+    def _forget(self, changes: Sequence[Change]) -> list[Change]:
+        """Take what is cached of these files for out of date: it is asked for anew before anybody is given it.
+
+        Returns:
+            Those of manifests. What these list never changes: their readers go on reading the file itself.
+        """
+        listed: list[Change] = []
+        names = {name for change in changes for name in (change.path, change.real)}
+        inodes = {change.identity for change in changes if change.identity}
+        is_moved = any(change.below for change in changes)
+        for dataset in self._node.datasets.values():
+            if (catalogue := dataset.catalogue) is not None:
+                ids = None if is_moved else catalogue.ids_of(names, inodes)
+                self._node.checks.outdate(dataset.number, ids)
+            else:
+                listed += [change for change in changes if self._node.registry.lists(dataset, change)]
+        return listed
 
     def close(self) -> None:
         """Let go of the records."""
         self._written.close()
-
-    def _look(self) -> None:
-        try:
-            changes, end = self._written.changes()
-            kept = still_open(changes)
-        except OSError:
-            changes, kept, end = [], [], 0
-        self._call_soon(lambda: self._drop(changes, kept, end))
-
-    def _drop(self, changes: Sequence[Change], kept: Sequence[Change], end: int) -> None:
-        self._is_looking = False
-        if not end:
-            return
-        stays = set(kept)
-        closed = [change for change in changes if change not in stays]
-        listed = self._node.forget_written(closed)
-        self._written.drop(end, dict.fromkeys([*kept, *listed]))

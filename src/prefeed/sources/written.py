@@ -246,10 +246,17 @@ def _parsed(data: bytes) -> Iterator[Change]:
 
 
 def _namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+    process_id = os.getpid()
+    if process_id not in _namespaces:
+        _namespaces.clear()  # that of the process that this one was forked from
+        try:
+            _namespaces[process_id] = os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            _namespaces[process_id] = 0
+    return _namespaces[process_id]
+
+
+_namespaces: dict[int, int] = {}
 
 
 def _give_back(descriptor: int, end: int) -> None:
@@ -260,37 +267,58 @@ def _give_back(descriptor: int, end: int) -> None:
 
 
 def still_open(changes: Iterable[Change]) -> list[Change]:
-    """Return the changes whose files some process has open for writing, or mapped, or of which that cannot be told."""
+    """Return the changes whose files some process has open for writing, or mapped, or of which that cannot be told.
+
+    Descriptors are looked for in all processes of this user, mappings in those that made the changes and their children.
+    """
     changes = list(changes)
     here = _namespace()
     writers = {change.pid for change in changes if change.namespace == here}
+    children = _children_of(writers) if writers else set()
     found: set[str] = set()
     untold: set[int] = set()
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                    found.update(open_for_writing(name))
-            except PermissionError:
-                untold |= writers & {int(name)}
-            except OSError:
-                pass  # it has ended
-    return [change for change in changes if change.namespace != here or change.real in found or change.pid in untold]
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        try:
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                found.update(_open_for_writing(f"/proc/{pid}"))
+                if pid in children:
+                    found.update(_mapped_for_writing(f"/proc/{pid}"))
+        except PermissionError:
+            untold |= children & {pid}
+        except OSError:
+            pass  # it has ended
+    return [change for change in changes if change.namespace != here or change.real in found or (change.pid in untold)]
 
 
-def open_for_writing(pid: str = "self") -> Iterator[str]:
-    """Yield the files that a process may write without opening them again: by descriptor, or in shared memory.
+def open_for_writing() -> set[str]:
+    """Return the files that this process may write without opening them again: by descriptor, or in shared memory."""
+    return {*_open_for_writing("/proc/self"), *_mapped_for_writing("/proc/self")}
 
-    Raises:
-        PermissionError: It is not for us to know.
-    """
-    for number in os.listdir(f"/proc/{pid}/fd"):
+
+def _open_for_writing(process: str) -> Iterator[str]:
+    for number in os.listdir(f"{process}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            link = f"/proc/{pid}/fd/{number}"
-            if os.lstat(link).st_mode & 0o200:
-                yield os.readlink(link)
-    with open(f"/proc/{pid}/maps", "rb") as file:
+            link = f"{process}/fd/{number}"
+            if (path := os.readlink(link))[0] == "/" and os.lstat(link).st_mode & 0o200:
+                yield path
+
+
+def _mapped_for_writing(process: str) -> Iterator[str]:
+    with open(f"{process}/maps", "rb") as file:
         for line in file:
-            fields = line.split(None, 5)
-            if len(fields) == 6 and fields[1][1:4] == b"w-s":
-                yield os.fsdecode(fields[5].rstrip(b"\n"))
+            if b"w-s " in line[:80]:
+                fields = line.split(None, 5)
+                if len(fields) == 6 and fields[1][1:4] == b"w-s":
+                    yield os.fsdecode(fields[5].rstrip(b"\n"))
+
+
+def _children_of(processes: set[int]) -> set[int]:
+    """Return these processes, their children, and so on, as far as the chain of parents is there."""
+    parents: dict[int, int] = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+            parents[pid] = int(file.read().rpartition(b")")[2].split()[1])
+    found = set(processes)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
