@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def expected(sandbox: Sandbox) -> Path:
     """Where the server would listen, in a place that others may write to."""
-    open_to_all(sandbox.runtime_dir)
+    open_to_all(sandbox.runtime_dir, below=sandbox.root)
     return resolve().runtime_dirs[0]
 
 
