@@ -27,12 +27,11 @@ def become_stranger() -> None:
     os.setresuid(STRANGER, STRANGER, STRANGER)
 
 
-def open_to_all(directory: Path) -> Path:
-    """Make a directory, and those of the sandbox above it, like /tmp; return it."""
-    directory.mkdir(exist_ok=True)
+def open_to_all(directory: Path, *, below: Path | None = None) -> None:
+    """Make a directory like /tmp, and let all users come to it in the one that it is in."""
     directory.chmod(0o1777)
-    directory.parent.chmod(0o755)
-    return directory
+    if below is not None:
+        below.chmod(0o755)
 
 
 class Fake:

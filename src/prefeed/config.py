@@ -5,12 +5,9 @@ docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exist
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,7 +15,8 @@ from typing import Any, Final
 
 from prefeed.errors import ConfigError
 from prefeed.machine import boot_name
-from prefeed.trust import is_own_possible, why_not_trusted_file
+from prefeed.places import project_settings, read_settings, runtime_dirs, user_file
+from prefeed.trust import is_own_possible
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -186,13 +184,6 @@ def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else parse_bytes(value)
 
 
-@functools.lru_cache
-def _runtime_dirs(given: str, home: Path, node_id: str, user: int) -> tuple[Path, ...]:
-    bases = [given] if given.startswith("/") else []
-    bases += [f"/run/user/{user}", "/tmp", "/dev/shm", f"{home}/run"]
-    return tuple(dict.fromkeys(Path(base) / f"prefeed-{user}" / node_id for base in bases))
-
-
 def _default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
@@ -209,7 +200,7 @@ def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any
 class Config:
     """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``config.toml``.
 
-    All but ``USER_SETTINGS`` may also stand in ``prefeed.toml``.
+    All but ``places.USER_SETTINGS`` may also stand in ``prefeed.toml``.
     """
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
@@ -301,7 +292,7 @@ class Config:
     @property
     def runtime_dirs(self) -> tuple[Path, ...]:
         """Where the socket may lie, ``<base>/prefeed-<uid>/<node id>``: a server takes the first that can be trusted."""
-        return _runtime_dirs(os.environ.get("XDG_RUNTIME_DIR", ""), self.home, self.node_id, os.getuid())
+        return runtime_dirs(os.environ.get("XDG_RUNTIME_DIR", ""), self.home, self.node_id, os.getuid())
 
     @property
     def common_runtime_dirs(self) -> tuple[Path, ...]:
@@ -310,7 +301,7 @@ class Config:
         In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
         which lies in the home.
         """
-        return _runtime_dirs("", self.home, self.node_id, os.getuid())
+        return runtime_dirs("", self.home, self.node_id, os.getuid())
 
     @property
     def runtime_dir(self) -> Path:
@@ -359,70 +350,6 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ[f"PREFEED_{name.upper()}"] for name in SETTINGS if f"PREFEED_{name.upper()}" in environ}
 
 
-USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
-"""Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
-
-_log = logging.getLogger("prefeed")
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        _log.warning("prefeed: %s", text)
-
-
-def _user_file() -> Path | None:
-    """Return the path of the user's own settings; None where nothing tells it."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    base = base if os.path.isabs(base) else os.path.expanduser("~/.config")
-    return Path(base) / "prefeed" / "config.toml" if os.path.isabs(base) else None
-
-
-def _toml(path: Path | None) -> dict[str, Any]:
-    try:
-        content = b"" if path is None else _read_trusted(path)
-        table = tomllib.loads(content.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(f"cannot read {path}: {err}") from err
-    unknown = sorted(set(table) - set(SETTINGS))
-    if unknown:
-        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
-    return table
-
-
-def _project_toml(path: Path) -> dict[str, Any]:
-    """Return the settings of a file that may have come with a cloned repository."""
-    table = _toml(path)
-    refused = [name for name in USER_SETTINGS if table.pop(name, None) is not None]
-    if refused:
-        _say_once(
-            f"{path.absolute()} names {', '.join(refused)}, which is not taken from there: a file like it comes with any "
-            f"cloned repository; set {'it' if len(refused) == 1 else 'them'} in {_user_file() or 'config.toml'}, by "
-            f"PREFEED_{refused[0].upper()} or in a call"
-        )
-    return table
-
-
-def _read_trusted(path: Path) -> bytes:
-    """Return what is in a file; nothing, which is said, if others than this user and root could have written it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-    except OSError as err:
-        _say_once(f"{path.absolute()} is ignored: {err.strerror}")
-        return b""
-    try:
-        if why := why_not_trusted_file(os.fstat(descriptor)):
-            _say_once(f"{path.absolute()} is ignored: it {why}")
-            return b""
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
-
-
 def resolve(
     overrides: Mapping[str, Any] | None = None,
     *,
@@ -447,12 +374,12 @@ def resolve(
         raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
     environ = os.environ if environ is None else environ
     toml_path = Path("prefeed.toml") if toml_path is None else toml_path
-    own_path = _user_file()
+    own_path = user_file()
     layers = (
         ("", given),
         ("PREFEED_", _environment(environ)),
-        (f"{toml_path}: ", _project_toml(toml_path)),
-        (f"{own_path}: ", _toml(own_path)),
+        (f"{toml_path}: ", project_settings(toml_path, SETTINGS)),
+        (f"{own_path}: ", read_settings(own_path, SETTINGS)),
     )
     values: dict[str, Any] = {}
     for origin, layer in layers:

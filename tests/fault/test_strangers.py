@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def expected(sandbox: Sandbox) -> Path:
     """Where the server would listen, in a place that others may write to."""
-    open_to_all(sandbox.runtime_dir)
+    open_to_all(sandbox.runtime_dir, below=sandbox.root)
     return resolve().runtime_dirs[0]
 
 
@@ -80,6 +80,43 @@ def test_a_server_of_another_user_is_told_nothing(
             assert node.status().clients > 0
         assert prefeed.statistics().hits > 0
         assert fake.heard() == (0, 0)
+
+
+def test_an_ordinary_user_whose_name_in_tmp_was_taken(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody here is root, and no variable is set: a batch job on a login node."""
+    user = 200_000 + os.getpid()
+    for directory in (sandbox.root, sandbox.home, sandbox.memory_dir):
+        os.chown(directory, user, user)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("HOME", str(sandbox.root))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    expected = Path(f"/tmp/prefeed-{user}") / resolve().home_id
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+
+    def says(python: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*become, python, *words], capture_output=True, text=True, check=False, cwd="/")
+
+    starts_itself = "import subprocess, sys, lmdb; subprocess.run([sys.executable, '-c', ''], check=True)"
+    pythons = [sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"]
+    python = next((python for python in pythons if says(python, "-c", starts_itself).returncode == 0), None)
+    if python is None:
+        pytest.skip("no interpreter here is open to other users")
+
+    def prefeed_says(*words: str) -> subprocess.CompletedProcess[str]:
+        return says(python, "-m", "prefeed.cli.main", *words)
+
+    try:
+        with fake_server(expected) as fake:
+            started = prefeed_says("server", "start")
+            assert started.returncode == 0, started.stderr
+            assert started.stderr.count(f"must be a directory of user {user}") == 1
+            assert [path.stat().st_uid for path in sandbox.memory_dir.iterdir()] == [user]
+            assert prefeed_says("server", "status").returncode == 0
+            assert prefeed_says("server", "stop").returncode == 0
+            assert fake.heard() == (0, 0)
+    finally:
+        for base in ("/tmp", "/dev/shm"):
+            shutil.rmtree(f"{base}/prefeed-{user}", ignore_errors=True)
 
 
 @pytest.mark.parametrize(

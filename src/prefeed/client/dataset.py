@@ -31,6 +31,7 @@ class NodeDataset:
         url: Root as the user gave it; it may hold credentials, so it is not shown.
         manifest: Its listing, or the catalogue of files opened by path.
         store_dir: Directory of the memory tier.
+        runtime_dir: Directory in which the server listens; empty where none does.
         instance: Which server: a number of one means nothing to another.
         config: Settings that were in force when it was opened.
         num_samples: Samples whose files are learned; 0 where they are known.
@@ -40,6 +41,7 @@ class NodeDataset:
     url: str = field(repr=False)
     manifest: Manifest | Catalogue
     store_dir: str
+    runtime_dir: str = ""
     instance: str
     config: Config
     num_samples: int = 0
@@ -60,7 +62,11 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
         if opened.uid not in ("", dataset.manifest.uid):
             raise StoreFormatError(f"{opened.manifest_dir} is another catalogue on the server than here")
     return replace(
-        dataset, number=opened.dataset, store_dir=node.connection.store_dir, instance=node.connection.instance
+        dataset,
+        number=opened.dataset,
+        store_dir=node.connection.store_dir,
+        runtime_dir=os.fspath(node.connection.runtime_dir),
+        instance=node.connection.instance,
     )
 
 
@@ -194,6 +200,7 @@ def _node_dataset(
         url=url,
         manifest=manifest,
         store_dir=connection.store_dir,
+        runtime_dir=os.fspath(connection.runtime_dir),
         instance=connection.instance,
         config=config,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from prefeed.client.dataset import NodeDataset
@@ -24,7 +25,7 @@ def written_files(dataset: NodeDataset) -> WrittenFiles | None:
     """Return which files of a dataset count as written; None where its objects are no files of this node."""
     if not dataset.manifest.url.startswith("/"):
         return None
-    directory = dataset.config.runtime_dir
+    directory = Path(dataset.runtime_dir or dataset.config.runtime_dir)
     with suppress(PrefeedError, OSError):  # else all files count as written
         ensure_private_dir(directory)
     return WrittenFiles(directory / "written")

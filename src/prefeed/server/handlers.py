@@ -111,7 +111,7 @@ class Handlers:
             add_dataset=node.registry.add,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
-        written = WrittenFiles(self._config.runtime_dir / "written")
+        written = WrittenFiles(self._runtime_dir / "written")
         self._rewritten = Rewritten(written, node)
 
     def close(self) -> None:

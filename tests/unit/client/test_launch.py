@@ -125,6 +125,16 @@ def test_a_setting_of_the_client_s_file_is_not_overruled(sandbox: Sandbox) -> No
     assert server_environment(config, {})["PREFEED_MAX_IN_FLIGHT"] == "3"
 
 
+def test_no_file_gives_the_server_what_the_client_left_to_it(sandbox: Sandbox) -> None:
+    """``auto``, said in code, counts more than what the user's own file says."""
+    own = sandbox.root / "config" / "prefeed" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('memory = "1GiB"\ndisk_dir = "/somewhere"\nroots = ["/a"]\nmetrics = 0\n')
+    auto = dict.fromkeys(("memory", "disk_dir", "roots", "metrics"), "auto")
+    config = resolve(auto, environ={"PREFEED_HOME": str(sandbox.home)})
+    assert resolve(environ=server_environment(config, {})) == config
+
+
 def test_the_log_lies_beside_the_socket(config: Config) -> None:
     start_server(config)
     log = Path(config.runtime_dir) / "server.log"
