@@ -5,9 +5,13 @@
 opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json``, ``gzip``)
 reads through ``open``. What a caller gets is told apart from the real thing by nobody who does not look for it.
 
+A reader that is a ``Witness`` also hears of files that Python opens past these.
+
 Start reading in ``opening.py``; ``files.py`` is what an open file is made of, ``scope.py`` when any of it is in place.
 """
 
+from prefeed.interception.events import Witness as Witness
+from prefeed.interception.events import watch_opens as watch_opens
 from prefeed.interception.protocol import FileReader as FileReader
 from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import install as install

@@ -16,6 +16,7 @@ from typing import Any
 import xxhash
 
 _SCHEMES = ("stdlib", "platstdlib", "purelib", "platlib")
+_PACKAGES = ("site-packages", "dist-packages")
 _WORKS_WITH = {"torchvision": ("PIL", "numpy")}
 """Packages whose results are made by others, which the user's code need not name."""
 
@@ -30,6 +31,11 @@ def is_installed(module_name: str, file: str | None) -> bool:
     if file is None:
         return module_name.partition(".")[0] in sys.stdlib_module_names
     return file.startswith("<frozen ") or os.path.realpath(file).startswith(_roots())
+
+
+def is_below_packages(path: str) -> bool:
+    """Return whether a file belongs to an installed package or to Python, as far as its name tells."""
+    return path.startswith(_roots())
 
 
 def is_installed_module(module: ModuleType) -> bool:
@@ -88,6 +94,7 @@ def _digest_of_file(path: str) -> str:
 def _roots() -> tuple[str, ...]:
     found = {sysconfig.get_paths()[scheme] for scheme in _SCHEMES} | set(site.getsitepackages())
     found.add(site.getusersitepackages())
+    found.update(path for path in sys.path if os.path.basename(path) in _PACKAGES)  # of another environment
     return tuple(os.path.realpath(root) + os.sep for root in sorted(found))
 
 

@@ -1,0 +1,119 @@
+"""When a dataset is looked at anew, and what of it does not count: cheap enough for every process and every pass."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from prefeed.errors import PrefeedError
+from prefeed.stage.lineage import Lineage, lineage_of
+from prefeed.stage.slots import Slot, Slots, noting
+
+_LOOKS_AT_ONCE: Final = 16.0
+_SHARE_OF_LOOKS: Final = 0.01
+"""A dataset is looked at anew whenever a pass begins, but for more than this part of the time only so many times."""
+
+_MOST_ASKED: Final = 1 << 16
+"""Indices that are remembered, in order to know a new pass by them."""
+
+_MAX_LAYERS: Final = 3
+"""So often it is looked for what makings fill: one such thing may hide another."""
+
+
+class Looking:
+    """Looks at a dataset, and knows when to look again: in another process, and when a pass over the samples begins.
+
+    **Threads and processes.** Any thread; not to be pickled, since what was seen is of one process.
+
+    Attributes:
+        said: What was said last of a dataset that cannot be told.
+    """
+
+    def __init__(self, dataset: Any, version: str | None, *, is_new: bool = False) -> None:
+        """Note what to look at.
+
+        Args:
+            dataset: The topmost below the cache.
+            version: Stands for its code; see ``lineage_of``.
+            is_new: It came from another process, and is to be looked at in this one.
+        """
+        self.said = ""
+        self._dataset = dataset
+        self._version = version
+        self._left: dict[Slot, bytes] = {}
+        self._slots: Slots | None = None
+        self._process_id = 0 if is_new else os.getpid()
+        self._asked: set[Any] = set()
+        self._allowed = _LOOKS_AT_ONCE
+        self._looked_at = time.monotonic()
+        self._cost_seconds = 0.0
+
+    def is_due(self, indices: Sequence[Any]) -> bool:
+        """Return whether to look: in another process, or in another pass."""
+        if os.getpid() != self._process_id:
+            return True
+        asked = self._asked
+        try:
+            if asked.isdisjoint(indices):
+                if len(asked) < _MOST_ASKED:
+                    asked.update(indices)
+                return False
+        except TypeError:  # asked by something that is not hashable
+            pass
+        return self._may_look()
+
+    def _may_look(self) -> bool:
+        """Return whether looking is worth its while: samples may also be drawn again and again in one pass."""
+        if self._allowed < 1.0:
+            waited = time.monotonic() - self._looked_at
+            self._allowed += waited * _SHARE_OF_LOOKS / max(self._cost_seconds, 1e-4)
+            self._looked_at += waited
+        return self._allowed >= 1.0
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside it, everything is looked at."""
+        self._process_id = os.getpid()
+        self._asked.clear()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._cost_seconds = now - began
+            waited = (began - self._looked_at) * _SHARE_OF_LOOKS / max(self._cost_seconds, 1e-4)
+            self._allowed = min(self._allowed + waited, _LOOKS_AT_ONCE) - 1.0
+            self._looked_at = now
+
+    def lineage(self) -> Lineage:
+        """Return where samples come from, as everything is now; what their making fills counts as it was before.
+
+        Raises:
+            CannotFingerprintError: That cannot be told.
+        """
+        slots = Slots(self._left)
+        with noting(slots):
+            found = lineage_of(self._dataset, self._version)
+        self._slots = slots
+        return found
+
+    def leave_out_what_was_filled(self, known: Lineage) -> None:
+        """Samples were made: what is other than before was filled by that, and does not count.
+
+        Args:
+            known: What was found before.
+        """
+        for _ in range(_MAX_LAYERS):
+            before = self._slots
+            try:
+                if before is None or self.lineage().fingerprint == known.fingerprint or self._slots is None:
+                    return
+            except PrefeedError:  # as it is, nobody can tell it: it is found when it is looked at again
+                return
+            filled, self._slots = self._slots.filled_since(before), before
+            if not filled:
+                return
+            self._left.update(filled)
