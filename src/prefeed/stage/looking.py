@@ -9,12 +9,18 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from prefeed.errors import PrefeedError
-from prefeed.stage.lineage import Lineage, lineage_of
+from prefeed.stage.fingerprint import fingerprint
+from prefeed.stage.library_state import library_state
+from prefeed.stage.lineage import Lineage, derived, lineage_of
 from prefeed.stage.slots import Slot, Slots, noting
 
 _LOOKS_AT_ONCE: Final = 16.0
 _SHARE_OF_LOOKS: Final = 0.01
 """A dataset is looked at anew whenever a pass begins, but for more than this part of the time only so many times."""
+
+_SHARE_OF_LATER_LOOKS: Final = 0.005
+_LEAST_PAUSE_SECONDS: Final = 0.1
+"""In between it is looked at as often as this part of the time allows: a pass may begin without a sign."""
 
 _MOST_ASKED: Final = 1 << 16
 """Indices that are remembered, in order to know a new pass by them."""
@@ -50,20 +56,27 @@ class Looking:
         self._allowed = _LOOKS_AT_ONCE
         self._looked_at = time.monotonic()
         self._cost_seconds = 0.0
+        self._due_at = 0.0
 
     def is_due(self, indices: Sequence[Any]) -> bool:
         """Return whether to look: in another process, or in another pass."""
+        is_another_pass = self._are_asked_again(indices)
         if os.getpid() != self._process_id:
             return True
+        return self._may_look() if is_another_pass else time.monotonic() >= self._due_at
+
+    def _are_asked_again(self, indices: Sequence[Any]) -> bool:
+        """Note which samples are asked for, and return whether one of them was before in this pass."""
         asked = self._asked
         try:
-            if asked.isdisjoint(indices):
-                if len(asked) < _MOST_ASKED:
-                    asked.update(indices)
-                return False
+            are_again = not asked.isdisjoint(indices)
+            if are_again:
+                asked.clear()
+            if len(asked) < _MOST_ASKED:
+                asked.update(indices)
         except TypeError:  # asked by something that is not hashable
-            pass
-        return self._may_look()
+            return False
+        return are_again
 
     def _may_look(self) -> bool:
         """Return whether looking is worth its while: samples may also be drawn again and again in one pass."""
@@ -77,7 +90,6 @@ class Looking:
     def looking(self) -> Iterator[None]:
         """Inside it, everything is looked at."""
         self._process_id = os.getpid()
-        self._asked.clear()
         began = time.monotonic()
         try:
             yield
@@ -87,6 +99,7 @@ class Looking:
             waited = (began - self._looked_at) * _SHARE_OF_LOOKS / max(self._cost_seconds, 1e-4)
             self._allowed = min(self._allowed + waited, _LOOKS_AT_ONCE) - 1.0
             self._looked_at = now
+            self._due_at = now + max(_LEAST_PAUSE_SECONDS, self._cost_seconds / _SHARE_OF_LATER_LOOKS)
 
     def lineage(self) -> Lineage:
         """Return where samples come from, as everything is now; what their making fills counts as it was before.
@@ -98,7 +111,8 @@ class Looking:
         with noting(slots):
             found = lineage_of(self._dataset, self._version)
         self._slots = slots
-        return found
+        state = library_state()
+        return derived(found, fingerprint(state)) if state else found
 
     def leave_out_what_was_filled(self, known: Lineage) -> None:
         """Samples were made: what is other than before was filled by that, and does not count.
