@@ -31,34 +31,48 @@ class FilesSeen:
         is_complete: False when a version was not to be had, or nobody can tell which file was opened: nothing may then be
             kept of the sample.
         ways: By which calls files were opened, and which.
+        served: What the reader in charge gave.
 
     **Threads**: files that a sample opens in threads of its own are not seen.
     """
 
-    def __init__(self, reader: FileReader | None, way: Callable[[], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        reader: FileReader | None,
+        way: Callable[[], int | None] | None = None,
+        again: Mapping[str, Buffer] | None = None,
+    ) -> None:
         """Note who is in charge.
 
         Args:
             reader: That one; None: nobody.
             way: Tells by which calls a file is opened now, None of one that is no part of the sample; without it that does
                 not matter.
+            again: Bytes that the reader gave before, for a sample that is made of the same once more.
         """
         self.is_complete = True
         self.ways: dict[int, list[str]] = {}
+        self.served: dict[str, Buffer] = {}
+        self._again = again or {}
         self._reader = reader
         self._way = way
         self._seen: dict[str, bytes] = {}
 
     def may_have(self, path: str) -> bool:
         """Return what the reader in charge says; note the file otherwise."""
-        if self._reader is not None and self._reader.may_have(path):
+        if path in self._again or (self._reader is not None and self._reader.may_have(path)):
             return True
         self._note(path)
         return False
 
     def read_file(self, path: str) -> Buffer | None:
         """Return what the reader in charge has, and note which version it is."""
+        if path in self._again:
+            self._note(path)
+            return self._again[path]
         data = None if self._reader is None else self._reader.read_file(path)
+        if data is not None:
+            self.served[path] = data
         if data is None:
             self._note(path)
         elif path not in self._seen:

@@ -103,7 +103,8 @@ class _Walk:
         if slot in slots.left:
             return slots.left[slot]
         with slots.inside(slot, is_known=id(part) in self._known or id(part) in self._open):
-            found = part_of(label, part, is_alone=False)
+            told = self._part_if_told if slots.passes_over and part is not None else part_of
+            found = told(label, part, is_alone=False)
         slots.found[slot] = found
         return found
 

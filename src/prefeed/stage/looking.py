@@ -12,7 +12,7 @@ from prefeed.errors import PrefeedError
 from prefeed.stage.fingerprint import fingerprint
 from prefeed.stage.library_state import library_state
 from prefeed.stage.lineage import Lineage, derived, lineage_of
-from prefeed.stage.slots import Slot, Slots, noting
+from prefeed.stage.slots import Slots, noting
 
 _LOOKS_AT_ONCE: Final = 16.0
 _SHARE_OF_LOOKS: Final = 0.01
@@ -49,14 +49,13 @@ class Looking:
         self.said = ""
         self._dataset = dataset
         self._version = version
-        self._left: dict[Slot, bytes] = {}
         self._slots: Slots | None = None
         self._process_id = 0 if is_new else os.getpid()
         self._asked: set[Any] = set()
         self._allowed = _LOOKS_AT_ONCE
         self._looked_at = time.monotonic()
         self._cost_seconds = 0.0
-        self._due_at = 0.0
+        self._due_at = time.monotonic() + _LEAST_PAUSE_SECONDS
 
     def is_due(self, indices: Sequence[Any]) -> bool:
         """Return whether to look: in another process, or in another pass."""
@@ -107,12 +106,14 @@ class Looking:
         Raises:
             CannotFingerprintError: That cannot be told.
         """
-        slots = Slots(self._left)
+        found, self._slots = self._look(Slots())
+        return found
+
+    def _look(self, slots: Slots) -> tuple[Lineage, Slots]:
         with noting(slots):
             found = lineage_of(self._dataset, self._version)
-        self._slots = slots
         state = library_state()
-        return derived(found, fingerprint(state)) if state else found
+        return (derived(found, fingerprint(state)) if state else found), slots
 
     def leave_out_what_was_filled(self, known: Lineage) -> None:
         """Samples were made: what is other than before was filled by that, and does not count.
@@ -120,14 +121,13 @@ class Looking:
         Args:
             known: What was found before.
         """
+        before = self._slots
         for _ in range(_MAX_LAYERS):
-            before = self._slots
             try:
-                if before is None or self.lineage().fingerprint == known.fingerprint or self._slots is None:
-                    return
+                found, slots = self._look(Slots(passes_over=True))
             except PrefeedError:  # as it is, nobody can tell it: it is found when it is looked at again
                 return
-            filled, self._slots = self._slots.filled_since(before), before
-            if not filled:
+            filled = {} if before is None else slots.filled_since(before)
+            if found.fingerprint == known.fingerprint or not filled:
                 return
-            self._left.update(filled)
+            slots.leave_out(filled)

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 from prefeed.errors import CannotEncodeError, RandomStageError
@@ -127,7 +127,7 @@ class Maker:
             if attempt.drew is not None:
                 self._drew(attempt.drew)
         if self._is_made_twice(store, attempt.files):
-            self._make_again(store, index, attempt, scope)
+            self._make_again(store, index, attempt)
         else:
             standing.taken(attempt.files)
         standing.tie(attempt.files)
@@ -167,8 +167,8 @@ class Maker:
             raise RandomStageError(refusal(where))
         self._warn_once("draws", f"{where}: its samples are not kept from now on")
 
-    def _attempt(self, index: Any, scope: Scope) -> Attempt:
-        files = FilesSeen(current_reader(), _way)
+    def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Buffer] | None = None) -> Attempt:
+        files = FilesSeen(current_reader(), _way, again)
         began = time.perf_counter()
         with scope, self._changes.making(), reads_from(files), Watch() as watch:
             sample = self._dataset[index]
@@ -180,13 +180,16 @@ class Maker:
         num, seconds = _made_twice.get(store.name, (0, 0.0))
         return num < (_TWICE if seconds < _LONG_SECONDS else _LEAST_TWICE) or standing.is_new(files)
 
-    def _make_again(self, store: CacheStore, index: Any, first: Attempt, scope: Callable[[], Scope]) -> None:
-        """Make a sample once more: it must be the same, and shows which of its files it opens each time."""
+    def _make_again(self, store: CacheStore, index: Any, first: Attempt) -> None:
+        """Make a sample once more, of the bytes that the reader in charge gave.
+
+        It must be the same, and shows which of its files it opens each time.
+        """
         entry = self._encoded(first.sample)  # before it is made again: it may be one object each time
         began = time.perf_counter()
         try:
             with left_alone(), checking():
-                second = self._attempt(index, scope())
+                second = self._attempt(index, nullcontext(), first.files.served)
         except Exception as err:  # noqa: BLE001 - it differs in that
             standing.taken(first.files)
             found: str | None = f"it was made, and making it again raised {type(err).__name__}: {err}"

@@ -7,6 +7,7 @@ stage. Which ones they are is seen by looking before and after a making: their d
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, MappingProxyType, ModuleType
@@ -19,6 +20,10 @@ _PASSED: Final = (tuple, list, dict, set, frozenset, str, bytes, MappingProxyTyp
 """Containers: what changes inside them is laid to whoever holds them."""
 
 
+_left: Final[dict[Slot, bytes]] = {}
+_kept: Final[list[Any]] = []  # an id is another object's as soon as its own is gone
+
+
 class Slots:
     """What was found by looking at a stage once.
 
@@ -27,8 +32,14 @@ class Slots:
         found: Digest of each other slot.
     """
 
-    def __init__(self, left: dict[Slot, bytes]) -> None:
-        self.left = left
+    def __init__(self, *, passes_over: bool = False) -> None:
+        """Begin.
+
+        Args:
+            passes_over: What nobody can tell, such as a lock, has a digest for once.
+        """
+        self.left = _left
+        self.passes_over = passes_over
         self.found: dict[Slot, bytes] = {}
         self._around: dict[Slot, Slot | None] = {}
         self._again: set[Slot] = set()
@@ -79,6 +90,16 @@ class Slots:
                 around.add(above)
                 above = self._around[above]
         return {slot: before.found.get(slot, b"") for slot in changed - around}
+
+    def leave_out(self, filled: dict[Slot, bytes]) -> None:
+        """From now on, in this process, these digests stand for slots that makings fill."""
+        for slot, digest in filled.items():
+            holder = self._held[slot[0]]
+            try:
+                weakref.finalize(holder, _left.pop, slot, None).atexit = False
+            except TypeError:
+                _kept.append(holder)
+            _left[slot] = digest
 
 
 class _Looking(threading.local):
