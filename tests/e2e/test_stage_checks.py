@@ -221,6 +221,26 @@ def test_an_audit_is_nothing_that_a_loop_can_see(files: Files, log: Log) -> None
     assert audits()[0] > 0
 
 
+def of_many_numbers(index: int) -> Any:
+    return torch.arange(300_000).mul(0.1 + index).sum()
+
+
+def test_sums_of_more_threads_are_no_failed_audits() -> None:
+    threads = torch.get_num_threads()
+    try:
+        for at_first, later in ((1, 2), (2, 1)):
+            torch.set_num_threads(at_first)
+            cached = prefeed.CachedDataset(Numbers(of_many_numbers), version=f"{at_first}")
+            first = [float(cached[index]) for index in range(NUM_SAMPLES)]
+            torch.set_num_threads(later)
+            assert [float(cached[index]) for index in range(NUM_SAMPLES)] == first
+            assert torch.get_num_threads() == later
+    finally:
+        torch.set_num_threads(threads)
+    made, failed = audits()
+    assert (made > 0, failed) == (True, 0)
+
+
 # ---------------------------------------------------------------- files that are kept
 
 

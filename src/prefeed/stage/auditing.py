@@ -128,10 +128,10 @@ class Auditor:
         if not maker.can_compare:
             return None
         kept = finder.entry(asked.store, asked.version, asked.key)
-        if kept is None or not self.is_due(kept[1]):
+        if kept is None or not self.is_due(kept[1].micros / 1e6):
             return None
         began = self._clock()
-        fresh = maker.made_to_compare(asked.index, asked.scope)
+        fresh = maker.made_to_compare(asked.index, asked.scope, threads=kept[1].threads)
         self.spent(self._clock() - began)
         if fresh is None:
             return None
@@ -139,7 +139,7 @@ class Auditor:
         if found is None:
             asked.store.count_audit(failed=False)
             return None
-        again = maker.made_to_compare(asked.index, asked.scope)
+        again = maker.made_to_compare(asked.index, asked.scope, threads=kept[1].threads)
         if again is None or finder.entry(asked.store, asked.version, asked.key) != kept:
             return None  # a file was changed meanwhile, say
         if maker.differs(fresh, again) is not None:

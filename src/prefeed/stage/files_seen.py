@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from prefeed.interception import FileReader
 from prefeed.stage.anatomy.installed import is_below_packages
+from prefeed.stage.library_state import threads_now
 from prefeed.stage.notes import Note, key_now
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
@@ -130,7 +131,7 @@ class FilesSeen:
         paths = sorted(self._seen)
         keys = b"".join(self._seen[path] for path in paths)
         assert len(keys) == len(paths) * ENTRY_KEY_BYTES
-        return Note(version, [os.fsencode(path) for path in paths], keys, int(seconds * 1e6))
+        return Note(version, [os.fsencode(path) for path in paths], keys, int(seconds * 1e6), threads_now())
 
     def _note(self, path: str) -> None:
         if path not in self._seen and not path.startswith(_NO_FILES):

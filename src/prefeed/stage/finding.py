@@ -68,13 +68,13 @@ class Finder:
         _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
         return samples
 
-    def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, float] | None:
-        """Return the entry of one sample if it is true, and how many seconds it took to make it; None if it is not."""
+    def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, Note] | None:
+        """Return the entry of one sample and its note if it is true; None if it is not."""
         data = store.get(key)
         entry = None if data is None else _opened(memoryview(data))
         if data is None or entry is None or not self._true((version,), (entry.note,))[0]:
             return None
-        return data, entry.note.micros / 1e6
+        return data, entry.note
 
     def _true(self, versions: Sequence[bytes], notes: Sequence[Note | None]) -> list[bool]:
         """Return for each note whether it fits the sample's version, and the files as they are now."""

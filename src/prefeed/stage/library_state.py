@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 _TABLE: Final[tuple[tuple[str, str, Callable[[Any], Any], Any], ...]] = (
@@ -69,3 +70,31 @@ def library_state() -> dict[str, Any]:
             found[f"{module_name} {what}"] = value
     found.update((name, os.environ[name]) for name in _ENVIRONMENT if name in os.environ)
     return found
+
+
+def threads_now() -> int:
+    """Return with how many threads torch computes in this process; 0 until it is imported.
+
+    This is no part of a key: workers have one, and would share nothing with loops that have none. A sum over many numbers
+    differs in its last bit between one thread and two, so that samples are compared only where they have as many.
+    """
+    torch: Any = sys.modules.get("torch")
+    count = getattr(torch, "get_num_threads", None)
+    return 0 if count is None else int(count())
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[bool]:
+    """Inside it torch computes with so many threads, if that can be had: one always can. Gives whether it does."""
+    now = threads_now()
+    if 0 in (now, threads) or now == threads:
+        yield True
+    elif threads == 1:
+        torch: Any = sys.modules["torch"]
+        torch.set_num_threads(1)
+        try:
+            yield True
+        finally:
+            torch.set_num_threads(now)
+    else:
+        yield False  # a forked worker must not start any

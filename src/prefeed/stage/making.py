@@ -19,6 +19,7 @@ from prefeed.stage.comparing import difference
 from prefeed.stage.files_seen import FilesSeen
 from prefeed.stage.fingerprint import describe
 from prefeed.stage.generators import Watch, left_alone
+from prefeed.stage.library_state import computing_with
 from prefeed.stage.notes import encode_note
 from prefeed.stage.standing import standing, way_here
 from prefeed.types import Buffer
@@ -136,14 +137,19 @@ class Maker:
         self._num_made += 1
         return attempt.sample
 
-    def made_to_compare(self, index: Any, scope: Callable[[], Scope]) -> bytes | None:
+    def made_to_compare(self, index: Any, scope: Callable[[], Scope], *, threads: int) -> bytes | None:
         """Return the entry of a sample as it is made now, without a note; None when it cannot be told.
 
         No generator that the user's code can see moves.
+
+        Args:
+            index: Which it is.
+            scope: Opens what it is made in.
+            threads: With how many torch computed when it was kept; where it cannot have as many now, nothing is made.
         """
         try:
-            with left_alone(), checking():
-                return self._encoded(self._attempt(index, scope()).sample)
+            with left_alone(), checking(), computing_with(threads) as is_comparable:
+                return self._encoded(self._attempt(index, scope()).sample) if is_comparable else None
         except Exception:  # noqa: BLE001 - whatever the dataset raises: no loop ends by what it did not ask for
             _log.debug("prefeed: a sample that was found could not be made", exc_info=True)
             return None
