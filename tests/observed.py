@@ -19,7 +19,7 @@ FULL = Observation(
     Statistics(
         hits=90, late=5, misses=4, direct_reads=1, origin_requests=11, origin_bytes=12, resident_objects=13,
         resident_bytes=14, transient_objects=15, transient_bytes=16, budget_bytes=17, errors={"entry-lost": 2},
-        best_hit_ratio=0.5, sessions=SessionCounts(sessions=1, caches=2, memory_bytes=3, disk_bytes=4),
+        best_hit_ratio=0.5, sessions=SessionCounts(sessions=1, caches=2, memory_bytes=3, disk_bytes=4, audits=6, audits_failed=2),
         disk=DiskCounts(objects=21, bytes=22, budget_bytes=23, reads=24, corrupt=25, dropped=26),
         pool=PoolCounts(
             servers=4, left_out=1, hits=31, misses=32, read_bytes=33, written_bytes=34, corrupt=35, dropped=36,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from prefeed.config import Config, configure
     from prefeed.prefetching import BackgroundGenerator, background
     from prefeed.stage.cache import DatasetCache
-    from prefeed.stage.dataset import CachedDataset, map
+    from prefeed.stage.dataset import CachedDataset
+    from prefeed.stage.mapping import map
     from prefeed.stage.randomness import not_random
     from prefeed.torch.declared import Accessor
     from prefeed.torch.device import DevicePrefetcher
@@ -64,7 +65,7 @@ _HOMES = {
     "datasets": None,
     "doctor": "prefeed.advice.doctor",
     "errors": None,
-    "map": "prefeed.stage.dataset",
+    "map": "prefeed.stage.mapping",
     "not_random": "prefeed.stage.randomness",
     "read": "prefeed.api",
     "statistics": "prefeed.api",

@@ -117,12 +117,19 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCounts:
-    """Sessions of the node, their caches, and what these take in memory and on disk, in bytes."""
+    """Sessions of the node, their caches, and what these take in memory and on disk, in bytes.
+
+    Attributes:
+        audits: Samples that were found, made anew and compared, since the server started.
+        audits_failed: Those that were not as they had been kept.
+    """
 
     sessions: int = 0
     caches: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
+    audits: int = 0
+    audits_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

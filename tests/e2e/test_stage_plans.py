@@ -11,6 +11,7 @@ from torchvision import datasets, transforms
 
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
+from prefeed.stage.auditing import ON_CREDIT
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 
@@ -58,10 +59,12 @@ def test_files_of_cached_samples_are_opened_once(slow: SlowDirectory, make: Any,
     loader = prefeed.DataLoader(cached, batch_size=4, shuffle=False, **workers)
     first, *later = epochs(loader, 3)
     assert later == [first, first]
-    assert slow.opens() - before == NUM_IMAGES
-    assert cached.get_stat().misses == NUM_IMAGES
     statistics = prefeed.statistics()
-    assert statistics.origin_requests == NUM_IMAGES
+    audits = statistics.sessions.audits  # these read what nobody else would read again
+    assert slow.opens() - before <= NUM_IMAGES + audits
+    assert audits <= ON_CREDIT + 3
+    assert cached.get_stat().misses == NUM_IMAGES
+    assert statistics.origin_requests <= NUM_IMAGES + audits
     assert statistics.resident_objects == 0  # what is made of them is kept, they are not
     assert statistics.direct_reads == 0
 

@@ -188,7 +188,11 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
         return []
     text = f"{format_count(counts.sessions, 'session')}, {format_count(counts.caches, 'cache')}"
     on_disk = f", {format_bytes(counts.disk_bytes)} on disk" if counts.disk_bytes else ""
-    return [("stage caches", f"{text}, {format_bytes(counts.memory_bytes)} in memory{on_disk}")]
+    rows = [("stage caches", f"{text}, {format_bytes(counts.memory_bytes)} in memory{on_disk}")]
+    if counts.audits:
+        made = format_count(counts.audits, "sample")
+        rows.append(("  audits", f"{made} made anew and compared, {counts.audits_failed:,} differed"))
+    return rows
 
 
 def sessions_object(sessions: Sequence[SessionInfo]) -> JsonObject:

@@ -70,13 +70,15 @@ def grow_cache(
     return connection.request(m.GrowCache(session, cache, wanted_bytes, on_disk), m.CacheGrown)
 
 
-def report_reads(connection: Connection, session: int, cache: int, *, hits: int, misses: int) -> None:
-    """Tell the server how reads went since the last report; nobody answers.
+def report_reads(
+    connection: Connection, session: int, cache: int, hits: int, misses: int, audits: int = 0, audits_failed: int = 0
+) -> None:
+    """Tell the server how reads and audits went since the last report; nobody answers.
 
     Raises:
         ServerUnavailableError: The server is gone.
     """
-    connection.send(m.CacheReads(session, cache, hits, misses))
+    connection.send(m.CacheReads(session, cache, hits, misses, audits, audits_failed))
 
 
 def new_session(connection: Connection) -> int:

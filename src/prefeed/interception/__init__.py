@@ -3,12 +3,17 @@
 ``reads_from(reader)`` is in force in the thread that entered it, and there alone: ``open``, ``numpy.fromfile``,
 ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and what it does not have is
 opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json``, ``gzip``)
-reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process changes. What a caller gets is told apart from the real thing by nobody who does not look for it.
+reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process changes. What a caller
+gets is told apart from the real thing by nobody who does not look for it.
+
+A reader that is a ``Witness`` also hears of files that Python opens past these.
 
 Start reading in ``opening.py``; ``files.py`` is what an open file is made of, ``writing.py`` what changes
 files, ``scope.py`` when any of it is in place.
 """
 
+from prefeed.interception.events import Witness as Witness
+from prefeed.interception.events import watch_opens as watch_opens
 from prefeed.interception.protocol import FileReader as FileReader
 from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import end_observing as end_observing

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prefeed.interception.asking import Replacement, ask, asking
+from prefeed.interception.events import tell
 from prefeed.interception.paths import absolute_path, path_name
 from prefeed.interception.writing import Named, Telling
 from prefeed.types import Buffer
@@ -31,6 +32,7 @@ class ImRead(Replacement):
             image = None if asked is None else _decoded(*asked)
             if image is not None:
                 return image
+            tell(args[0] if args else kwargs.get("filename"))
         return self.original(*args, **kwargs)
 
 
@@ -105,6 +107,8 @@ class ReadFile(Replacement):
             if data:
                 torch = sys.modules["torch"]
                 return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if asking.reader is not None:
+            tell(args[0] if args else None)
         return self.original(*args, **kwargs)
 
 

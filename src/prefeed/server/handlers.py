@@ -358,7 +358,8 @@ class Handlers:
         self.loop.send(connection, grown)
 
     def _cache_reads(self, _: Connection, request: m.CacheReads) -> None:
-        self.sessions.count_reads((request.session, request.cache), request.hits, request.misses)
+        counted = (request.hits, request.misses, request.audits, request.audits_failed)
+        self.sessions.count_reads((request.session, request.cache), *counted)
 
     def _new_session(self, connection: Connection, _: m.NewSession) -> None:
         self.loop.send(connection, m.SessionCreated(self.sessions.new_session()))

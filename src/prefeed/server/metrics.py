@@ -69,6 +69,7 @@ METRICS: Final = (
     Metric("prefeed_sessions", "gauge", (), "Sessions of stage caches."),
     Metric("prefeed_stage_caches", "gauge", (), "Stage caches."),
     Metric("prefeed_stage_cache_bytes", "gauge", ("tier",), "What stage caches take."),
+    Metric("prefeed_stage_audits_total", "counter", ("result",), "Samples that were found in a stage cache, made anew and compared: same, or different."),
     Metric("prefeed_plans", "gauge", (), "Consumers with a plan: loaders in an epoch, and warm-ups."),
     Metric("prefeed_plan_position_objects", "gauge", ("plan", "dataset"), "Objects of the plan that its loop has. Numbers of plans that have ended are used again; at most 64 are shown."),
     Metric("prefeed_plan_length_objects", "gauge", ("plan", "dataset"), "Objects of the plan."),
@@ -195,6 +196,8 @@ def _stage_caches(statistics: Statistics) -> Iterator[Row]:
     yield "prefeed_stage_caches", (), counts.caches
     yield "prefeed_stage_cache_bytes", ("memory",), counts.memory_bytes
     yield "prefeed_stage_cache_bytes", ("disk",), counts.disk_bytes
+    yield "prefeed_stage_audits_total", ("same",), counts.audits - counts.audits_failed
+    yield "prefeed_stage_audits_total", ("different",), counts.audits_failed
 
 
 def _plan(number: str, plan: PlanInfo) -> Iterator[Row]:

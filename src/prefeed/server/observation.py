@@ -95,7 +95,9 @@ class Observer:
 
     def statistics(self) -> Statistics:
         """Return what it has counted since it started."""
-        return replace(self._node.statistics(), sessions=self._sessions.counts, epochs=self.epochs.last)
+        found, caches = self._node.statistics(), self._sessions.counts
+        failed = {"stage-audit-failed": caches.audits_failed} if caches.audits_failed else {}
+        return replace(found, errors={**found.errors, **failed}, sessions=caches, epochs=self.epochs.last)
 
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return how far every consumer has come."""

@@ -75,7 +75,7 @@ class CacheLink:
         self._retry_at = 0.0
         self._retry_seconds = _RETRY_SECONDS
         self._counting = threading.Lock()
-        self._hits = self._misses = 0
+        self._hits = self._misses = self._audits = self._audits_failed = 0
         self._report_at = 0.0
 
     @classmethod
@@ -158,10 +158,16 @@ class CacheLink:
             self._hits += hits
             self._misses += misses
 
+    def count_audit(self, *, failed: bool) -> None:
+        """Note that a sample was made anew and compared."""
+        with self._counting:
+            self._audits += 1
+            self._audits_failed += failed
+
     @property
     def has_unreported(self) -> bool:
-        """Whether reads were counted that the server does not know."""
-        return self._hits + self._misses > 0
+        """Whether reads or audits were counted that the server does not know."""
+        return self._hits + self._misses + self._audits > 0
 
     def wants_to_report(self, *, now: bool) -> bool:
         """Return whether it is time to say something; ``now``: there is, when there is something to say."""
@@ -172,18 +178,22 @@ class CacheLink:
         )
 
     def report(self) -> None:
-        """Tell the server how reads went since the last time; what cannot be told waits."""
+        """Tell the server how reads and audits went since the last time; what cannot be told waits."""
         self._report_at = time.monotonic() + _REPORT_SECONDS
         connection = self._connection
         if connection is None or not self.has_unreported:
             return
         with self._counting:
-            hits, misses = self._hits, self._misses
-            self._hits = self._misses = 0
+            counted = (self._hits, self._misses, self._audits, self._audits_failed)
+            self._hits = self._misses = self._audits = self._audits_failed = 0
         try:
-            report_reads(connection, self._name.session, self._name.cache, hits=hits, misses=misses)
+            report_reads(connection, self._name.session, self._name.cache, *counted)
         except PrefeedError:
-            self.count(hits, misses)
+            with self._counting:
+                self._hits += counted[0]
+                self._misses += counted[1]
+                self._audits += counted[2]
+                self._audits_failed += counted[3]
             self.disconnect()
 
     def _leave_alone(self) -> None:

@@ -132,6 +132,20 @@ class CacheStore:
         self._skip = _SKIPPED_WHEN_FULL
         return False
 
+    def empty(self) -> bool:
+        """Delete all entries, for all processes; False when some could not be deleted."""
+        tiers = self._here.place.tiers
+        for tier in tiers:
+            tier.delete_many(tier.keys())
+        self._outdated.clear()
+        return not any(tier.keys() for tier in tiers)
+
+    def count_audit(self, *, failed: bool) -> None:
+        """Note that a sample was made anew and compared, and tell the server."""
+        self._here.link.count_audit(failed=failed)
+        _report_at_exit()
+        self.report(now=True)
+
     def count(self, hits: int, misses: int) -> None:
         """Note how reads went, beside the store, where the server looks; else for the next report."""
         if not self._here.place.reads.try_add(hits, misses):

@@ -76,10 +76,15 @@ class Changes:
 
     def is_any(self) -> bool:
         """Return whether there may be a change: cheap, and seldom wrong. Never while a sample is being made."""
-        if self._making and os.getpid() in self._making.values():
+        if self.is_making:
             return False
         noted = self._noted
         return not self._are_the_objects(noted) or working_directory() != noted.directory
+
+    @property
+    def is_making(self) -> bool:
+        """Whether a sample is being made in this process."""
+        return bool(self._making) and os.getpid() in self._making.values()
 
     def _are_the_objects(self, noted: Snapshot) -> bool:
         try:

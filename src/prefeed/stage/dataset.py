@@ -1,4 +1,4 @@
-"""``CachedDataset`` and ``map``: a deterministic step of a pipeline is taken once, for every process and every epoch.
+"""``CachedDataset``: a deterministic step of a pipeline is taken once, for every process and every epoch.
 
 sample(i) ─→ store ─found, and still true→ decoded
                │ absent, or its files have changed
@@ -19,12 +19,14 @@ from typing import Any, Final
 from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
 from prefeed.stage.anatomy.parts import AsFarAsTold
+from prefeed.stage.auditing import MOST_FAILED, Audit, Auditor, Run
 from prefeed.stage.cache import CacheStatistics, DatasetCache
 from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.finding import ABSENT, Finder
-from prefeed.stage.fingerprint import describe, fingerprint
-from prefeed.stage.lineage import Lineage, derived, lineage_of
+from prefeed.stage.fingerprint import describe
+from prefeed.stage.lineage import Lineage
+from prefeed.stage.looking import Looking
 from prefeed.stage.making import Maker, refusal
 from prefeed.stage.randomness import look_for_chance
 
@@ -36,75 +38,6 @@ _LONGEST_WAIT_SECONDS: Final = 10.0
 
 Making = Callable[[int], AbstractContextManager[None]]
 """Opens the scope in which the sample at this position of a batch is made."""
-
-
-def map(
-    dataset: Any,
-    fn: Callable[[Any], Any],
-    cache: DatasetCache | None = None,
-    *,
-    version: str | None = None,
-    codec: str | None = None,
-) -> MappedDataset | CachedDataset:
-    """Return a dataset of ``fn(dataset[i])``, cached or not, so that steps compose.
-
-    Args:
-        dataset: Map-style.
-        fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
-        cache: Keeps what ``fn`` returns; None: it is called each time.
-        version: Stands for the code of ``fn``, of which only the name and what it was made with count then; change it
-            whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
-        codec: ``"pickle"``: what has no encoding of its own is pickled.
-
-    Raises:
-        RandomStageError: A cached step draws random numbers.
-        CannotFingerprintError: Nobody can tell whether ``fn`` is the same the next time; pass ``version``.
-    """
-    mapped = MappedDataset(dataset, fn, version=version)
-    return mapped if cache is None else CachedDataset(mapped, cache, codec=codec)
-
-
-class MappedDataset:
-    """``fn(dataset[i])``, made each time.
-
-    Attributes:
-        dataset: What is mapped.
-        fn: Given a sample, returns a sample.
-    """
-
-    def __init__(self, dataset: Any, fn: Callable[[Any], Any], *, version: str | None = None) -> None:
-        """See ``map``."""
-        _require_map_style(dataset)
-        if not callable(fn):
-            raise TypeError(f"the function of a map must be callable, not {fn!r}")
-        self.dataset = dataset
-        self.fn = fn
-        self._version = version
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.fn(self.dataset[index])
-
-    @property
-    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """Samples of a batch, where those below are found together; None: they are made one by one, as torch does."""
-        return self._batch if _is_cached(self.dataset) else None
-
-    def _batch(self, indices: Sequence[Any]) -> list[Any]:
-        return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
-
-    @property
-    def prefeed_lineage(self) -> Lineage:
-        """Where its samples come from; looks at the code and the parameters of the function."""
-        stage = fingerprint(self.fn) if self._version is None else fingerprint((self._version, AsFarAsTold(self.fn)))
-        return derived(lineage_of(self.dataset), stage)
-
-    def prefeed_state(self) -> Any:
-        """Return what tells it from others, by name."""
-        fn = self.fn if self._version is None else (self._version, AsFarAsTold(self.fn))
-        return {"dataset": self.dataset, "fn": fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +59,9 @@ class _Place:
 class _Batch:
     """Samples that are asked for together; each list has one item a sample."""
 
-    lineage: Lineage
     store: CacheStore
     indices: Sequence[Any]
+    versions: list[bytes]
     keys: list[bytes]
     found: list[Any]
     making: Making
@@ -138,9 +71,11 @@ class CachedDataset:
     """What ``dataset[i]`` returns, made once and kept, for every process of this node.
 
     An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
-    opened, each in the version that it has now. A change of any of these makes it anew. Attributes of the dataset, of those
-    below and of their steps that are set anew are noticed with the next batch, and so are globals and variables
-    around functions that steps mention; what changes inside a list or an array is not: make another ``CachedDataset`` then.
+    opened, each in the version that it has now. A change of any of these makes it anew. All of it is looked at when a
+    process begins and with each pass over the samples; attributes of the dataset, of those below and of their steps that
+    are set anew are noticed with the next batch, and so are globals and variables around functions that steps mention.
+    The first samples that a process makes are made twice, and of those that are found a few are made anew: what differs is
+    not kept. See SEMANTICS.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.
@@ -169,7 +104,7 @@ class CachedDataset:
         codec: str | None = None,
         config: Config | None = None,
     ) -> None:
-        _require_map_style(dataset)
+        require_map_style(dataset)
         if cache is not None and not isinstance(cache, DatasetCache):
             raise TypeError(f"argument cache with value {cache!r} is not of type DatasetCache")
         if codec not in (None, "pickle"):
@@ -179,7 +114,10 @@ class CachedDataset:
         self._allow_pickle = codec == "pickle"
         self._is_watched = _is_watched(dataset)
         cache = DatasetCache.default(config) if cache is None else cache
-        self._place = self._opened(cache, lineage_of(dataset, version))
+        self._run = Run()
+        self._num_passes = 0
+        self._here = Looking(dataset, version)
+        self._place = self._opened(cache, self._here.lineage())
         self._start()
 
     @property
@@ -223,21 +161,36 @@ class CachedDataset:
         if not isinstance(indices, Sequence):  # a set, a generator: whatever torch takes for a batch
             indices = list(indices)
         making = making or _no_scope
-        place = self._now()
+        place = self._now(indices)
         store = place.store
         if store is None:
-            return [self._maker.made(index, making(at)) for at, index in enumerate(indices)]
+            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
         try:
             keys = [place.lineage.identity(index) for index in indices]
+            versions = [place.lineage.version(index) for index in indices]
         except CannotFingerprintError:
             return self._one_by_one(place, indices, making)
-        found = self._finder.found(store, place.lineage, indices, keys, borrow)
-        absent = [at for at, sample in enumerate(found) if sample is ABSENT]
+        batch = _Batch(store, indices, versions, keys, [], making)
+        at = self._auditor.choose(len(indices))
+        if at is not None and not self._is_right(batch, at):
+            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+        batch.found.extend(self._finder.found(store, versions, keys, borrow))
+        absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
         store.count(len(indices) - len(absent), len(absent))
         if absent:
-            self._make(_Batch(place.lineage, store, indices, keys, found, making), absent)
+            num_twice = self._maker.num_twice
+            self._make(batch, absent)
+            if self._maker.num_twice != num_twice:
+                self._here.leave_out_what_was_filled(self._place.lineage)
         store.report()
-        return found
+        return batch.found
+
+    def begin_pass(self) -> None:
+        """A pass over the samples begins, in this process or in workers: look at everything anew."""
+        self._num_passes += 1
+        if self._num_passes > 1:
+            self._run.end()
+        self._look_again()
 
     def absent(self, indices: Sequence[int]) -> list[bool]:
         """Return for each sample whether the cache has no entry of it; files are not asked whether they changed."""
@@ -262,10 +215,11 @@ class CachedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         self._now()
-        return {name: value for name, value in self.__dict__.items() if name not in ("_changes", "_finder", "_maker")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._here = Looking(self.dataset, self._version, is_new=True)  # other code may have been imported here
         self._start()
 
     # ------------------------------------------------------------ what it is now
@@ -276,11 +230,18 @@ class CachedDataset:
         self._maker = Maker(
             self.dataset, self._changes, is_watched=self._is_watched, allow_pickle=self._allow_pickle
         )  # fmt: skip
+        self._auditor = Auditor(self._run)
 
-    def _now(self) -> _Place:
-        """Return the place of samples as the dataset is now."""
+    def _now(self, indices: Sequence[Any] = ()) -> _Place:
+        """Return the place of samples as the dataset is now.
+
+        Args:
+            indices: Of samples that are asked for; one that was asked for before begins another pass.
+        """
         if self._changes.is_any():
             self._follow()
+        if self._here.is_due(indices) and not self._changes.is_making:
+            self._look_again()
         return self._place
 
     def _follow(self) -> None:
@@ -289,21 +250,58 @@ class CachedDataset:
         if not self._changes.are_in(snapshot):
             self._changes.note(snapshot)
             return
-        before = self._place
         changes = Changes(self.dataset, CachedDataset)  # first: what is set meanwhile counts the next time
+        self._adopt(changes)
+
+    def _look_again(self) -> None:
+        """Look at the dataset anew, whether anything was set or not."""
+        with self._here.looking():
+            before = self._place
+            try:
+                lineage = self._here.lineage()
+            except PrefeedError:
+                lineage = None  # as below, which says so
+        if lineage is None or lineage.fingerprint != before.lineage.fingerprint:
+            self._adopt(Changes(self.dataset, CachedDataset), lineage)
+        else:
+            self._place = replace(before, lineage=lineage)
+
+    def _adopt(self, changes: Changes, lineage: Lineage | None = None) -> None:
+        """Samples are made in another way from now on."""
+        before = self._place
         try:
             self._is_watched = _is_watched(self.dataset)
-            lineage = lineage_of(self.dataset, self._version)
+            lineage = self._here.lineage() if lineage is None else lineage
             is_same = lineage.fingerprint == before.lineage.fingerprint
             self._place = self._opened(before.cache if is_same else before.cache.again(), lineage)
         except PrefeedError as err:
             self._place = replace(before, store=None)
-            _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
+            if str(err) != self._here.said:
+                self._here.said = str(err)
+                _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
         self._start(changes)
 
     def _opened(self, cache: DatasetCache, lineage: Lineage) -> _Place:
         number = int.from_bytes(lineage.fingerprint[:4], "little") ^ self._allow_pickle
         return _Place(lineage, cache, cache.use_for(number, describe(self.dataset)))
+
+    # ------------------------------------------------------------ audits
+
+    def _is_right(self, batch: _Batch, at: int) -> bool:
+        """Make a sample anew, if it is time; False: the cache is not used any more, since samples differ each time."""
+        asked = Audit(batch.store, batch.indices[at], batch.versions[at], batch.keys[at], partial(batch.making, at))
+        failed = self._auditor.audit(asked, self._finder, self._maker)
+        if failed is None:
+            return True
+        is_used = batch.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
+        _log.warning(
+            "prefeed: stage-audit-failed: sample %r of %s is not what the cache has (%s): the cache is emptied, and %s",
+            batch.indices[at], describe(self.dataset), failed,
+            "its samples are made anew" if is_used else "this process does not use it any more",
+        )  # fmt: skip
+        if not is_used:
+            self._place = replace(self._place, store=None)
+        return is_used
 
     # ------------------------------------------------------------ making
 
@@ -318,7 +316,7 @@ class CachedDataset:
         if not store.claims.try_claim(key):
             return False
         try:
-            batch.found[at] = self._finder.found(store, batch.lineage, (batch.indices[at],), (key,))[0]
+            batch.found[at] = self._finder.found(store, (batch.versions[at],), (key,))[0]
             if batch.found[at] is ABSENT:
                 self._make_one(batch, at)
         finally:
@@ -336,7 +334,7 @@ class CachedDataset:
 
     def _make_one(self, batch: _Batch, at: int) -> None:
         batch.found[at] = self._maker.made_and_kept(
-            batch.store, batch.lineage, batch.indices[at], batch.keys[at], partial(batch.making, at)
+            batch.store, batch.versions[at], batch.indices[at], batch.keys[at], partial(batch.making, at)
         )
 
     def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
@@ -345,11 +343,15 @@ class CachedDataset:
         for at, index in enumerate(indices):
             try:
                 place.lineage.identity(index)
+                place.lineage.version(index)
             except CannotFingerprintError:
-                samples.append(self._maker.made(index, making(at)))
+                samples.append(self._maker.made(index, partial(making, at)))
             else:
                 samples += self.samples((index,), making=partial(_at_another, making, at))
         return samples
+
+
+_OF_PROCESS: Final = frozenset({"_changes", "_finder", "_maker", "_auditor", "_here"})
 
 
 def _is_watched(dataset: Any) -> bool:
@@ -364,12 +366,6 @@ def _is_watched(dataset: Any) -> bool:
     return not chance.is_vouched
 
 
-def _is_cached(dataset: Any) -> bool:
-    while isinstance(dataset, MappedDataset):
-        dataset = dataset.dataset
-    return isinstance(dataset, CachedDataset)
-
-
 def _at_another(making: Making, position: int, _at: int) -> AbstractContextManager[None]:
     return making(position)
 
@@ -378,7 +374,8 @@ def _no_scope(_at: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _require_map_style(dataset: Any) -> None:
+def require_map_style(dataset: Any) -> None:
+    """Raise a ``TypeError`` unless samples can be asked for by index."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{type(dataset).__name__} has no __getitem__ and __len__: only samples that can be asked for by index can be "

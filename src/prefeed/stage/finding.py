@@ -13,7 +13,6 @@ from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.codec import decode, note_of
 from prefeed.stage.files_seen import FilesSeen
 from prefeed.stage.layout import Header, unpack_header
-from prefeed.stage.lineage import Lineage
 from prefeed.stage.notes import Note, decode_note, keys_now
 
 _log = logging.getLogger("prefeed")
@@ -42,8 +41,7 @@ class Finder:
     def found(
         self,
         store: CacheStore,
-        lineage: Lineage,
-        indices: Sequence[Any],
+        versions: Sequence[bytes],
         keys: Sequence[bytes],
         borrow: ExitStack | None = None,
     ) -> list[Any]:
@@ -51,8 +49,7 @@ class Finder:
 
         Args:
             store: The cache.
-            lineage: Where samples come from.
-            indices: Of the samples.
+            versions: Of the samples, as their dataset knows them.
             keys: Their identities.
             borrow: Samples that are all found are views, valid until this is closed. None: they own what they hold.
         """
@@ -60,7 +57,7 @@ class Finder:
             views = stack.enter_context(store.reading()).get_views(keys)
             entries = [None if view is None else _opened(view) for view in views]
             notes = [None if entry is None else entry.note for entry in entries]
-            true = self._true(lineage, indices, notes)
+            true = self._true(versions, notes)
             copy = borrow is None or not all(true)
             samples = [
                 self._decoded(entry, copy=copy) if is_true and entry is not None else ABSENT
@@ -71,7 +68,15 @@ class Finder:
         _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
         return samples
 
-    def _true(self, lineage: Lineage, indices: Sequence[Any], notes: Sequence[Note | None]) -> list[bool]:
+    def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, Note] | None:
+        """Return the entry of one sample and its note if it is true; None if it is not."""
+        data = store.get(key)
+        entry = None if data is None else _opened(memoryview(data))
+        if data is None or entry is None or not self._true((version,), (entry.note,))[0]:
+            return None
+        return data, entry.note
+
+    def _true(self, versions: Sequence[bytes], notes: Sequence[Note | None]) -> list[bool]:
         """Return for each note whether it fits the sample's version, and the files as they are now."""
         wanted = {path for note in notes if note is not None for path in note.paths}
         now = {path: self._trusted[path] for path in wanted if path in self._trusted}
@@ -81,9 +86,9 @@ class Finder:
         now |= asked
         return [
             note is not None
-            and note.version == lineage.version(index)
+            and note.version == version
             and (not note.paths or all(now[path] == key for path, key in note.files()))
-            for index, note in zip(indices, notes, strict=True)
+            for version, note in zip(versions, notes, strict=True)
         ]
 
     def _decoded(self, entry: _Entry, *, copy: bool) -> Any:

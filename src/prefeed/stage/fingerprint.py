@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 from xxhash import xxh3_128, xxh3_128_digest
@@ -13,6 +14,7 @@ from prefeed.stage.anatomy.bytecode import External
 from prefeed.stage.anatomy.functions import cells_of
 from prefeed.stage.anatomy.parts import Anatomy, AsFarAsTold, Part, UntoldError
 from prefeed.stage.anatomy.whole import anatomy_of
+from prefeed.stage.slots import Slots, noted_in
 
 __all__ = ["describe", "fingerprint"]
 
@@ -58,6 +60,7 @@ class _Walk:
         self._known: dict[int, bytes] = {}
         self._kept: list[Any] = []  # an id is another object's as soon as its own is gone
         self._open: dict[int, int] = {}
+        self._slots: Slots | None = noted_in()
 
     def digest(self, value: Any) -> bytes:
         self.at = value
@@ -85,9 +88,25 @@ class _Walk:
         for content in anatomy.content():
             told.update(content)
         part_of = self._part_if_told if self.is_vouched else self._part
-        digests = [part_of(label, part, is_alone=anatomy.is_unordered) for label, part in anatomy.parts]
+        slots = self._slots
+        if slots is not None and slots.is_holder(value):
+            slots.hold(value)
+            digests = [self._slot(slots, value, label, part, part_of) for label, part in anatomy.parts]
+        else:
+            digests = [part_of(label, part, is_alone=anatomy.is_unordered) for label, part in anatomy.parts]
         told.update(b"".join(sorted(digests) if anatomy.is_unordered else digests))
         return told.digest()
+
+    def _slot(self, slots: Slots, holder: Any, label: str, part: Any, part_of: Callable[..., bytes]) -> bytes:
+        """Return the digest of a part that ``slots`` notes; the one before for what makings fill."""
+        slot = (id(holder), label)
+        if slot in slots.left:
+            return slots.left[slot]
+        with slots.inside(slot, is_known=id(part) in self._known or id(part) in self._open):
+            told = self._part_if_told if slots.passes_over and part is not None else part_of
+            found = told(label, part, is_alone=False)
+        slots.found[slot] = found
+        return found
 
     def _part(self, label: str, part: Any, *, is_alone: bool) -> bytes:
         """Return the digest of a part and of how it is reached."""

@@ -41,7 +41,11 @@ class Lineage(Protocol):
         ...
 
     def version(self, index: Any) -> bytes:
-        """Return what changes with the sample's content; empty where only the files that it opens tell."""
+        """Return what changes with the sample's content; empty where only the files that it opens tell.
+
+        Raises:
+            CannotFingerprintError: It holds something that cannot be told from run to run.
+        """
         ...
 
 
@@ -181,14 +185,17 @@ class _Folder:
     """torchvision's folders: a sample is a file and a class, wherever it stands in the list."""
 
     fingerprint: bytes
-    samples: Sequence[tuple[str, int]]
+    samples: Sequence[tuple[str, Any]]
 
     def identity(self, index: Any) -> bytes:
         path = os.path.abspath(self.samples[index][0])
         return _digest(self.fingerprint, os.fsencode(path))
 
     def version(self, index: Any) -> bytes:
-        return b"%d" % self.samples[index][1]
+        _, *labels = self.samples[index]
+        if len(labels) == 1 and type(labels[0]) is int:
+            return b"%d" % labels[0]
+        return b"label" + fingerprint(labels, name=f"the label of sample {index}")
 
 
 def _folder(dataset: Any) -> Lineage:

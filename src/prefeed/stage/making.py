@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Final
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
 
 from prefeed.errors import CannotEncodeError, RandomStageError
-from prefeed.interception import current_reader, reads_from
-from prefeed.stage.cache_store import CacheStore
+from prefeed.interception import current_reader, reads_from, watch_opens
+from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.codec import Encoder
+from prefeed.stage.comparing import difference
 from prefeed.stage.files_seen import FilesSeen
 from prefeed.stage.fingerprint import describe
-from prefeed.stage.generators import Watch
-from prefeed.stage.lineage import Lineage
+from prefeed.stage.generators import Watch, left_alone
+from prefeed.stage.library_state import computing_with
 from prefeed.stage.notes import encode_note
+from prefeed.stage.standing import standing, way_here
+from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")
 
 _FIRST_SAMPLES: Final = 16
 """What is wrong with a stage is an error while one of its first samples is made; later its samples are no longer kept."""
 
+_TWICE: Final = 4
+"""So many of the first samples that a process makes of a stage are made twice and compared..."""
+
+_LEAST_TWICE: Final = 2
+_LONG_SECONDS: Final = 0.5
+"""... unless making them again takes longer than this: then ``_LEAST_TWICE`` are."""
+
 Scope = AbstractContextManager[None]
+
+
+class Attempt(NamedTuple):
+    """A sample that was made.
+
+    Attributes:
+        sample: What the dataset returned.
+        files: What was opened.
+        drew: The global generator that moved meanwhile; None: none.
+        seconds: How long it took.
+    """
+
+    sample: Any
+    files: FilesSeen
+    drew: str | None
+    seconds: float
 
 
 class Maker:
@@ -39,7 +67,8 @@ class Maker:
         Args:
             dataset: What makes them.
             changes: Of the dataset.
-            is_watched: The global generators are watched while a sample is made.
+            is_watched: The global generators are watched while a sample is made, and a stage whose samples differ when they
+                are made again is refused. False: the user has said that chance does not matter.
             allow_pickle: Pickle what has no encoding of its own.
         """
         self._dataset = dataset
@@ -49,22 +78,41 @@ class Maker:
         self._encoders = _Encoders()
         self._num_made = 0
         self._num_unsure = 0
+        self._num_twice = 0
         self._draws = False
+        self._is_same_again = True
         self._warned: set[str] = set()
+        watch_opens()
 
-    def made(self, index: Any, scope: Scope) -> Any:
+    @property
+    def can_compare(self) -> bool:
+        """Whether a sample that differs from the one kept says anything: not where it does so each time."""
+        return self._is_same_again and not self._draws
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the stage was found to be random: none of its samples are kept."""
+        return self._draws
+
+    @property
+    def num_twice(self) -> int:
+        """How many samples were made a second time here."""
+        return self._num_twice
+
+    def made(self, index: Any, scope: Callable[[], Scope]) -> Any:
         """Return a sample, which is not kept."""
-        with scope, self._changes.making():
-            return self._dataset[index]
+        attempt = self._attempt(index, scope())
+        standing.taken(attempt.files)
+        return attempt.sample
 
     def made_and_kept(
-        self, store: CacheStore, lineage: Lineage, index: Any, key: bytes, scope: Callable[[], Scope]
+        self, store: CacheStore, version: bytes, index: Any, key: bytes, scope: Callable[[], Scope]
     ) -> Any:  # fmt: skip
         """Return a sample, which is kept if that is possible.
 
         Args:
             store: Where it is kept.
-            lineage: Where it comes from.
+            version: Of the sample, as its dataset knows it.
             index: Which it is.
             key: Its identity.
             scope: Opens what it is made in, and made once more if that is needed.
@@ -74,22 +122,98 @@ class Maker:
             CannotEncodeError: One of the first samples holds what cannot be kept.
             Exception: Whatever ``dataset[index]`` raises.
         """
-        version = lineage.version(index)
-        sample, files, drew = self._watched(index, scope())
-        if drew is not None and not self._draws:  # was that the stage, or another thread?
-            sample, files, drew = self._watched(index, scope())
-            if drew is not None:
-                self._drew(drew)
-        if drew is None and files.is_complete and not self._draws and store.takes_more:
-            self._keep(store, key, sample, encode_note(files.note(version)))
+        attempt = self._attempt(index, scope())
+        if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
+            attempt = self._attempt(index, scope())
+            if attempt.drew is not None:
+                self._drew(attempt.drew)
+        if self._is_made_twice(store, attempt.files):
+            self._make_again(store, index, attempt)
+        else:
+            standing.taken(attempt.files)
+        standing.tie(attempt.files)
+        if attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more:
+            self._keep(store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds)))
         self._num_made += 1
-        return sample
+        return attempt.sample
 
-    def _watched(self, index: Any, scope: Scope) -> tuple[Any, FilesSeen, str | None]:
-        files = FilesSeen(current_reader())
+    def made_to_compare(self, index: Any, scope: Callable[[], Scope], *, threads: int) -> bytes | None:
+        """Return the entry of a sample as it is made now, without a note; None when it cannot be told.
+
+        No generator that the user's code can see moves.
+
+        Args:
+            index: Which it is.
+            scope: Opens what it is made in.
+            threads: With how many torch computed when it was kept; where it cannot have as many now, nothing is made.
+        """
+        try:
+            with left_alone(), checking(), computing_with(threads) as is_comparable:
+                return self._encoded(self._attempt(index, scope()).sample) if is_comparable else None
+        except Exception:  # noqa: BLE001 - whatever the dataset raises: no loop ends by what it did not ask for
+            _log.debug("prefeed: a sample that was found could not be made", exc_info=True)
+            return None
+
+    def differs(self, one: Buffer, other: Buffer) -> str | None:
+        """Return in what two entries differ; None when they do not."""
+        return difference(one, other, allow_pickle=self._allow_pickle)
+
+    def refuse(self, store: CacheStore, where: str, *, may_raise: bool = True) -> None:
+        """Samples of the stage differ each time: keep none of them, nor those that were kept.
+
+        Raises:
+            RandomStageError: It is found with one of the first samples, unless that is not wanted.
+        """
+        if not self._is_watched:
+            self._is_same_again = False  # the user's own will
+            return
+        store.empty()
+        self._draws = True
+        if may_raise and self._num_made < _FIRST_SAMPLES:
+            raise RandomStageError(refusal(where))
+        self._warn_once("draws", f"{where}: its samples are not kept from now on")
+
+    def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Buffer] | None = None) -> Attempt:
+        files = FilesSeen(current_reader(), _way, again)
+        began = time.perf_counter()
         with scope, self._changes.making(), reads_from(files), Watch() as watch:
             sample = self._dataset[index]
-        return sample, files, watch.drew if self._is_watched else None
+        return Attempt(sample, files, watch.drew if self._is_watched else None, time.perf_counter() - began)
+
+    def _is_made_twice(self, store: CacheStore, files: FilesSeen) -> bool:
+        if self._draws:
+            return False
+        num, seconds = _made_twice.get(store.name, (0, 0.0))
+        return num < (_TWICE if seconds < _LONG_SECONDS else _LEAST_TWICE) or standing.is_new(files)
+
+    def _make_again(self, store: CacheStore, index: Any, first: Attempt) -> None:
+        """Make a sample once more, of the bytes that the reader in charge gave.
+
+        It must be the same, and shows which of its files it opens each time.
+        """
+        entry = self._encoded(first.sample)  # before it is made again: it may be one object each time
+        began = time.perf_counter()
+        try:
+            with left_alone(), checking():
+                second = self._attempt(index, nullcontext(), first.files.served)
+        except Exception as err:  # noqa: BLE001 - it differs in that
+            standing.taken(first.files)
+            found: str | None = f"it was made, and making it again raised {type(err).__name__}: {err}"
+        else:
+            standing.tried(first.files, second.files)
+            again = None if entry is None else self._encoded(second.sample)
+            found = None if entry is None or again is None else self.differs(entry, again)
+        self._num_twice += 1
+        num, seconds = _made_twice.get(store.name, (0, 0.0))
+        _made_twice[store.name] = (num + 1, seconds + time.perf_counter() - began)
+        if found is not None:
+            self.refuse(store, f"{describe(self._dataset)} made sample {index!r} twice, and they differ: {found}")
+
+    def _encoded(self, sample: Any) -> bytes | None:
+        try:
+            return bytes(self._encoders.mine.encode(sample, allow_pickle=self._allow_pickle))
+        except CannotEncodeError:
+            return None  # who keeps it says so
 
     def _keep(self, store: CacheStore, key: bytes, sample: Any, note: bytes) -> None:
         try:
@@ -123,6 +247,38 @@ class Maker:
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning("prefeed: %s", text)
+
+
+def _way() -> int | None:
+    return way_here(Maker._attempt.__code__)
+
+
+_made_twice: dict[CacheName, tuple[int, float]] = {}
+"""How many samples of a stage this process has made twice, and the seconds that the second ones took."""
+
+os.register_at_fork(after_in_child=_made_twice.clear)
+
+
+class _Checking(threading.local):
+    is_checking = False
+
+
+_checking = _Checking()
+
+
+def is_checking() -> bool:
+    """Return whether this thread makes a sample only to compare it with another."""
+    return _checking.is_checking
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Inside it, samples are made only to be compared."""
+    before, _checking.is_checking = _checking.is_checking, True
+    try:
+        yield
+    finally:
+        _checking.is_checking = before
 
 
 class _Encoders(threading.local):

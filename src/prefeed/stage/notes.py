@@ -32,11 +32,15 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
         version: Version of the sample, as its dataset knows it; empty when only the files tell.
         paths: Files that were opened to make it, absolute, as the system has them.
         keys: Their entry keys then, one after the other; ``ABSENT`` for a file that was not there.
+        micros: How long it took to make it, in microseconds.
+        threads: With how many threads torch computed; 0: it was not imported.
     """
 
     version: bytes = b""
     paths: list[bytes] = []
     keys: bytes = b""
+    micros: int = 0
+    threads: int = 0
 
     def files(self) -> Iterable[tuple[bytes, bytes]]:
         """Return each path and its key."""

@@ -26,6 +26,7 @@ from prefeed.stage.anatomy.bytecode import (
 )
 from prefeed.stage.anatomy.installed import is_installed, is_installed_module
 from prefeed.stage.anatomy.parts import MARK, Anatomy, UntoldError
+from prefeed.stage.anatomy.patches import PatchedIn
 from prefeed.stage.anatomy.whole import anatomy_of
 from prefeed.stage.generators import Watch
 
@@ -216,7 +217,7 @@ def _is_of_cython(value: Any) -> bool:
     return type(value).__name__ == "cython_function_or_method"
 
 
-_ATOMS: Final = (str, bytes, bytearray, int, float, complex, External, types.NoneType, np.ndarray)
+_ATOMS: Final = (str, bytes, bytearray, int, float, complex, External, types.NoneType, np.ndarray, PatchedIn)
 _NOTHING: Final = Anatomy(kind="untold")
 
 

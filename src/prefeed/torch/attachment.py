@@ -28,7 +28,7 @@ from prefeed.torch.report import LoaderReport
 from prefeed.torch.resuming import Position, Rest, length_of
 from prefeed.torch.ring import Lease, Rings
 from prefeed.torch.serving import Served, Staged
-from prefeed.torch.stages import has_cached_stage
+from prefeed.torch.stages import begin_pass, has_cached_stage
 from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
@@ -61,6 +61,7 @@ class Attachment:
 
     def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
+        begin_pass(loader.dataset)
         return self.attach(loader) or self.staged(loader)
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:

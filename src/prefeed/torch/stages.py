@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from prefeed.stage import CachedDataset, MappedDataset
 
@@ -56,6 +56,17 @@ def peeled(dataset: Any) -> tuple[Any, InStage | None]:
             cached = InStage(cached.stage, indices if below is None else below[indices])
         return Subset(inner, dataset.indices), cached
     return dataset, None
+
+
+def begin_pass(dataset: Any) -> None:
+    """An epoch over this dataset begins: its cached stages look at what they depend on before workers are started."""
+    if isinstance(dataset, CachedDataset):
+        dataset.begin_pass()
+    if isinstance(dataset, CachedDataset | MappedDataset) or type(dataset) is Subset:
+        begin_pass(dataset.dataset)
+    elif type(dataset) is ConcatDataset:
+        for part in dataset.datasets:
+            begin_pass(part)
 
 
 def has_cached_stage(dataset: Any) -> bool:

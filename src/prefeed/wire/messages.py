@@ -344,12 +344,14 @@ class CacheGrown(Message, frozen=True):
 
 
 class CacheReads(Message, frozen=True):
-    """How reads of a cache went since the last report."""
+    """How reads of a cache went since the last report, and audits: samples made anew and compared."""
 
     session: int
     cache: int
     hits: int
     misses: int
+    audits: int = 0
+    audits_failed: int = 0
 
 
 class NewSession(Message, frozen=True):

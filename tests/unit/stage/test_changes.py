@@ -13,7 +13,8 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 from prefeed.stage.changes import Changes
-from prefeed.stage.dataset import CachedDataset, MappedDataset
+from prefeed.stage.dataset import CachedDataset
+from prefeed.stage.mapping import MappedDataset
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

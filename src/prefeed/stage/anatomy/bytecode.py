@@ -7,12 +7,14 @@ import dis
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from prefeed.stage.anatomy.installed import is_installed_module, is_installed_name
+
+T = TypeVar("T")
 
 MISSING: Final = object()
 """What a name refers to that nothing defines yet."""
@@ -27,6 +29,8 @@ _BETWEEN: Final = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "SWAP", "POP_TOP",
 _SILENT: Final = frozenset({"PRECALL", "KW_NAMES", "CACHE", "EXTENDED_ARG", "NOP"})
 _NOT_SAID: Final = frozenset({"__doc__", "__firstlineno__", "__static_attributes__"})
 """Names that a class body stores and that do not matter."""
+
+_MAX_CODES: Final = 2048
 
 _BY_VALUE: Final = frozenset(dis.hasname) | frozenset(dis.haslocal) | frozenset(dis.hasfree) | frozenset(dis.hascompare)
 
@@ -55,16 +59,47 @@ class Reference:
     is_passed_on: bool = False
 
 
+class _OfCode(Generic[T]):
+    """What follows from code alone, kept by which object it is: code never changes, and is looked at again and again."""
+
+    def __init__(self, look: Callable[[CodeType], T]) -> None:
+        self._look = look
+        self._known: dict[int, tuple[CodeType, T]] = {}
+
+    def __call__(self, code: CodeType) -> T:
+        known = self._known.get(id(code))
+        if known is not None:
+            return known[1]
+        if len(self._known) >= _MAX_CODES:
+            self._known.clear()
+        found = self._look(code)
+        self._known[id(code)] = (code, found)
+        return found
+
+
 def code_text(code: CodeType) -> str:
     """Return what the code does, as text: the same wherever and however often it is compiled by one Python."""
+    return _text(code)
+
+
+def _text_of(code: CodeType) -> str:
     head = f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags} {code.co_varnames!r}"
     lines = [head, code.co_exceptiontable.hex() if hasattr(code, "co_exceptiontable") else ""]
-    steps = list(dis.get_instructions(code))
+    steps = _steps(code)
     for step, following in zip(steps, [*steps[1:], steps[-1]], strict=True):
         # A docstring is loaded by no instruction, but for that of a class body.
         if not (_is_unsaid(step) or (_is_unsaid(following) and step.opcode in dis.hasconst)):
             lines.append(f"{step.opname} {_argument(step)}")
     return "\n".join(lines)
+
+
+_text: Final = _OfCode(_text_of)
+_steps: Final = _OfCode(lambda code: list(dis.get_instructions(code)))
+_telling_steps: Final = _OfCode(lambda code: [step for step in _steps(code) if step.opname not in _BETWEEN])
+
+
+def _names_anything(code: CodeType) -> bool:
+    return bool(code.co_names) or any(_names_anything(inner) for inner in _inner(code))
 
 
 def _is_unsaid(step: dis.Instruction) -> bool:
@@ -116,8 +151,10 @@ def function_references(function: FunctionType) -> list[Reference]:
 
 
 def _references(code: CodeType, namespace: dict[str, Any], imported: dict[str, Any]) -> Iterator[Reference]:
-    all_steps = list(dis.get_instructions(code))
-    steps = [step for step in all_steps if step.opname not in _BETWEEN]
+    if not imported and not _names_anything(code):
+        return
+    all_steps = _steps(code)
+    steps = _telling_steps(code)
     imported = dict(imported)
     for at, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":

@@ -27,12 +27,15 @@ from prefeed.stage.anatomy.installed import (
     version_of,
 )
 from prefeed.stage.anatomy.parts import Anatomy, Part, UntoldError, attributes
+from prefeed.stage.anatomy.patches import is_foreign, patches_of
 
 # ---------------------------------------------------------------- code
 
 
 def look_at_external(dotted: str) -> Anatomy:
-    return Anatomy(kind="installed", content=lambda: [f"{dotted} {version_of(dotted)} {binary_of(dotted)}".encode()])
+    identity, parts = patches_of(dotted)
+    told = f"{dotted} {version_of(dotted)} {binary_of(dotted)} {identity}".encode("utf-8", "backslashreplace")
+    return Anatomy(kind="installed", content=lambda: [told], parts=parts)
 
 
 def look_at_function(value: types.FunctionType) -> Anatomy:
@@ -42,7 +45,7 @@ def look_at_function(value: types.FunctionType) -> Anatomy:
         ("(defaults)", value.__defaults__),
         ("(defaults)", value.__kwdefaults__),
     ]
-    if is_installed(module, code.co_filename):
+    if is_installed(module, code.co_filename) and not is_foreign(value):
         dotted = f"{module}.{code.co_qualname}"
         is_made_by_another = "<locals>" in code.co_qualname or "<lambda>" in code.co_qualname
         return Anatomy(kind="function", parts=(("", External(dotted)), *(made_inside if is_made_by_another else ())))
@@ -82,7 +85,20 @@ def look_at_module(value: types.ModuleType) -> Anatomy:
     if code is None:
         raise UntoldError("it is a module without source")
     used = [(f".{reference.name}", _value_of(reference)) for reference in references(code, vars(value))]
-    return Anatomy(kind="module", content=lambda: [_text_of(code)], parts=tuple(used))
+    held = [(f".{name}", item) for name, item in sorted(vars(value).items()) if _is_of_module(value, name, item)]
+    return Anatomy(kind="module", content=lambda: [_text_of(code)], parts=(*used, *held))
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, np.ndarray, types.NoneType)
+
+
+def _is_of_module(module: types.ModuleType, name: str, value: Any) -> bool:
+    """Return whether somebody who looks a name of a module up by text would find something of its own there."""
+    if name.startswith("__"):
+        return False
+    if type(value) in _PLAIN:
+        return True
+    return isinstance(value, types.FunctionType | type) and value.__module__ == module.__name__
 
 
 def look_at_builtin(value: Any) -> Anatomy:

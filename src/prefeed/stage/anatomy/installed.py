@@ -10,12 +10,14 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import xxhash
 
 _SCHEMES = ("stdlib", "platstdlib", "purelib", "platlib")
+_PACKAGES = ("site-packages", "dist-packages")
 _WORKS_WITH = {"torchvision": ("PIL", "numpy")}
 """Packages whose results are made by others, which the user's code need not name."""
 
@@ -30,6 +32,11 @@ def is_installed(module_name: str, file: str | None) -> bool:
     if file is None:
         return module_name.partition(".")[0] in sys.stdlib_module_names
     return file.startswith("<frozen ") or os.path.realpath(file).startswith(_roots())
+
+
+def is_below_packages(path: str) -> bool:
+    """Return whether a file belongs to an installed package or to Python, as far as its name tells."""
+    return path.startswith(_roots())
 
 
 def is_installed_module(module: ModuleType) -> bool:
@@ -59,8 +66,34 @@ def _own_version(top: str) -> str:
     version = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(version, str):
         return version
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+    names = _distributions().get(top, [])
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+    return versions or _digest_of_package(top)
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _digest_of_package(top: str) -> str:
+    """Return what tells a package that nobody gave a version: its code."""
+    module = sys.modules.get(top)
+    roots = list(getattr(module, "__path__", ()))
+    single = getattr(module, "__file__", None) or (None if roots else _origin(top))
+    files = [single] if isinstance(single, str) and not roots else []
+    for root in roots or ([os.path.dirname(single)] if isinstance(single, str) and _is_init(single) else []):
+        for folder, _, names in os.walk(root):
+            files += [os.path.join(folder, name) for name in names if name.endswith(_CODE_SUFFIXES)]
+    told = sorted((os.path.relpath(path, os.path.dirname(files[0])), digest_of_file(path)) for path in files)
+    return xxhash.xxh3_128_hexdigest(repr(told).encode()) if told else ""
+
+
+def _is_init(path: str) -> bool:
+    return os.path.basename(path).startswith("__init__.")
+
+
+_CODE_SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
 
 
 def binary_of(dotted: str) -> str:
@@ -70,13 +103,14 @@ def binary_of(dotted: str) -> str:
             module = sys.modules.get(name)
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
-                return "" if is_installed(name, file) else _digest_of_file(file)
+                return "" if is_installed(name, file) else digest_of_file(file)
             name = name.rpartition(".")[0]
     return ""
 
 
 @functools.cache
-def _digest_of_file(path: str) -> str:
+def digest_of_file(path: str) -> str:
+    """Return what tells a file by its bytes, read once; "" for one that cannot be read."""
     try:
         with open(path, "rb") as file:
             return xxhash.xxh3_128_hexdigest(file.read())
@@ -88,6 +122,7 @@ def _digest_of_file(path: str) -> str:
 def _roots() -> tuple[str, ...]:
     found = {sysconfig.get_paths()[scheme] for scheme in _SCHEMES} | set(site.getsitepackages())
     found.add(site.getusersitepackages())
+    found.update(path for path in sys.path if os.path.basename(path) in _PACKAGES)  # of another environment
     return tuple(os.path.realpath(root) + os.sep for root in sorted(found))
 
 

@@ -54,6 +54,7 @@ _PLAIN: Final = frozenset({bool, int, float, complex, str, types.NoneType})
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _CONTAINERS: Final = _SEQUENCES | {dict}
+_PLAIN_OR_CONTAINERS: Final = _PLAIN | _CONTAINERS
 _MAX_DEPTH: Final = 32
 _MAX_OCCURRENCES: Final = 64
 _FEW_CONTAINERS: Final = 1 << 12
@@ -77,11 +78,12 @@ def is_plain(value: Any) -> bool:
     level: list[Any] = [value]
     num_containers, distinct = 0, set[int]()
     for _ in range(_MAX_DEPTH):
-        level = [item for item in level if type(item) not in _PLAIN]
-        if not level:
+        kinds = set(map(type, level))
+        if kinds <= _PLAIN:
             return True
-        if not set(map(type, level)) <= _CONTAINERS:
+        if not kinds <= _PLAIN_OR_CONTAINERS:
             return False
+        level = [item for item in level if type(item) in _CONTAINERS]
         num_containers += len(level)
         distinct.update(map(id, level))
         if num_containers > max(_FEW_CONTAINERS, _MAX_OCCURRENCES * len(distinct)):

@@ -18,6 +18,7 @@ import numpy as np
 from prefeed.stage.anatomy import functions, values
 from prefeed.stage.anatomy.bytecode import External
 from prefeed.stage.anatomy.parts import Anatomy, AsFarAsTold, Part, UntoldError, attributes
+from prefeed.stage.anatomy.patches import PatchedIn, look_at_patches
 from prefeed.stage.anatomy.types import look_at_class, look_at_enum_class, look_at_enum_member
 
 
@@ -161,6 +162,7 @@ _BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
     property: functions.look_at_property,
     functools.cached_property: functions.look_at_cached_property,
     type(functools.lru_cache(values.look_at_plain)): functions.look_at_cached,
+    PatchedIn: look_at_patches,
     External: lambda value: functions.look_at_external(value.dotted),
     AsFarAsTold: lambda value: Anatomy(kind="vouched for", parts=(("", value.value),)),
 }
