@@ -92,17 +92,16 @@ def repeated_by(index_sampler: Any) -> Any:
 def pass_length(index_sampler: Any, *, num_samples: int, batch_size: int | None) -> int | None:
     """Return how many batches, or indices, one pass has: after that many, what comes is of another epoch.
 
-    Where neither the sampler nor one that it repeats has a length, a pass is as many samples as the dataset has.
+    That is the length of the sampler that it repeats. Else as many samples as the dataset has, or as it says that it has
+    itself, whichever is more: what it says may be wrong, and one that ends after all is one epoch.
 
     Args:
         index_sampler: Yields batches or indices, maybe without end.
         num_samples: Of the dataset.
         batch_size: Of the loader; None when it has none.
     """
-    for sampler in (index_sampler, repeated_by(index_sampler)):
-        if length := _length_of(sampler):
-            return length
-    return -(-num_samples // (batch_size or 1)) or None
+    repeated = _length_of(repeated_by(index_sampler))
+    return repeated or max(_length_of(index_sampler) or 0, -(-num_samples // (batch_size or 1))) or None
 
 
 def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:

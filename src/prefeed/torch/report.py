@@ -82,8 +82,8 @@ class LoaderReport:
     def answered(self, *, is_batch: bool = True) -> None:
         """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
         now = self._clock()
-        if is_batch and not self._is_running:  # the iterator goes on with another pass
-            self._begin(self._num_a_pass, self._asked_at)
+        if is_batch and not self._is_running and self._num_a_pass and self._num_batches >= self._num_a_pass:
+            self._begin(self._num_a_pass, self._asked_at)  # the iterator goes on with another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
         if self._num_left is not None:
