@@ -10,6 +10,7 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -149,6 +150,33 @@ def in_another_process(function: Callable[[], Any]) -> Any:
         receiver.close()
 
 
+@contextmanager
+def another() -> Iterator[Callable[[Callable[[Path], None], Path], None]]:
+    """A process that began before any loader did, and changes files: this one does not know of it."""
+    mine, its = FORK.Pipe()
+
+    def change_files() -> None:
+        while (told := its.recv()) is not None:
+            function, root = told
+            function(root)
+            its.send(None)
+
+    def change(function: Callable[[Path], None], root: Path) -> None:
+        mine.send((function, root))
+        mine.recv()
+
+    process = FORK.Process(target=change_files)
+    process.start()
+    try:
+        yield change
+    finally:
+        mine.send(None)
+        process.join()
+        process.close()
+        mine.close()
+        its.close()
+
+
 def seen(url: str) -> tuple[list[str], list[str], list[int], list[bytes]]:
     """Return what a dataset that is made now says, and the bytes of its samples."""
     dataset = prefeed.datasets.ImageFolder(url, loader=lambda file: file.read())
@@ -250,15 +278,16 @@ def test_a_copy_of_a_dataset_looks_at_the_files_before_it_reads(root: Path) -> N
 
 def test_what_runs_keeps_its_listing(root: Path, place: Place) -> None:
     """An epoch under way, later epochs, a pickled copy, and the whole after the server has ended."""
-    dataset = prefeed.datasets.Objects(place.url)
-    before = [file.read_bytes() for file in image_files(root)]
-    loader = prefeed.DataLoader(dataset, batch_size=None)
-    epoch = iter(loader)
-    data = [next(epoch)]
-    for change in (add, remove, replace):
-        change(root)
-        place.apply()
-        assert len(prefeed.datasets.Objects(place.url)) == len(image_files(root))
+    with another() as change:
+        dataset = prefeed.datasets.Objects(place.url)
+        before = [file.read_bytes() for file in image_files(root)]
+        loader = prefeed.DataLoader(dataset, batch_size=None)
+        epoch = iter(loader)
+        data = [next(epoch)]
+        for function in (add, remove, replace):
+            change(function, root)
+            place.apply()
+            assert len(prefeed.datasets.Objects(place.url)) == len(image_files(root))
     assert data + list(epoch) == before
     assert list(loader) == before
     copied = pickle.loads(pickle.dumps(dataset))

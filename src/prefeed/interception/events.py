@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 from typing import Any, Final, Protocol, runtime_checkable
 
 from prefeed.interception.asking import asking
@@ -32,7 +33,15 @@ class Witness(Protocol):
 
 
 _PREFEED: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_OWN: Final = ("<frozen importlib", *(f"{_PREFEED}{room}{os.sep}" for room in ("client", "sources", "store", "wire")))
+_BETWEEN: Final = os.path.dirname(__file__) + os.sep
+_ROOMS: Final = ("client", "sources", "stage", "store", "wire")
+_MODULES: Final = ("config", "machine", "places", "trust")
+_OWN: Final = (
+    "<frozen importlib",
+    *(f"{_PREFEED}{room}{os.sep}" for room in _ROOMS),
+    *(f"{_PREFEED}{name}.py" for name in _MODULES),
+)
+"""Code that is imported, and what opens files for itself or for a reader: none of them belongs to a sample."""
 
 _is_watching = False
 
@@ -74,8 +83,11 @@ def _heard_open(name: Any, mode: Any, flags: Any) -> bool:
     """Tell of a file, unless it is none that a sample is made of; False when nobody can tell which it is."""
     if type(flags) is int and flags & os.O_ACCMODE == os.O_WRONLY:
         return True
-    if sys._getframe(2).f_code.co_filename.startswith(_OWN):
-        return True  # of no sample: code that is imported, what is opened for a reader
+    caller: FrameType | None = sys._getframe(2)
+    while caller is not None and caller.f_code.co_filename.startswith(_BETWEEN):
+        caller = caller.f_back
+    if caller is not None and caller.f_code.co_filename.startswith(_OWN):
+        return True
     if mode is None and not os.path.isabs(name):
         return False  # os.open: below which directory is not told
     tell(name)
