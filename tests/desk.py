@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
+from prefeed.sources.views import open_own_root
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.frames import FrameReader, encode
@@ -71,8 +73,9 @@ class Client:
     is_closed: bool = False
 
     def say(self, *messages: m.Message) -> None:
-        """Send."""
-        self.sock.sendall(b"".join(map(encode, messages)))
+        """Send; with a greeting, what this process sees of file systems."""
+        for message in messages:
+            say(self.sock, message)
 
     def ask(self, message: m.Message, kind: type[Kind]) -> Kind:
         """Send, and return the answer, which must be of that kind."""
@@ -103,6 +106,16 @@ class Client:
         self.is_closed = not data
         self.heard += self.frames.feed(data)
         return bool(self.heard)
+
+
+def say(sock: socket.socket, message: m.Message) -> None:
+    """Send a message as clients do: with a greeting comes the root directory."""
+    if not isinstance(message, m.Hello):
+        sock.sendall(encode(message))
+        return
+    root = open_own_root()
+    socket.send_fds(sock, [encode(message)], [root])
+    os.close(root)
 
 
 @contextmanager

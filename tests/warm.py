@@ -46,6 +46,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{SOURCE}/prefeed/bench/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
+    f"{TESTS}/process/view_job.py": _WITH_TORCH,
 }
 """What is started warm, and the modules that are imported before."""
 

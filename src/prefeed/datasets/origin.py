@@ -99,9 +99,10 @@ class Origin:
             return self._list_below(_temporary_home(), url_or_path)  # the home cannot be written
 
     def _list_below(self, home: Path, url_or_path: str | os.PathLike[str]) -> Manifest:
+        source = open_source(url_or_path, self.config)
         with _listing(self.url, self.config) as listing:
             return ManifestLibrary(home).open(
-                os.fspath(url_or_path), source_factory=lambda root: open_source(root, self.config), progress=listing
+                os.fspath(url_or_path), source_factory=lambda _: source, progress=listing, mark=source.mark
             )
 
 

@@ -100,7 +100,9 @@ def pack(
     place = open_place(request.out, config)
     job = _job(request, place)
     with _errors_of_the_place(place):
-        manifest = ManifestLibrary(config.home).open(request.source, config, refresh=True, progress=listing)
+        manifest = ManifestLibrary(config.home).open(
+            request.source, config, refresh=True, progress=listing, mark=open_source(request.source, config).mark
+        )
         names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
         check_names(job.layout, names)
         result = _finished(place, job, manifest)

@@ -17,7 +17,7 @@ from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
-from prefeed.sources.posix import stat_files
+from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer, FetchedObject
 
@@ -66,6 +66,7 @@ class CheckJob:
     dataset: int
     ids: list[int]
     catalogue: CatalogueWriter
+    source: Source
     generation: int = 0
 
 
@@ -264,7 +265,7 @@ def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     if data is None or isinstance(job.manifest, Manifest):
         return None if data is None else FetchedObject(data=data, version="")
     path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = stat_files([path])
+    (size,), (version,) = _versions(job.source, [path])
     is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
     return FetchedObject(data=data, version=version) if is_present else None
 
@@ -278,9 +279,14 @@ def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> Fetche
         data = pool.read(job.lasting_key, is_urgent=is_urgent) if job.lasting_key else None
         return None if data is None else FetchedObject(data=data, version="")
     path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = stat_files([path])
+    (size,), (version,) = _versions(job.source, [path])
     data = pool.read(entry_key(job.manifest.url, path, version, size), is_urgent=is_urgent) if version else None
     return None if data is None else FetchedObject(data=data, version=version)
+
+
+def _versions(source: Source, paths: list[str]) -> tuple[list[int], list[str]]:
+    """Return sizes and versions of files of a catalogue, as its source sees them."""
+    return source.versions(paths) if isinstance(source, PosixSource) else stat_files(paths)
 
 
 def offer_to_pool(pool: PoolTier, result: Result) -> None:
@@ -314,6 +320,6 @@ def check(job: CheckJob) -> CheckResult:
     """Return the versions that the files have now."""
     try:
         paths = [job.catalogue.path(object_id) for object_id in job.ids]
-        return CheckResult(job, stat_files(paths)[1])
+        return CheckResult(job, _versions(job.source, paths)[1])
     except Exception:  # the catalogue was closed, say: the thread must not end, nor those who wait be forgotten
         return CheckResult(job, [""] * len(job.ids))

@@ -15,18 +15,21 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
-from prefeed.errors import PrefeedError, VersionMismatchError
+from prefeed.errors import PrefeedError, ServerError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
 from prefeed.server.observation import Observer
-from prefeed.server.openings import Openings, Waiter
+from prefeed.server.openings import Openings, Reach, Waiter
 from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
+from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.urls import canonical_url
+from prefeed.sources.views import Views
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
+from prefeed.wire.endpoint import place_of
 from prefeed.wire.frames import MAX_INLINE_BYTES
 
 _SETTLE_SECONDS: Final = 1.0
@@ -58,10 +61,12 @@ class Handlers:
             config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
         )
         self._instance = secrets.token_hex(8)
+        self._views = Views()
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
+            m.RenewAccess: self._renew_access,
             m.RegisterPlan: self._register_plan,
             m.Foresee: self._foresee,
             m.AdoptUpcoming: self._adopt_upcoming,
@@ -129,6 +134,8 @@ class Handlers:
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
         self.sessions.leave(connection)
+        if connection.view is not None:
+            connection.view.detach()
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -142,10 +149,29 @@ class Handlers:
             )
             self._refuse(connection, err, 0)
             return
+        self._see_as(connection, hello)
         connection.is_greeted = True
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
-        welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
+        welcome = m.Welcome(
+            self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings,
+            home=place_of(self._config.home), store=place_of(self._store_dir),
+        )  # fmt: skip
         self.loop.send(connection, welcome)
+
+    def _see_as(self, connection: Connection, hello: m.Hello) -> None:
+        """Whatever this client opens is read as it sees it."""
+        root, connection.root = connection.root, None
+        if root is None:
+            raise ServerError(
+                "the client showed no root directory: the server cannot tell whether it sees the same files"
+            )
+        try:
+            connection.view = self._views.attach(root, hello.devices)
+        except OSError as err:
+            raise ServerError(
+                f"the node server runs in another mount namespace (another container), and cannot read as this one sees "
+                f"files: {err.strerror}; set another PREFEED_HOME here"
+            ) from err
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         self.loop.send(connection, m.StatusReport(self.observer.status()))
@@ -170,13 +196,19 @@ class Handlers:
             self.loop.send(connection, reply)
 
         waiter = self._waiter(connection, token, opened)
+        reach = _reach_of(connection, request)
         if request.manifest_dir:
-            self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter)
+            self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter, reach)
         elif request.catalogue:
             paths_file = self._in_transit(request.paths_file)
-            self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
+            self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter, reach)
         else:
-            self._openings.open_url(request.url, waiter, refresh=request.refresh)
+            self._openings.open_url(request.url, waiter, reach, refresh=request.refresh)
+
+    def _renew_access(self, connection: Connection, request: m.RenewAccess) -> None:
+        reach = _reach_of(connection, request)
+        if self.node.datasets[request.dataset].renew(self._openings.source_of(request.url, reach)):
+            self.node.scheduler.forget_failures(request.dataset)
 
     def _waiter(self, connection: Connection, token: int, opened: Callable[[Dataset], None]) -> Waiter:
         return Waiter(
@@ -188,7 +220,8 @@ class Handlers:
     def _locate(self, connection: Connection, request: m.Locate) -> None:
         for dataset in self.node.datasets.values():
             root = dataset.source.url
-            if dataset.catalogue is None and is_below(request.url, root):
+            is_origin = dataset.view is connection.view and dataset.source.mark == request.mark
+            if dataset.catalogue is None and is_origin and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
                     directory = str(dataset.manifest.directory)
@@ -344,7 +377,7 @@ class Handlers:
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
-            self._openings.open_url(request.url, opening, refresh=request.refresh)
+            self._openings.open_url(request.url, opening, _reach_of(connection, request), refresh=request.refresh)
         else:
             self.node.registry.require_ids(request.dataset, ids)
             begin(self.node.datasets[request.dataset])
@@ -372,3 +405,10 @@ class Handlers:
 
     def _refuse(self, connection: Connection, error: PrefeedError, token: int) -> None:
         self.loop.send(connection, m.Refused(error.code, str(error), token))
+
+
+def _reach_of(connection: Connection, request: m.OpenDataset | m.RenewAccess | m.Warm) -> Reach:
+    """Return how the client that asks reaches its origins."""
+    told = request.options
+    access = None if told is None else StoreAccess(options=told, proxies=request.proxies)
+    return Reach(view=connection.view, access=access)

@@ -25,6 +25,7 @@ from prefeed.server.opening_pool import open_pool
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused
+from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import require_private
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
@@ -101,6 +102,7 @@ def main() -> int:
     """Entry point of ``python -m prefeed.server``: settings come from the environment and ``prefeed.toml``."""
     try:
         config = resolve()
+        forget_store_environment()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
         return run_foreground(config)

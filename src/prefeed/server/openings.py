@@ -18,7 +18,10 @@ from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.urls import canonical_url, open_source
+from prefeed.sources.protocol import Source
+from prefeed.sources.store_access import StoreAccess
+from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source
+from prefeed.sources.views import View, mark_of_directory
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1
@@ -34,6 +37,19 @@ class Waiter:
     opened: Callable[[Dataset], None]
     failed: Callable[[PrefeedError], None]
     listing: ListingProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How the client that asks reaches its origins.
+
+    Attributes:
+        view: What it sees of file systems; None: what this server sees.
+        access: How it reaches the object store; None: as the home's own file says.
+    """
+
+    view: View | None = None
+    access: StoreAccess | None = None
 
 
 @dataclass(slots=True)
@@ -64,36 +80,46 @@ class Openings:
         self._library = ManifestLibrary(config.home)
         self._openings: dict[str, _Opening] = {}
 
-    def open_url(self, url: str, waiter: Waiter, *, refresh: bool = False) -> None:
-        """Open the dataset of a URL, listed first if it never was."""
+    def source_of(self, url: str, reach: Reach) -> Source:
+        """Return what reads a URL as the client that asks would."""
+        return open_source(url, self._config, access=reach.access, view=reach.view)
+
+    def open_url(self, url: str, waiter: Waiter, reach: Reach, *, refresh: bool = False) -> None:
+        """Open the dataset of a URL, listed first if it never was by one who sees the same origin behind it."""
+        source = self.source_of(url, reach)
+        view = None if is_of_store(source.url) else reach.view
+        mark = _mark_of(source) if view is None else view.mark
+        if view is not None and source.url not in view.listed:
+            view.listed.add(source.url)
+            refresh = True  # what was listed before may be that of another process, which had the numbers of this one
 
         def list_objects(progress: ListingProgress) -> Opened:
             manifest = self._library.open(
-                url, refresh=refresh, source_factory=lambda root: open_source(root, self._config), progress=progress
+                url, refresh=refresh, source_factory=lambda _: source, progress=progress, mark=mark
             )
-            return Opened(manifest=manifest, source=open_source(url, self._config))
+            return Opened(manifest=manifest, source=source, view=view)
 
-        self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)}", list_objects, waiter)
+        self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)} {mark}", list_objects, waiter)
 
-    def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
+    def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter, reach: Reach) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
 
         Raises:
             PrefeedError: That is no name of a catalogue.
         """
         try:
-            directory = directory_of(self._config.home, name)
+            directory = directory_of(self._config.home, name, "" if reach.view is None else reach.view.mark)
         except PrefeedError:
             paths_file.unlink(missing_ok=True)
             raise
 
         def read_paths(_: ListingProgress) -> Opened:
-            return self._open_catalogue(directory, _take_paths(paths_file), num_samples)
+            return self._open_catalogue(directory, _take_paths(paths_file), num_samples, reach.view)
 
-        if not self._begin(name, read_paths, waiter, directory=directory):
+        if not self._begin(directory.name, read_paths, waiter, directory=directory):
             paths_file.unlink(missing_ok=True)
 
-    def reopen(self, directory: Path, url: str, num_samples: int, waiter: Waiter) -> None:
+    def reopen(self, directory: Path, url: str, num_samples: int, waiter: Waiter, reach: Reach) -> None:
         """Open a manifest or catalogue that a client had open on another server.
 
         Raises:
@@ -103,22 +129,23 @@ class Openings:
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
         if is_catalogue(self._config.home, directory):
             self._begin(
-                directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
+                directory.name, lambda _: self._open_catalogue(directory, None, num_samples, reach.view), waiter,
                 directory=directory,
             )  # fmt: skip
             return
 
         def reopen_manifest(_: ListingProgress) -> Opened:
             manifest = Manifest.open(directory)
-            return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
+            source = self.source_of(url or manifest.url, reach)
+            return Opened(manifest=manifest, source=source, view=None if is_of_store(source.url) else reach.view)
 
         self._begin(str(directory), reopen_manifest, waiter)
 
-    def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int) -> Opened:
+    def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int, view: View | None) -> Opened:
         catalogue, mean_bytes = open_catalogue(directory, paths)
         learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
-        source = PosixSource(catalogue.url, max_bytes=self._config.max_object)
-        return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned)
+        source = PosixSource(catalogue.url, max_bytes=self._config.max_object, view=view)
+        return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned, view=view)
 
     def _begin(self, name: str, open_it: _Open, waiter: Waiter, *, directory: Path | None = None) -> bool:
         """Open it in a thread; False when it is open, or being opened, already."""
@@ -168,6 +195,12 @@ class Openings:
     def _failed(self, name: str, error: PrefeedError) -> None:
         for waiter in self._openings.pop(name).waiters:
             waiter.failed(error)
+
+
+def _mark_of(source: Source) -> str:
+    """Return what tells the origin, as this process sees it, from others of the same URL."""
+    directory = source.url.removeprefix(f"{PACK}file://")
+    return mark_of_directory(directory) if directory.startswith("/") else source.mark
 
 
 def _take_paths(paths_file: Path) -> list[str]:

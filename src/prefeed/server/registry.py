@@ -53,10 +53,11 @@ class Registry:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
         found = self.find(opened.manifest.directory)  # a manifest is named after its content
         if found is not None:
+            found.renew(opened.source)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)
         limit = ConcurrencyLimit(self._max_in_flight)
-        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned)
+        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned, opened.view)
         table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)

@@ -34,15 +34,15 @@ def name_of_learned(fingerprint: str) -> str:
     return f"learned-{fingerprint}"
 
 
-def directory_of(home: Path, name: str) -> Path:
-    """Return where a catalogue lies.
+def directory_of(home: Path, name: str, mark: str = "") -> Path:
+    """Return where a catalogue lies; ``mark`` is that of the view that its paths are of.
 
     Raises:
         PrefeedError: That is no name of a catalogue.
     """
     if _NAME.fullmatch(name) is None:
         raise PrefeedError(f"{name[:60]!r} is not the name of a catalogue")
-    return home / _DIRECTORY / name
+    return home / _DIRECTORY / (f"{name}-{mark}" if mark else name)
 
 
 def is_catalogue(home: Path, directory: Path) -> bool:

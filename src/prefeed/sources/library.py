@@ -37,9 +37,10 @@ class ManifestLibrary:
         """Keep manifests below ``home``, which need not exist yet."""
         self._root = home / _DIRECTORY
 
-    def directory_of(self, url: str) -> Path:
-        """Return the directory of a URL's manifests."""
-        return self._root / xxh3_64_hexdigest(canonical_url(url).encode(*ENCODING))
+    def directory_of(self, url: str, mark: str = "") -> Path:
+        """Return the directory of the manifests of a URL, and of the origin of this ``mark`` behind it."""
+        name = xxh3_64_hexdigest(canonical_url(url).encode(*ENCODING))
+        return self._root / (f"{name}-{mark}" if mark else name)
 
     def open(
         self,
@@ -49,6 +50,7 @@ class ManifestLibrary:
         refresh: bool = False,
         source_factory: SourceFactory | None = None,
         progress: ListingProgress | None = None,
+        mark: str = "",
     ) -> Manifest:
         """Return the manifest of a URL, listing the origin if there is none, if it is damaged, or on ``refresh``.
 
@@ -60,11 +62,12 @@ class ManifestLibrary:
             refresh: List again although there is a manifest.
             source_factory: Given in place of ``config``: makes the source itself.
             progress: Called while the listing goes on.
+            mark: What tells the origin from others that have this URL: each has a listing of its own.
 
         Raises:
             SourceError: The listing failed; a manifest that was there before is still there.
         """
-        directory = self.directory_of(url)
+        directory = self.directory_of(url, mark)
         found = _try_open(directory)
         if found is not None and not refresh:
             return found
@@ -91,14 +94,22 @@ class ManifestLibrary:
         manifests = [_try_open(directory) for directory in directories]
         return sorted((m for m in manifests if m is not None), key=lambda manifest: manifest.url)
 
+    def newest(self, url: str) -> Manifest | None:
+        """Return the manifest of a URL that came into force last, whichever origin it lists; None without one."""
+        found = [(_stamp(directory) or (0, 0), directory) for directory in self._directories_of(url)]
+        return _try_open(max(found)[1]) if found else None
+
     def forget(self, url: str) -> bool:
-        """Remove a URL's manifests; return False if there were none. Those who have one open keep it."""
-        directory = self.directory_of(url)
-        if not directory.is_dir():
-            return False
-        with _locked(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-        return True
+        """Remove a URL's manifests, whichever origin they list; return False if there were none. Those who have one open keep it."""
+        found = self._directories_of(url)
+        for directory in found:
+            with _locked(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+        return bool(found)
+
+    def _directories_of(self, url: str) -> tuple[Path, ...]:
+        unmarked = self.directory_of(url)
+        return tuple(path for path in (unmarked, *self._root.glob(f"{unmarked.name}-*")) if path.is_dir())
 
 
 def _try_open(directory: Path) -> Manifest | None:

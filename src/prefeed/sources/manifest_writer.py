@@ -49,7 +49,7 @@ def build_manifest(
         EmptyListingError: The source lists nothing.
         SourceError: The listing failed; see ``Source.list_objects``.
     """
-    columns = Columns(source.url)
+    columns = Columns(source.url, mark=source.mark)
     listed_bytes = 0
     for batch in source.list_objects():
         columns.extend(batch)
@@ -64,9 +64,10 @@ def build_manifest(
 class Columns:
     """A listing in memory, one flat array a column: about 60 bytes an object besides its path."""
 
-    def __init__(self, url: str) -> None:
-        """Start an empty listing of ``url``."""
+    def __init__(self, url: str, *, mark: str = "") -> None:
+        """Start an empty listing of ``url``; ``mark`` is the source's."""
         self.url = url
+        self._mark = mark
         self._blob = bytearray()
         self._offsets = array("Q", [0])
         self._sizes = array("Q")
@@ -84,7 +85,7 @@ class Columns:
             self._offsets.append(len(self._blob))
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
             self._versions.append(version_hash(info.version))
-            self._keys += entry_key(self.url, info.path, info.version, info.size_bytes)
+            self._keys += entry_key(self.url, info.path, info.version, info.size_bytes, mark=self._mark)
 
     def sorted(self) -> Columns:
         """Return the listing in order of its paths, each once; itself if it is so already."""

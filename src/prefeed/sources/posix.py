@@ -6,8 +6,9 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 import numpy as np
@@ -21,6 +22,8 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
+from prefeed.sources.filesystems import OWN, FileSystems
+from prefeed.sources.views import View
 from prefeed.types import FetchedObject, ObjectInfo
 
 LISTING_THREADS: Final = 32
@@ -37,9 +40,15 @@ _Chain = frozenset[tuple[int, int]]
 _Found = tuple[list[str], list[tuple[str, _Chain]], list[ObjectInfo]]
 
 
-def version_of(status: os.stat_result) -> str:
-    """Return the version of a file: nanoseconds of its last change, and size."""
-    return f"{status.st_mtime_ns}-{status.st_size}"
+def version_of(status: os.stat_result, where: str | int, file_systems: FileSystems = OWN) -> str:
+    """Return the version of a file: nanoseconds of its last change, size, and which file it is.
+
+    Args:
+        status: Of the file.
+        where: Path or descriptor that leads to it.
+        file_systems: Of the view that it was asked in.
+    """
+    return f"{status.st_mtime_ns}-{status.st_size}-{file_systems.identify(status, where)}"
 
 
 def stat_paths(
@@ -65,14 +74,21 @@ class PosixSource:
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
-    def __init__(self, root: str, *, max_bytes: int | None = None) -> None:
+    mark = ""
+
+    def __init__(self, root: str, *, max_bytes: int | None = None, view: View | None = None) -> None:
         """Read below ``root``, an absolute path without a trailing slash.
 
         Args:
             root: Directory.
             max_bytes: Files larger than this are refused; None: of any size are read.
+            view: Of the process that the paths are from; None: this one's.
         """
         self.url = root
+        self._view = view
+        self._open = os.open if view is None else view.open
+        self._stat = os.stat if view is None else view.stat
+        self._file_systems = OWN if view is None else view.file_systems
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
 
@@ -87,7 +103,7 @@ class PosixSource:
             TruncatedBodyError: The file changed while it was read; the next try may succeed.
         """
         try:
-            descriptor = os.open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
+            descriptor = self._open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
             try:
                 return self._read(descriptor, path)
             finally:
@@ -99,13 +115,15 @@ class PosixSource:
         """Return a part of the file; see ``RangeSource.fetch_range``."""
         where = self.locate(path)
         try:
-            descriptor = os.open(where, _FLAGS)
+            descriptor = self._open(where, _FLAGS)
             try:
+                version = ""
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     self._refuse(status, path)
                 # Asked for first: sizes may come from an index that anybody wrote, and are allocated before they are read.
                 data = _pread(descriptor, offset, size_bytes) if offset + size_bytes <= status.st_size else b""
+                version = version_of(status, descriptor, self._file_systems)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as err:
@@ -115,7 +133,11 @@ class PosixSource:
                 f"{where} ends early: {size_bytes} bytes wanted from {offset}, and it has {status.st_size} bytes",
                 path=where,
             )
-        return FetchedObject(data=data, version=version_of(status))
+        return FetchedObject(data=data, version=version)
+
+    def versions(self, paths: Sequence[str]) -> tuple[list[int], list[str]]:
+        """Return sizes and versions of these files, given by absolute path; see ``stat_paths``."""
+        return stat_files(paths, self._stat, self._file_systems)
 
     def _read(self, descriptor: int, path: str) -> FetchedObject:
         before = os.fstat(descriptor)
@@ -134,7 +156,7 @@ class PosixSource:
                 f"{after.st_size} at the end; do not write to training data during a run",
                 path=self.locate(path),
             )
-        return FetchedObject(data=data, version=version_of(before))
+        return FetchedObject(data=data, version=version_of(before, descriptor, self._file_systems))
 
     def _refuse(self, status: os.stat_result, path: str) -> NoReturn:
         where = self.locate(path)
@@ -155,7 +177,7 @@ class PosixSource:
         a link that leads back to one of its own parents is not followed.
         """
         try:
-            root = os.stat(self.url)
+            root = self._stat(self.url)
             if not stat.S_ISDIR(root.st_mode):
                 raise NotADirectoryError
         except OSError as err:
@@ -183,11 +205,11 @@ class PosixSource:
         files: list[str] = []
         directories: list[tuple[str, _Chain]] = []
         try:
-            with os.scandir(self._prefix + relative) as entries:
+            with self._scandir(self._prefix + relative) as entries:
                 for entry in entries:
                     path = relative + entry.name
-                    if entry.is_dir():
-                        status = os.stat(entry.path)
+                    if self._is_directory(entry, path):
+                        status = self._stat(self._prefix + path)
                         identity = (status.st_dev, status.st_ino)
                         if identity not in chain:
                             directories.append((path + "/", chain | {identity}))
@@ -199,17 +221,39 @@ class PosixSource:
             _raise_translated(err, self._prefix + relative, listing=True)
         return files, directories, []
 
+    @contextmanager
+    def _scandir(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        if self._view is None:
+            with os.scandir(path) as entries:
+                yield entries
+            return
+        descriptor = self._view.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with os.scandir(descriptor) as entries:
+                yield entries
+        finally:
+            os.close(descriptor)
+
+    def _is_directory(self, entry: os.DirEntry[str], path: str) -> bool:
+        if self._view is None or not entry.is_symlink():
+            return entry.is_dir()
+        try:
+            return stat.S_ISDIR(self._view.stat(self._prefix + path).st_mode)
+        except OSError:
+            return False
+
     def _stat_files(self, paths: list[str]) -> _Found:
         objects: list[ObjectInfo] = []
         for path in paths:
             try:
-                status = os.stat(self._prefix + path)
+                status = self._stat(self._prefix + path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as err:
                 _raise_translated(err, self._prefix + path, listing=True)
             if stat.S_ISREG(status.st_mode):
-                objects.append(ObjectInfo(path=path, size_bytes=status.st_size, version=version_of(status)))
+                version = version_of(status, self._prefix + path, self._file_systems)
+                objects.append(ObjectInfo(path=path, size_bytes=status.st_size, version=version))
         return [], [], objects
 
 
@@ -239,19 +283,21 @@ def _parts(files: list[str]) -> Iterator[list[str]]:
         yield files[start : start + _STAT_BATCH]
 
 
-def stat_files(paths: Sequence[str]) -> tuple[list[int], list[str]]:
+def stat_files(
+    paths: Sequence[str], ask: Callable[[str], os.stat_result] = os.stat, file_systems: FileSystems = OWN
+) -> tuple[list[int], list[str]]:
     """Return sizes and versions of these files, one after the other; see ``stat_paths``."""
     sizes: list[int] = []
     versions: list[str] = []
     for path in paths:
         try:
-            status = os.stat(path)
+            status = ask(path)
         except (OSError, ValueError):
             sizes.append(-1)
             versions.append("")
         else:
             sizes.append(status.st_size)
-            versions.append(version_of(status))
+            versions.append(version_of(status, path, file_systems))
     return sizes, versions
 
 

@@ -19,24 +19,35 @@ from prefeed.types import (
     WarmResult,
 )
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Changes with every incompatible message; both sides must agree."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Root of all messages."""
+    """Root of all messages; some hold credentials, so the text of none shows what is in it."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
 
 class Hello(Message, frozen=True):
-    """First word of a client."""
+    """First word of a client. A descriptor of its root directory comes with it: the server reads files as the client sees them.
+
+    ``devices`` are type and source of file systems that the client sees and that their device does not tell.
+    """
 
     protocol: int
     version: str
     pid: int
+    devices: dict[str, tuple[str, str]] = {}
 
 
 class Welcome(Message, frozen=True):
-    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text."""
+    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text.
+
+    ``home`` and ``store`` are device and inode of the home and of the memory tier's directory: behind these paths the
+    client may see others.
+    """
 
     version: str
     pid: int
@@ -44,6 +55,8 @@ class Welcome(Message, frozen=True):
     instance: str
     notices: tuple[str, ...] = ()
     settings: dict[str, str] = {}
+    home: tuple[int, int] = (0, 0)
+    store: tuple[int, int] = (0, 0)
 
 
 class Refused(Message, frozen=True):
@@ -60,6 +73,8 @@ class OpenDataset(Message, frozen=True):
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
     finds another server than it had names the directory.
+
+    ``options`` say how the client reaches the object store, and may hold secrets; None: as the home's own file says.
     """
 
     token: int
@@ -69,6 +84,17 @@ class OpenDataset(Message, frozen=True):
     paths_file: str = ""
     num_samples: int = 0
     manifest_dir: str = ""
+    options: dict[str, str] | None = None
+    proxies: dict[str, str] = {}
+
+
+class RenewAccess(Message, frozen=True):
+    """The server was refused an object of this dataset, and the client was not: reach the store as it does."""
+
+    dataset: int
+    url: str
+    options: dict[str, str] | None
+    proxies: dict[str, str] = {}
 
 
 class Listing(Message, frozen=True):
@@ -200,9 +226,10 @@ class Answered(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Ask which open dataset holds the object of this URL."""
+    """Ask which open dataset holds the object of this URL; ``mark`` tells its store from others of that name."""
 
     url: str
+    mark: str = ""
 
 
 class Located(Message, frozen=True):
@@ -267,6 +294,8 @@ class Warm(Message, frozen=True):
     dataset: int = -1
     ids_file: str = ""
     max_in_flight: int = 0
+    options: dict[str, str] | None = None
+    proxies: dict[str, str] = {}
 
 
 class WarmReport(Message, frozen=True):
@@ -381,12 +410,12 @@ class Stopping(Message, frozen=True):
 
 
 UNANSWERED = (
-    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads,
+    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads, RenewAccess,
 )  # fmt: skip
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
+    Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
     | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,9 +123,9 @@ def test_clients_that_ask_at_once_share_one_catalogue(
     opened: list[Path] = []
     original = server.handlers._openings._open_catalogue
 
-    def count(directory: Path, paths: list[str] | None, num_samples: int) -> object:
+    def count(directory: Path, *more: Any) -> object:
         opened.append(directory)
-        return original(directory, paths, num_samples)
+        return original(directory, *more)
 
     monkeypatch.setattr(server.handlers._openings, "_open_catalogue", count)
     clients = [server.connect() for _ in range(4)]
