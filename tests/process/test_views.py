@@ -71,21 +71,16 @@ def else_s(tmp_path: Path) -> Path:
     return make_files(tmp_path / "else", "else")
 
 
-@pytest.mark.parametrize("kind", ["objects", "files", "stage"])
-def test_containers_with_other_data_at_one_path(
-    data: Path, ours: Path, else_s: Path, kind: str, sandbox: Sandbox
-) -> None:
-    """The server lives in the first one; the second is helped too, with its own bytes, and finds them again."""
-    (first,) = container([(ours, data)], job(data, kind))
-    (second,) = container([(else_s, data)], job(data, kind))
-    (again,) = container([(ours, data)], job(data, kind))
-    assert [first["first"][:4], second["first"][:4], again["first"][:4]] == ["ours", "else", "ours"]
-    assert all(first["right"] + second["right"] + again["right"])
-    if kind == "objects":
-        assert (second["requests"], second["direct"], second["hits"]) >= (NUM_FILES, 0, NUM_FILES)
-        assert again["requests"] == 0, (
-            "what the server read for the first container is served to one with the same data"
-        )
+def test_containers_with_other_data_at_one_path(data: Path, ours: Path, else_s: Path) -> None:
+    """The server lives in the first one; the others are helped too, each with its own bytes, and find them again."""
+    kinds = ("objects", "files", "stage")
+    said = {}
+    for turn, files in (("first", ours), ("second", else_s), ("again", ours)):
+        said[turn] = container([(files, data)], *(job(data, kind) for kind in kinds))
+        assert [(job["right"], job["first"][:4]) for job in said[turn]] == [([True, True], files.name)] * len(kinds)
+    second, again = said["second"][0], said["again"][0]
+    assert (second["requests"], second["direct"], second["hits"] >= NUM_FILES) == (NUM_FILES, 0, True)
+    assert again["requests"] == 0, "what the server read for the first container is served to one with the same data"
 
 
 def test_other_files_in_a_mount_below_an_equal_root(data: Path, ours: Path, else_s: Path, tmp_path: Path) -> None:
@@ -141,8 +136,7 @@ def test_one_server_after_the_other(data: Path, ours: Path, else_s: Path, sandbo
     from prefeed.config import resolve
 
     for word, files in (("ours", ours), ("else", else_s)):
-        for kind in ("objects", "files"):
-            (said,) = container([(files, data)], job(data, kind))
+        for said in container([(files, data)], job(data), job(data, "files")):
             assert (said["right"], said["first"][:4]) == ([True, True], word)
         with NodeClient.connect(resolve(), autostart=False) as node:
             node.stop()
@@ -169,3 +163,17 @@ def test_nothing_is_held_open_of_a_job_that_is_gone(data: Path, ours: Path, else
         return any(os.readlink(entry) in ("/", str(data)) for entry in Path(f"/proc/{server}/fd").iterdir())
 
     assert wait_until(lambda: not is_held(), timeout_seconds=60)
+
+
+def test_what_the_server_may_not_read_the_job_may(data: Path) -> None:
+    """The server has fewer rights than the jobs: some files, or a whole directory, are closed to it."""
+    make_files(data, "open")
+    make_files(data, "shut", below="shut")
+    for number in range(0, NUM_FILES, 3):
+        (data / f"{number:03}.bin").chmod(0)
+    objects, files = container([], job(data, weak=True), job(data, "files"))
+    assert objects["right"] + files["right"] == [True] * 4
+    assert objects["direct"] >= NUM_FILES // 3
+    (data / "shut").chmod(0)
+    objects, files = container([], job(data, epochs=1), job(data, "files", epochs=1))
+    assert objects["right"] + files["right"] == [True] * 2

@@ -109,6 +109,9 @@ def run(job: dict[str, Any]) -> None:
     for name, text in job.get("fill", {}).items():
         Path(name).write_text(text)
         os.utime(name, ns=(10**18, 10**18))
+    if job.get("weak"):  # the server that it starts may not read what is not for it to read
+        for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
+            _checked(_libc.prctl(24, capability, 0, 0, 0))
     before = statistics()
     read, plain = KINDS[job["kind"]](job["data"], job.get("epochs", 2))
     after = statistics()

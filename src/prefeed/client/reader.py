@@ -109,8 +109,10 @@ class ObjectReader:
     def try_read_file(self, path: str) -> tuple[Buffer | None, int | None]:
         """Return the bytes of a file that has no object id yet, or None, and the id that it has now, or None.
 
-        The dataset must be a catalogue; it takes the file in. The server reads it. What it does not find, or may not
-        read, this process may.
+        The dataset must be a catalogue; it takes the file in. The server reads it.
+
+        Raises:
+            SourceError: As the server learned it from the origin.
         """
         if self._pid != os.getpid():
             self._start_anew()
@@ -227,7 +229,12 @@ class ObjectReader:
         return data
 
     def _may_be_granted(self, error: PrefeedError) -> TypeGuard[SourceError]:
-        """Return True for what this process may read although the server may not: it has rights and tokens of its own."""
+        """Return True for what this process may read although the server may not: it has rights and tokens of its own.
+
+        Of a catalogue, whoever opens the file does so itself when the server has not read it.
+        """
+        if isinstance(self.dataset.manifest, Catalogue):
+            return False
         if isinstance(error, AccessDeniedError):
             return True
         # Files may also be mounted here, and not where the server was started.

@@ -21,12 +21,12 @@ from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config
-from prefeed.errors import ConfigError, PrefeedError, SourceError
+from prefeed.errors import AccessDeniedError, ConfigError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, open_source, pack_url
+from prefeed.sources.urls import canonical_url, is_of_store, open_source, pack_url
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
@@ -66,8 +66,10 @@ class Origin:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
                     self._dataset = open_node_dataset(node, os.fspath(url_or_path), config, listing=listing)
-            except (SourceError, ConfigError):
-                raise
+            except (SourceError, ConfigError) as err:
+                if not isinstance(err, AccessDeniedError) or is_of_store(self.url):
+                    raise  # a store was asked with this process's credentials; of files it has rights of its own
+                print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
         listed = self._list_here(url_or_path) if self._dataset is None else self._dataset.manifest

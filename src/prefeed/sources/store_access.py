@@ -87,6 +87,8 @@ _SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
 }  # fmt: skip
 """Options that say who speaks: they come from one place, never partly from another."""
 
+_TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
+
 _STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _AMAZON: Final = re.compile(r"(?:^|\.)amazonaws\.com(\.cn)?$")
@@ -107,7 +109,10 @@ class StoreAccess:
     proxies: Mapping[str, str] = field(default_factory=dict)
 
     def carried(self) -> StoreAccess:
-        """Return the same for a server, which may not find the files that are named: their content takes their place."""
+        """Return the same for a server, which may not find the files that are named, or others: what they say takes their place."""
+        if "access_key_id" not in self.options and not _TOKEN_FILES.isdisjoint(self.options):
+            with contextlib.suppress(CredentialsError, ImportError):
+                return replace(self, options={**self.options, **_of_botocore()})
         for name in ("service_account", "service_account_path", "application_credentials"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 text = Path(self.options[name]).read_text()
@@ -238,15 +243,20 @@ def _of_profile() -> dict[str, str]:
     if not named and not any(os.path.exists(os.path.expanduser(file)) for file in files):
         return {}
     try:
-        sessions: Any = importlib.import_module("botocore.session")
-        providers: Any = importlib.import_module("botocore.configprovider")
-        failures: Any = importlib.import_module("botocore.exceptions")
+        return _of_botocore(named or "default")
     except ImportError as err:
         if not named:
             return {}
         raise CredentialsError(
             f"AWS_PROFILE names the profile {named}, and reading it needs botocore: pip install 'prefeed[aws]'"
         ) from err
+
+
+def _of_botocore(profile: str = "") -> dict[str, str]:
+    """Return what botocore's chain finds; ``profile`` is the one that it will read, if it is known."""
+    sessions: Any = importlib.import_module("botocore.session")
+    providers: Any = importlib.import_module("botocore.configprovider")
+    failures: Any = importlib.import_module("botocore.exceptions")
     try:
         session = sessions.Session()
         session.get_component("credential_provider").remove("iam-role")  # the native client asks the instance itself
@@ -257,11 +267,11 @@ def _of_profile() -> dict[str, str]:
         speaker = None if credentials is None else credentials.get_frozen_credentials()
         region = session.get_config_variable("region")
     except failures.BotoCoreError as err:
-        raise CredentialsError(f"the profile {named or 'default'} of ~/.aws cannot be used: {err}") from err
+        raise CredentialsError(f"the profile {profile or 'default'} of ~/.aws cannot be used: {err}") from err
     options = {"endpoint": endpoint, "region": region}
     if speaker is not None:
         options |= {
             "access_key_id": speaker.access_key, "secret_access_key": speaker.secret_key,
-            "session_token": speaker.token, _PROFILE: named or "default",
+            "session_token": speaker.token, _PROFILE: profile,
         }  # fmt: skip
     return {name: value for name, value in options.items() if value}

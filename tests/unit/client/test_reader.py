@@ -466,13 +466,12 @@ def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
     assert (statistics.hits, statistics.late, statistics.misses) == (2, 1, many)
 
 
-def test_a_file_by_path_that_the_server_does_not_find_is_opened_by_who_asks(
+def test_a_file_by_path_that_is_missing_is_the_error_it_would_be(
     node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
 ) -> None:
     reader = reader_of(readers, open_learned_dataset(node, "0123456789abcdef", 4, config))
-    data, object_id = reader.try_read_file(str(origin / "missing"))
-    assert data is None
-    assert object_id is not None, "it may be there for this process, and is to be fetched next time"
+    with pytest.raises(FileNotFoundError, match="missing"):
+        reader.try_read_file(str(origin / "missing"))
     assert reader.try_read_file("relative") == (None, None)
     assert reader.try_read_file(str(origin / "02.bin"))[0] == content(2)
 
