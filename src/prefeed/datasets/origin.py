@@ -26,7 +26,7 @@ from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, is_of_store, open_source, pack_url
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source, pack_url
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
@@ -104,7 +104,7 @@ class Origin:
         source = open_source(url_or_path, self.config)
         with _listing(self.url, self.config) as listing:
             return ManifestLibrary(home).open(
-                os.fspath(url_or_path), source_factory=lambda _: source, progress=listing, mark=source.mark
+                os.fspath(url_or_path), source_factory=lambda _: source, progress=listing, mark=listing_mark(source)
             )
 
 

@@ -15,17 +15,17 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
-from prefeed.errors import PrefeedError, ServerError, VersionMismatchError
+from prefeed.errors import PrefeedError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
 from prefeed.server.observation import Observer
-from prefeed.server.openings import Openings, Reach, Waiter
+from prefeed.server.openings import Openings, Waiter
+from prefeed.server.reach import reach_of, see_as
 from prefeed.server.registry import is_below
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
-from prefeed.sources.store_access import StoreAccess
-from prefeed.sources.urls import canonical_url
+from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
@@ -149,7 +149,7 @@ class Handlers:
             )
             self._refuse(connection, err, 0)
             return
-        self._see_as(connection, hello)
+        see_as(connection, hello, self._views)
         connection.is_greeted = True
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         welcome = m.Welcome(
@@ -157,21 +157,6 @@ class Handlers:
             home=place_of(self._config.home), store=place_of(self._store_dir),
         )  # fmt: skip
         self.loop.send(connection, welcome)
-
-    def _see_as(self, connection: Connection, hello: m.Hello) -> None:
-        """Whatever this client opens is read as it sees it."""
-        root, connection.root = connection.root, None
-        if root is None:
-            raise ServerError(
-                "the client showed no root directory: the server cannot tell whether it sees the same files"
-            )
-        try:
-            connection.view = self._views.attach(root, hello.devices)
-        except OSError as err:
-            raise ServerError(
-                f"the node server runs in another mount namespace (another container), and cannot read as this one sees "
-                f"files: {err.strerror}; set another PREFEED_HOME here"
-            ) from err
 
     def _status(self, connection: Connection, _: m.GetStatus) -> None:
         self.loop.send(connection, m.StatusReport(self.observer.status()))
@@ -196,7 +181,7 @@ class Handlers:
             self.loop.send(connection, reply)
 
         waiter = self._waiter(connection, token, opened)
-        reach = _reach_of(connection, request)
+        reach = reach_of(connection, request)
         if request.manifest_dir:
             self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter, reach)
         elif request.catalogue:
@@ -206,7 +191,7 @@ class Handlers:
             self._openings.open_url(request.url, waiter, reach, refresh=request.refresh)
 
     def _renew_access(self, connection: Connection, request: m.RenewAccess) -> None:
-        reach = _reach_of(connection, request)
+        reach = reach_of(connection, request)
         if self.node.datasets[request.dataset].renew(self._openings.source_of(request.url, reach)):
             self.node.scheduler.forget_failures(request.dataset)
 
@@ -220,7 +205,8 @@ class Handlers:
     def _locate(self, connection: Connection, request: m.Locate) -> None:
         for dataset in self.node.datasets.values():
             root = dataset.source.url
-            is_origin = dataset.view is connection.view and dataset.source.mark == request.mark
+            is_seen = is_of_store(root) or dataset.view is connection.view
+            is_origin = is_seen and dataset.source.mark == request.mark
             if dataset.catalogue is None and is_origin and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
@@ -377,7 +363,7 @@ class Handlers:
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
-            self._openings.open_url(request.url, opening, _reach_of(connection, request), refresh=request.refresh)
+            self._openings.open_url(request.url, opening, reach_of(connection, request), refresh=request.refresh)
         else:
             self.node.registry.require_ids(request.dataset, ids)
             begin(self.node.datasets[request.dataset])
@@ -405,10 +391,3 @@ class Handlers:
 
     def _refuse(self, connection: Connection, error: PrefeedError, token: int) -> None:
         self.loop.send(connection, m.Refused(error.code, str(error), token))
-
-
-def _reach_of(connection: Connection, request: m.OpenDataset | m.RenewAccess | m.Warm) -> Reach:
-    """Return how the client that asks reaches its origins."""
-    told = request.options
-    access = None if told is None else StoreAccess(options=told, proxies=request.proxies)
-    return Reach(view=connection.view, access=access)

@@ -13,15 +13,15 @@ from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.errors import PrefeedError
 from prefeed.server.datasets import Dataset, Opened
+from prefeed.server.reach import Reach
 from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
-from prefeed.sources.store_access import StoreAccess
-from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source
-from prefeed.sources.views import View, mark_of_directory
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source
+from prefeed.sources.views import View
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1
@@ -37,19 +37,6 @@ class Waiter:
     opened: Callable[[Dataset], None]
     failed: Callable[[PrefeedError], None]
     listing: ListingProgress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """How the client that asks reaches its origins.
-
-    Attributes:
-        view: What it sees of file systems; None: what this server sees.
-        access: How it reaches the object store; None: as the home's own file says.
-    """
-
-    view: View | None = None
-    access: StoreAccess | None = None
 
 
 @dataclass(slots=True)
@@ -81,14 +68,20 @@ class Openings:
         self._openings: dict[str, _Opening] = {}
 
     def source_of(self, url: str, reach: Reach) -> Source:
-        """Return what reads a URL as the client that asks would."""
-        return open_source(url, self._config, access=reach.access, view=reach.view)
+        """Return what reads a URL as the client that asks would.
+
+        Raises:
+            CredentialsError: It did not say who speaks, and the home's own file does not say it either.
+        """
+        source = open_source(url, self._config, access=reach.access, view=reach.view)
+        source.mark  # noqa: B018 - whoever asks for it later does not expect an error
+        return source
 
     def open_url(self, url: str, waiter: Waiter, reach: Reach, *, refresh: bool = False) -> None:
         """Open the dataset of a URL, listed first if it never was by one who sees the same origin behind it."""
         source = self.source_of(url, reach)
         view = None if is_of_store(source.url) else reach.view
-        mark = _mark_of(source) if view is None else view.mark
+        mark = listing_mark(source) if view is None else view.mark
         if view is not None and source.url not in view.listed:
             view.listed.add(source.url)
             refresh = True  # what was listed before may be that of another process, which had the numbers of this one
@@ -97,6 +90,8 @@ class Openings:
             manifest = self._library.open(
                 url, refresh=refresh, source_factory=lambda _: source, progress=progress, mark=mark
             )
+            with contextlib.suppress(OSError):
+                os.utime(manifest.directory.parent)  # in use: see ``remove_unused``
             return Opened(manifest=manifest, source=source, view=view)
 
         self._begin(f"{'refresh' if refresh else 'open'} {canonical_url(url)} {mark}", list_objects, waiter)
@@ -128,6 +123,8 @@ class Openings:
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
         if is_catalogue(self._config.home, directory):
+            if reach.view is not None and not directory.name.endswith(reach.view.mark):
+                raise PrefeedError(f"{directory.name} is of another mount namespace than this client's")
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples, reach.view), waiter,
                 directory=directory,
@@ -195,12 +192,6 @@ class Openings:
     def _failed(self, name: str, error: PrefeedError) -> None:
         for waiter in self._openings.pop(name).waiters:
             waiter.failed(error)
-
-
-def _mark_of(source: Source) -> str:
-    """Return what tells the origin, as this process sees it, from others of the same URL."""
-    directory = source.url.removeprefix(f"{PACK}file://")
-    return mark_of_directory(directory) if directory.startswith("/") else source.mark
 
 
 def _take_paths(paths_file: Path) -> list[str]:

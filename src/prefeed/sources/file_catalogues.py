@@ -15,6 +15,7 @@ import numpy as np
 
 from prefeed.errors import PrefeedError
 from prefeed.sources.catalogue import CatalogueWriter, paths_digest
+from prefeed.sources.library import MANIFESTS
 from prefeed.sources.posix import stat_paths
 
 _DIRECTORY: Final = "catalogues"
@@ -70,8 +71,12 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
 
 
 def remove_unused(home: Path) -> None:
-    """Remove the catalogues that nobody has opened for 30 days: a million files take some 120 MB."""
-    with contextlib.suppress(OSError), os.scandir(home / _DIRECTORY) as entries:
-        for entry in list(entries):
-            if time.time() - entry.stat().st_mtime > _UNUSED_SECONDS:
-                shutil.rmtree(entry.path, ignore_errors=True)
+    """Remove the catalogues that nobody has opened for 30 days: a million files take some 120 MB.
+
+    And listings as old that are of one of several origins of a URL: of each container that had data at this path, say.
+    """
+    for directory, chosen in ((_DIRECTORY, ""), (MANIFESTS, "-")):
+        with contextlib.suppress(OSError), os.scandir(home / directory) as entries:
+            for entry in list(entries):
+                if chosen in entry.name and time.time() - entry.stat().st_mtime > _UNUSED_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)

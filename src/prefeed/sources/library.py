@@ -20,7 +20,7 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
 
-_DIRECTORY: Final = "manifests"
+MANIFESTS: Final = "manifests"
 
 SourceFactory = Callable[[str], Source]
 """Returns the source of a URL; called only when a listing is needed."""
@@ -35,7 +35,7 @@ class ManifestLibrary:
 
     def __init__(self, home: Path) -> None:
         """Keep manifests below ``home``, which need not exist yet."""
-        self._root = home / _DIRECTORY
+        self._root = home / MANIFESTS
 
     def directory_of(self, url: str, mark: str = "") -> Path:
         """Return the directory of the manifests of a URL, and of the origin of this ``mark`` behind it."""

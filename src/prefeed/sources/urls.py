@@ -14,7 +14,7 @@ from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
 from prefeed.sources.store_access import StoreAccess
-from prefeed.sources.views import View
+from prefeed.sources.views import View, mark_of_directory
 
 OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
@@ -125,6 +125,14 @@ def open_plain_source(
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
     return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)), access=access)
+
+
+def listing_mark(source: Source) -> str:
+    """Return what tells the origin, as this process sees it, from others of the same URL: a listing is of one of them."""
+    if is_of_store(source.url):
+        return source.mark
+    root = source.url.removeprefix(PACK)
+    return mark_of_directory(_file_path(root) if root.startswith("file://") else root)
 
 
 def is_of_store(url: str) -> bool:

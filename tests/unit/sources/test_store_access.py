@@ -159,6 +159,7 @@ def test_files_that_are_named_travel_by_what_is_in_them(
     assert access_told("gs://b", config)[0] == {"application_credentials": str(key)}
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_profile_counts_where_the_environment_does_not_speak(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
