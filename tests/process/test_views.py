@@ -121,10 +121,14 @@ def test_a_job_with_another_root_directory(data: Path, ours: Path, else_s: Path,
 
 def test_a_file_system_that_has_the_number_of_one_before(data: Path) -> None:
     """The kernel gives the device of a tmpfs, and the numbers of its files, to the next one: one server sees both."""
+    jobs = []
     for word in ("first", "again"):
         content = {str(data / f"{number:03}.bin"): f"{word} {number} " * 50 for number in range(NUM_FILES)}
-        (said,) = container([("", data)], job(data, fill=content))
-        assert (said["right"], said["first"][:5]) == ([True, True], word)
+        jobs += [job(data, fill=content, fresh=data), job(data, "files")]
+    said = [*container([], *jobs), *container([], *jobs)]
+    assert [(job["right"], job["first"][:5]) for job in said] == [
+        ([True, True], word) for word in ("first", "first", "again", "again") * 2
+    ]
 
 
 def test_one_server_after_the_other(data: Path, ours: Path, else_s: Path, sandbox: Sandbox, monkeypatch: Any) -> None:

@@ -2,7 +2,7 @@
 
 The argument is JSON: ``mounts``, a list of (source, target) that are bound, "" for a new tmpfs; then ``jobs``, each in a
 child of its own, one after the other, with ``data``, ``kind``, ``root`` (its root directory) and ``fill`` (files that it
-writes first).
+writes first), after a new tmpfs was mounted on ``fresh``.
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ def run(job: dict[str, Any]) -> None:
     if job.get("root"):
         os.chroot(job["root"])
         os.chdir("/")
+    if job.get("fresh"):  # the kernel gives the new one the number that the old one had
+        _libc.umount2(job["fresh"].encode(), 0)
+        mount("", job["fresh"])
     for name, text in job.get("fill", {}).items():
         Path(name).write_text(text)
         os.utime(name, ns=(10**18, 10**18))

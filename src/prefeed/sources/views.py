@@ -173,6 +173,7 @@ class Views:
         try:
             identity = root_identity(root)
             if identity == self._own and identity[0] >= 0:
+                OWN.learn()
                 os.close(root)
                 return None
             if not can_be_shown():
