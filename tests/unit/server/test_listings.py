@@ -70,7 +70,7 @@ def server(clock: Seconds) -> Iterator[Desk]:
 def origin(monkeypatch: pytest.MonkeyPatch) -> Held:
     held = Held()
 
-    def open_source(_: str, __: Config) -> Source:
+    def open_source(_: str, __: Config, **___: Any) -> Source:
         return held
 
     monkeypatch.setattr(openings, "open_source", open_source)
