@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from nodes import RecordingTier
@@ -17,6 +19,7 @@ from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
+from prefeed.sources.views import open_own_root
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.frames import FrameReader, encode
@@ -48,12 +51,12 @@ class Desk:
             assert time.monotonic() < deadline, "it did not come true"
             self.turn()
 
-    def connect(self, *, greet: bool = True) -> Client:
-        """Return a client, greeted unless told otherwise."""
+    def connect(self, *, greet: bool = True, root: Path | None = None) -> Client:
+        """Return a client, greeted unless told otherwise; with a root directory of its own, if one is given."""
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(self.config.socket_path))
         sock.setblocking(False)
-        client = Client(self, sock)
+        client = Client(self, sock, root)
         self.clients.append(client)
         if greet:
             client.ask(m.Hello(m.PROTOCOL, "0", 0), m.Welcome)
@@ -66,13 +69,15 @@ class Client:
 
     desk: Desk
     sock: socket.socket
+    root: Path | None = None
     frames: FrameReader = field(default_factory=FrameReader)
     heard: list[m.Message] = field(default_factory=list)
     is_closed: bool = False
 
     def say(self, *messages: m.Message) -> None:
-        """Send."""
-        self.sock.sendall(b"".join(map(encode, messages)))
+        """Send; with a greeting, what this process sees of file systems."""
+        for message in messages:
+            say(self.sock, message, self.root)
 
     def ask(self, message: m.Message, kind: type[Kind]) -> Kind:
         """Send, and return the answer, which must be of that kind."""
@@ -103,6 +108,16 @@ class Client:
         self.is_closed = not data
         self.heard += self.frames.feed(data)
         return bool(self.heard)
+
+
+def say(sock: socket.socket, message: m.Message, root_directory: Path | None = None) -> None:
+    """Send a message as clients do: with a greeting comes the root directory."""
+    if not isinstance(message, m.Hello):
+        sock.sendall(encode(message))
+        return
+    root = open_own_root() if root_directory is None else os.open(root_directory, os.O_PATH)
+    socket.send_fds(sock, [encode(message)], [root])
+    os.close(root)
 
 
 @contextmanager

@@ -47,6 +47,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "-m e2e.home_node": _WITH_TORCH,
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
+    f"{TESTS}/process/view_job.py": _WITH_TORCH,
 }
 """What is started warm, and the modules that are imported before."""
 

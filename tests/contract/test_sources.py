@@ -15,6 +15,7 @@ from prefeed.config import Config
 from prefeed.sources import objectstore
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
+from prefeed.sources.views import View
 from prefeed.testing.source_contract import SourceContract
 from prefeed.testing.sources import CountingSource, FaultySource, MemorySource, SlowSource
 
@@ -84,6 +85,32 @@ class TestPosix(SourceContract):
     @pytest.fixture
     def origin(self, tmp_path: Path) -> DirectoryOrigin:
         return DirectoryOrigin(tmp_path, str(tmp_path))
+
+
+class ViewedOrigin(DirectoryOrigin):
+    """A directory as a process sees it whose root directory is another one."""
+
+    def __init__(self, root: Path) -> None:
+        (root / "data").mkdir()
+        super().__init__(root / "data", "/data")
+        self.view = View((0, 0, 0))
+        self.view.attach(os.open(root, os.O_PATH), {})
+
+    def open(self) -> Source:
+        self.sources.append(open_source(self.url, Config(), view=self.view))
+        return self.sources[-1]
+
+    def close(self) -> None:
+        super().close()
+        self.view.detach()
+
+
+class TestPosixThroughAView(SourceContract):
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[ViewedOrigin]:
+        origin = ViewedOrigin(tmp_path)
+        yield origin
+        origin.close()
 
 
 class TestHttpWithIndex(SourceContract):

@@ -26,8 +26,6 @@ STRATEGIES: dict[typing.Any, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),
     type(None): st.none(),
     float: st.floats(allow_nan=False),
-    dict[str, int]: st.dictionaries(TEXT, st.integers(-(2**63), 2**63 - 1), max_size=3),
-    dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
 }
 
 
@@ -37,6 +35,10 @@ def any_of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         return STRATEGIES[kind]
     if isinstance(kind, types.UnionType):
         return st.one_of([any_of(part) for part in typing.get_args(kind)])
+    if typing.get_origin(kind) is dict:
+        return st.dictionaries(*map(any_of, typing.get_args(kind)), max_size=3)
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is not ...:
+        return st.tuples(*map(any_of, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return st.lists(any_of(typing.get_args(kind)[0]), max_size=3).map(tuple)
     return st.builds(kind, **{name: any_of(field) for name, field in typing.get_type_hints(kind).items()})

@@ -80,6 +80,9 @@ class NodeBackend:
 
     def run_foreground(self, config: Config) -> int:
         from prefeed.server.main import run_foreground
+        from prefeed.sources.store_access import forget_store_environment
+
+        forget_store_environment()
 
         return run_foreground(config)
 

@@ -6,19 +6,24 @@ import contextlib
 import logging
 import os
 import select
+import socket
 import threading
 import weakref
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypeVar
 
 from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.sources.filesystems import OWN, mounted_devices
+from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
 from prefeed.trust import require_kept
 from prefeed.wire import messages as m
+from prefeed.wire.endpoint import place_of
 from prefeed.wire.frames import FrameReader, encode
 
 _RECEIVE_BYTES = 256 * 1024
@@ -71,6 +76,18 @@ def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
             )  # fmt: skip
 
 
+def _require_same_places(config: Config, welcome: m.Welcome) -> None:
+    """Raise ServerError when this process sees other directories where the server keeps what readers map."""
+    for path, place, setting in (
+        (config.home, welcome.home, "PREFEED_HOME"), (Path(welcome.store_dir), welcome.store, "PREFEED_MEMORY_DIR"),
+    ):  # fmt: skip
+        if any(place) and place_of(path) != place:
+            raise ServerError(
+                f"the node server keeps its cache in {path}, and that is another directory in this mount namespace "
+                f"(another container): share it, or set another {setting} here"
+            )
+
+
 class Connection:
     """A greeted connection.
 
@@ -84,13 +101,14 @@ class Connection:
         settings: With which it was started.
     """
 
-    def __init__(self, reached: Reached, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
+    def __init__(self, reached: Reached, config: Config, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
         self.pid = os.getpid()
         _open.add(self)
         self.runtime_dir = reached.directory
         self.store_dir = ""
         self.instance = ""
         self.settings: dict[str, str] = {}
+        self.config = config
         self._sock = reached.sock
         self._sock.settimeout(answer_seconds)
         self._answer_seconds = answer_seconds
@@ -122,7 +140,7 @@ class Connection:
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
             )
-        connection, welcome = cls._greet(launch_and_connect(config)[1], answer_seconds)
+        connection, welcome = cls._greet(config, launch_and_connect(config)[1], answer_seconds)
         for notice in welcome.notices:
             _log.warning("prefeed: %s", notice)
         return connection
@@ -144,16 +162,18 @@ class Connection:
 
     @classmethod
     def _of_running(cls, config: Config, reached: Reached, answer_seconds: float) -> Connection:
-        connection, welcome = cls._greet(reached, answer_seconds)
+        connection, welcome = cls._greet(config, reached, answer_seconds)
         _say_what_differs(config, welcome.settings)
         return connection
 
     @classmethod
-    def _greet(cls, reached: Reached, answer_seconds: float) -> tuple[Connection, m.Welcome]:
-        connection = cls(reached, answer_seconds=answer_seconds)
+    def _greet(cls, config: Config, reached: Reached, answer_seconds: float) -> tuple[Connection, m.Welcome]:
+        connection = cls(reached, config, answer_seconds=answer_seconds)
         try:
-            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace())
+            OWN.learn()
+            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace(), mounted_devices())
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
+            _require_same_places(config, welcome)
             if welcome.store_dir:
                 require_kept(welcome.store_dir)
         except BaseException:
@@ -255,9 +275,21 @@ class Connection:
 
     def _send(self, message: m.Message) -> None:
         try:
-            self._sock.sendall(encode(message))
+            if isinstance(message, m.Hello):
+                self._send_with_root(encode(message))
+            else:
+                self._sock.sendall(encode(message))
         except OSError as err:
             raise ServerUnavailableError(f"the node server is gone: {err}") from err
+
+    def _send_with_root(self, frame: bytes) -> None:
+        """Send the first word, and with it what this process sees of file systems."""
+        root = open_own_root()
+        try:
+            sent = socket.send_fds(self._sock, [frame], [root])
+        finally:
+            os.close(root)
+        self._sock.sendall(frame[sent:])
 
     def _receive(self) -> m.AnyMessage:
         while not self._pending:

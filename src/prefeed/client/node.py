@@ -8,7 +8,10 @@ from types import TracebackType
 from prefeed.client import sessions
 from prefeed.client.connection import Connection
 from prefeed.config import Config
-from prefeed.sources.urls import canonical_url
+from prefeed.errors import CredentialsError
+from prefeed.sources.credentials import options_for
+from prefeed.sources.store_access import own_access
+from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source
 from prefeed.types import (
     ClearResult,
     ListingProgress,
@@ -93,10 +96,11 @@ class NodeClient:
         Raises:
             SourceError: The origin cannot be listed; the message says what to change.
         """
+        options, proxies = access_told(url, self._connection.config)
         question = m.OpenDataset(
             self._connection.next_token(),
             _anywhere(url), listing_age, ranks=ranks, by_names=by_names, settle=settle,
-            manifest_dir=manifest_dir, num_samples=num_samples,
+            manifest_dir=manifest_dir, num_samples=num_samples, options=options, proxies=proxies,
         )  # fmt: skip
         return self._connection.request(question, m.DatasetOpened, meanwhile=_listing_to(listing))
 
@@ -140,7 +144,10 @@ class NodeClient:
         Raises:
             SourceError: The origin cannot be listed.
         """
-        return self._warm(m.Warm(self._connection.next_token(), _anywhere(url), listing_age), progress, listing)
+        options, proxies = access_told(url, self._connection.config)
+        token = self._connection.next_token()
+        question = m.Warm(token, _anywhere(url), listing_age, options=options, proxies=proxies)
+        return self._warm(question, progress, listing)
 
     def warm_in_order(
         self,
@@ -185,7 +192,8 @@ class NodeClient:
 
     def locate(self, url: str) -> m.Located:
         """Return which open dataset holds the object of this URL."""
-        return self._connection.request(m.Locate(url), m.Located)
+        mark = open_source(url, self._connection.config).mark
+        return self._connection.request(m.Locate(url, mark), m.Located)
 
     def new_session(self) -> int:
         """Return the id of a session made now."""
@@ -219,6 +227,26 @@ class NodeClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def access_told(url: str, config: Config) -> tuple[dict[str, str] | None, dict[str, str]]:
+    """Return what a server is told of how this process reaches the object store of a URL: options and proxies.
+
+    It is told nothing where there is no store, and where the home's own file names variables that only the server has.
+
+    Raises:
+        CredentialsError: A profile that was named cannot be used.
+    """
+    root = canonical_url(url) if url else "/"
+    if not is_of_store(root):
+        return None, {}
+    store = root.removeprefix(PACK)
+    try:
+        options_for(store, config)
+    except CredentialsError:
+        return None, {}
+    access = own_access(store, config).carried()
+    return dict(access.options), dict(access.proxies)
 
 
 def _anywhere(url: str) -> str:

@@ -5,8 +5,8 @@ read(id) ─→ tier ─hit→ bytes
               ↓
            server ─stored→ tier ─→ bytes          late or missed: it fetches, others wait for the same request
               │ bytes ───────────→ bytes          no room to store it
-              │ refused ─────────→ origin's error
-              ↓ no server, no answer, no room, lost
+              │ failed ──────────→ origin's error
+              ↓ no server, no answer, no room, lost; the server was refused
            origin ───────────────→ bytes, or the origin's error
 """
 
@@ -18,17 +18,18 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.direct import read_origin
-from prefeed.client.node import NodeClient
+from prefeed.client.node import NodeClient, access_told
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
-from prefeed.errors import PrefeedError, ServerError
+from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import open_source
+from prefeed.sources.urls import is_of_store, open_source
 from prefeed.store.tier import TierReader
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
@@ -42,6 +43,9 @@ _REPORTS_A_LOOKAHEAD = 8
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
 
 _RECONNECT_SECONDS = 5.0
+_RENEW_SECONDS = 60.0
+"""Pause between two times that a reader tells the server how to reach the origin."""
+
 _GRACE_SECONDS = 5.0
 """A reader waits that much longer for the server than a request to the origin may take; then it reads the origin."""
 
@@ -67,6 +71,8 @@ class ObjectReader:
         self._retry_at = 0.0
         self._consumed = array("q")
         self._opened = array("q")
+        self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
+        self._renewed_at = -_RENEW_SECONDS
         self._hits = 0
         self._direct_reads = 0
         self._unreported_bytes = 0
@@ -86,7 +92,9 @@ class ObjectReader:
             self.pass_by(object_id)
             return self._read_direct(object_id)
         data = self.try_read(object_id)
-        return self._read_direct(object_id) if data is None else data
+        if data is not None:
+            return data
+        return self._read_direct(object_id) if self._refusal is None else self._read_refused(object_id, self._refusal)
 
     def try_read(self, object_id: int) -> Buffer | None:
         """Return the object's bytes, or None when only the origin can give them.
@@ -182,6 +190,7 @@ class ObjectReader:
 
     def _ask_object(self, object_id: int) -> Buffer | None:
         """Ask the server for an object that the tier does not hold."""
+        self._refusal = None
         connection = self._connect()
         if connection is None:
             return None
@@ -202,7 +211,11 @@ class ObjectReader:
         except PrefeedError:
             return None, None  # the server does not know the dataset: it is another one than opened it
         if answer.outcome == Outcome.FAILED:
-            raise error_of(answer.code, answer.text)
+            error = error_of(answer.code, answer.text)
+            if not self._may_be_granted(error):
+                raise error
+            self._refusal = error
+            return None, object_id
         if answer.outcome != Outcome.INLINE:
             return None, object_id
         self.last_key = answer.key
@@ -241,10 +254,50 @@ class ObjectReader:
         names = (f"{place.rstrip('/')}/{path}" for place in (root, os.path.realpath(root)))
         return any(self._written.covers(name) for name in names)
 
+    def _may_be_granted(self, error: PrefeedError) -> TypeGuard[SourceError]:
+        """Return True for what this process may read although the server may not: it has rights and tokens of its own.
+
+        Of a catalogue, whoever opens the file does so itself when the server has not read it.
+        """
+        if isinstance(self.dataset.manifest, Catalogue):
+            return False
+        if isinstance(error, AccessDeniedError):
+            return True
+        # Files may also be mounted here, and not where the server was started.
+        return isinstance(error, SourceError) and not is_of_store(self.dataset.manifest.url)
+
     def _read_direct(self, object_id: int) -> Buffer:
+        is_fresh = self._source is None
         if self._source is None:
             self._source = open_source(self.dataset.url, self.dataset.config)
-        return read_origin(self._source, self.dataset.manifest.path(object_id), self.dataset.config)
+        path = self.dataset.manifest.path(object_id)
+        try:
+            return read_origin(self._source, path, self.dataset.config)
+        except AccessDeniedError:
+            if is_fresh:
+                raise
+        self._source.close()  # its token may have expired since: ask for a new one, once
+        self._source = open_source(self.dataset.url, self.dataset.config)
+        return read_origin(self._source, path, self.dataset.config)
+
+    def _read_refused(self, object_id: int, refusal: SourceError) -> Buffer:
+        """Return the bytes of an object that the server was refused, and let the server speak as this process does.
+
+        Raises:
+            SourceError: The origin's answer to this process; it says so when both were refused.
+        """
+        try:
+            data = self._read_direct(object_id)
+        except AccessDeniedError as err:
+            both = f"{err.message} (this process was refused, and so was the node server before it: {refusal.message})"
+            raise type(err)(both, **err.details) from err
+        now = time.monotonic()
+        if now - self._renewed_at >= _RENEW_SECONDS and is_of_store(self.dataset.manifest.url):
+            self._renewed_at = now
+            with contextlib.suppress(PrefeedError):
+                options, proxies = access_told(self.dataset.url, self.dataset.config)
+                self._send(m.RenewAccess(self.dataset.number, self.dataset.url, options, proxies))
+        return data
 
     def _connect(self) -> Connection | None:
         if self._connection is None and time.monotonic() >= self._retry_at:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from prefeed.types import ObjectInfo
 
-_TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+")
+_TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+(?:-.*[#/].*)?")
 _LEAST_NANOSECONDS: Final = 10**12
 """Smaller numbers are seconds: stores without etags tell those."""
 

@@ -293,6 +293,11 @@ class Scheduler:
             self.holdings.settle(ticket, states.ABSENT)
             self.holdings.answer_waiters(ticket, Outcome.READ_ORIGIN)
 
+    def forget_failures(self, dataset: int) -> None:
+        """What was refused may be granted now: it is fetched when it is wanted."""
+        self.tables[dataset].forget_failures()
+        self._lookahead.plan_room()
+
     def freed(self, free: Free) -> None:
         """The entry is gone from the tier: its room may be used again."""
         self.holdings.freed(free)

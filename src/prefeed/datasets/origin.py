@@ -23,12 +23,12 @@ from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config
-from prefeed.errors import ConfigError, PrefeedError, SourceError
+from prefeed.errors import AccessDeniedError, ConfigError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, open_source, pack_url
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source, pack_url
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
@@ -90,8 +90,10 @@ class Origin:
                     )
                     self._dataset, self.listed_at = opened.dataset, opened.listed_at
                     self._is_settled = opened.is_settled
-            except (SourceError, ConfigError):
-                raise
+            except (SourceError, ConfigError) as err:
+                if not isinstance(err, AccessDeniedError) or is_of_store(self.url):
+                    raise  # a store was asked with this process's credentials; of files it has rights of its own
+                print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
         if self._dataset is None:
@@ -133,7 +135,9 @@ class Origin:
             self.manifest = self._dataset.manifest
         except (PrefeedError, OSError) as err:
             print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
-            self.manifest, self._dataset = ManifestLibrary(self.config.home).settle(self.manifest).manifest, None
+            mark = listing_mark(open_source(self._given, self.config))
+            self.manifest = ManifestLibrary(self.config.home).settle(self.manifest, mark=mark).manifest
+            self._dataset = None
         self._is_settled = True
         return self.manifest
 
@@ -154,12 +158,14 @@ class Origin:
             return self._list_below(_temporary_home(), url_or_path, age)  # the home cannot be written
 
     def _list_below(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
+        source = open_source(url_or_path, self.config)
         with _listing(self.url, self.config) as listing:
             return ManifestLibrary(home).open_listed(
                 os.fspath(url_or_path),
                 listing_age=age,
-                source_factory=lambda root: open_source(root, self.config),
+                source_factory=lambda _: source,
                 progress=listing,
+                mark=listing_mark(source),
             )
 
 

@@ -11,6 +11,7 @@ from prefeed.errors import ServerUnavailableError
 from prefeed.jobs.places import located
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.urls import is_of_store, open_source
 from prefeed.types import ClearResult
 
 
@@ -62,9 +63,14 @@ def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: boo
 
 def _use_listings(client: NodeClient, root: str, config: Config) -> None:
     """Let the server know what listings of this home name below the root: entries of others it cannot tell apart."""
-    for manifest in ManifestLibrary(config.home).list():
-        if _overlap(manifest.url, root):
-            client.open_dataset(manifest.url, manifest_dir=str(manifest.directory))
+    library = ManifestLibrary(config.home)
+    for manifest in library.list():
+        if not _overlap(manifest.url, root):
+            continue
+        directory, url = manifest.directory, manifest.url
+        if is_of_store(url) and not library.is_of(directory.parent, url, open_source(url, config).mark):
+            continue  # of another endpoint or account: this process does not speak for it
+        client.open_dataset(url, manifest_dir=str(directory))
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -25,7 +25,7 @@ from prefeed.packing.writing import require_room, take_up, write_environment, wr
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.pack_index import PackHeader
-from prefeed.sources.urls import canonical_url, open_source, pack_url
+from prefeed.sources.urls import canonical_url, listing_mark, open_source, pack_url
 from prefeed.types import ListingProgress
 
 DEFAULT_SHARD_BYTES: Final = GIB
@@ -100,7 +100,9 @@ def pack(
     place = open_place(request.out, config)
     job = _job(request, place)
     with _errors_of_the_place(place):
-        manifest = ManifestLibrary(config.home).open(request.source, config, progress=listing)
+        manifest = ManifestLibrary(config.home).open(
+            request.source, config, progress=listing, mark=listing_mark(open_source(request.source, config))
+        )
         names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
         check_names(job.layout, names)
         result = _finished(place, job, manifest)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prefeed.client.node import NodeClient
 from prefeed.config import EVERYTHING, Config
-from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
+from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.sampleset.levels import existing
 from prefeed.sampleset.phases import Facts, error_of, phase_of
 from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
@@ -139,10 +139,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
 
 def manifest_of(found: SampleSet) -> Manifest | None:
     """Return the listing of what the set holds; None when there is none yet."""
-    try:
-        return Manifest.open(ManifestLibrary(found.home).directory_of(found.read_url))
-    except (StoreFormatError, OSError):
-        return None
+    return ManifestLibrary(found.home).newest(found.read_url)
 
 
 def _ask_server(settings: Config) -> tuple[ServerStatus, Statistics] | None:

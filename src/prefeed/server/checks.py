@@ -223,11 +223,11 @@ class Checks:
             self._ask(dataset, ids[start : start + batch])
 
     def _ask(self, dataset: int, ids: list[int]) -> None:
-        catalogue = self._datasets[dataset].catalogue
+        catalogue, source = self._datasets[dataset].catalogue, self._datasets[dataset].source
         assert catalogue is not None
         self._under_way.update((dataset, object_id) for object_id in ids)
         self._batches += 1
-        self._submit(CheckJob(dataset, ids, catalogue, self._generation))
+        self._submit(CheckJob(dataset, ids, catalogue, source, self._generation))
 
     def _published(self, dataset: int) -> Callable[[Ids], npt.NDArray[np.bool_]]:
         catalogue = self._datasets[dataset].catalogue

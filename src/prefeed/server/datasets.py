@@ -13,6 +13,7 @@ from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
+from prefeed.sources.views import View
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 _CHUNK = 1 << 20
@@ -31,6 +32,7 @@ class Opened:
         learned: Which sample opens which objects of the catalogue, where nobody declares it.
         listed_at: When the listing began, in seconds since 1970; 0 of what was not listed.
         is_settled: False when only its names are of then.
+        view: Through which its files are read; None: as the server sees them, or they are none.
     """
 
     manifest: Manifest | CatalogueWriter
@@ -39,6 +41,7 @@ class Opened:
     is_settled: bool = True
     mean_bytes: int | None = None
     learned: LearnedMapWriter | None = None
+    view: View | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Dataset:
         number: Names it on this server.
         limit: How many requests its origin takes.
         learned: See ``Opened``.
+        view: See ``Opened``.
         listed_at: When the last listing that found this manifest began; see ``Opened``.
         opened_at: When it was last handed to a client, by the server's clock.
     """
@@ -60,6 +64,7 @@ class Dataset:
     learned: LearnedMapWriter | None = None
     listed_at: float = 0.0
     opened_at: float = 0.0
+    view: View | None = None
     lookups: int = 0
 
     @property
@@ -71,6 +76,13 @@ class Dataset:
     def entry_keys(self) -> memoryview:
         """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
         return self.manifest.known_keys() if isinstance(self.manifest, CatalogueWriter) else self.manifest.keys
+
+    def renew(self, source: Source) -> bool:
+        """A client reaches the origin by this source: so does the server from now on; False when it is another origin."""
+        if (source.url, source.mark) != (self.source.url, self.source.mark):
+            return False
+        self.source = source  # requests under way keep the old one
+        return True
 
     def note_lookup(self) -> None:
         """An object was looked up at random; of a large manifest, let go of what that mapped from time to time.

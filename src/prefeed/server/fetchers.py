@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
-from prefeed.sources.posix import identity_of, stat_files
+from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer, FetchedObject
 
@@ -67,6 +66,7 @@ class CheckJob:
     dataset: int
     ids: list[int]
     catalogue: CatalogueWriter
+    source: Source
     generation: int = 0
 
 
@@ -265,9 +265,9 @@ def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     if data is None or isinstance(job.manifest, Manifest):
         return None if data is None else FetchedObject(data=data, version="")
     path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = stat_files([path])
+    (size,), (version,) = _versions(job.source, [path])
     is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
-    return FetchedObject(data=data, version=version, inode=_inode(path)) if is_present else None
+    return FetchedObject(data=data, version=version, inode=_inode(job.source, path)) if is_present else None
 
 
 def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> FetchedObject | None:
@@ -279,15 +279,18 @@ def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> Fetche
         data = pool.read(job.lasting_key, is_urgent=is_urgent) if job.lasting_key else None
         return None if data is None else FetchedObject(data=data, version="")
     path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = stat_files([path])
+    (size,), (version,) = _versions(job.source, [path])
     data = pool.read(entry_key(job.manifest.url, path, version, size), is_urgent=is_urgent) if version else None
-    return None if data is None else FetchedObject(data=data, version=version, inode=_inode(path))
+    return None if data is None else FetchedObject(data=data, version=version, inode=_inode(job.source, path))
 
 
-def _inode(path: str) -> int:
-    with suppress(OSError, ValueError):
-        return identity_of(os.stat(path))
-    return 0
+def _inode(source: Source, path: str) -> int:
+    return source.identity(path) if isinstance(source, PosixSource) else 0
+
+
+def _versions(source: Source, paths: list[str]) -> tuple[list[int], list[str]]:
+    """Return sizes and versions of files of a catalogue, as its source sees them."""
+    return source.versions(paths) if isinstance(source, PosixSource) else stat_files(paths)
 
 
 def offer_to_pool(pool: PoolTier, result: Result) -> None:
@@ -321,6 +324,6 @@ def check(job: CheckJob) -> CheckResult:
     """Return the versions that the files have now."""
     try:
         paths = [job.catalogue.path(object_id) for object_id in job.ids]
-        return CheckResult(job, stat_files(paths)[1])
+        return CheckResult(job, _versions(job.source, paths)[1])
     except Exception:  # the catalogue was closed, say: the thread must not end, nor those who wait be forgotten
         return CheckResult(job, [""] * len(job.ids))

@@ -21,15 +21,18 @@ from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Node
 from prefeed.server.observation import Observer
 from prefeed.server.openings import Openings, Waiter
+from prefeed.server.reach import reach_of, see_as
 from prefeed.server.registry import is_below
 from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
-from prefeed.sources.urls import canonical_url
+from prefeed.sources.urls import canonical_url, is_of_store
+from prefeed.sources.views import Views
 from prefeed.sources.written import WrittenFiles
 from prefeed.store.namespaces import is_foreign
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
+from prefeed.wire.endpoint import place_of
 from prefeed.wire.frames import MAX_INLINE_BYTES
 
 _SETTLE_SECONDS: Final = 1.0
@@ -64,11 +67,13 @@ class Handlers:
             config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
         )
         self._instance = secrets.token_hex(8)
+        self._views = Views()
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
         self._foreign: set[Connection] = set()
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
             m.OpenDataset: self._open_dataset,
+            m.RenewAccess: self._renew_access,
             m.RegisterPlan: self._register_plan,
             m.Foresee: self._foresee,
             m.AdoptUpcoming: self._adopt_upcoming,
@@ -147,6 +152,8 @@ class Handlers:
         if connection in self._foreign:
             self._foreign.discard(connection)
             self._expect_foreign_readers()
+        if connection.view is not None:
+            connection.view.detach()
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -160,12 +167,16 @@ class Handlers:
             )
             self._refuse(connection, err, 0)
             return
+        see_as(connection, hello, self._views)
         connection.is_greeted = True
         if is_foreign(hello.namespace):
             self._foreign.add(connection)
             self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
-        welcome = m.Welcome(self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings)
+        welcome = m.Welcome(
+            self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings,
+            home=place_of(self._config.home), store=place_of(self._store_dir),
+        )  # fmt: skip
         self.loop.send(connection, welcome)
 
     def _expect_foreign_readers(self) -> None:
@@ -191,8 +202,10 @@ class Handlers:
 
     def _open_dataset(self, connection: Connection, request: m.OpenDataset) -> None:
         token = request.token
+        reach = reach_of(connection, request)
 
         def opened(dataset: Dataset) -> None:
+            self._openings.renew(dataset, request.url, reach)
             manifest = dataset.manifest
             self.loop.send(
                 connection,
@@ -200,6 +213,7 @@ class Handlers:
             )
 
         def found(dataset: Dataset, found_at: float) -> None:
+            self._openings.renew(dataset, request.url, reach)
             manifest = dataset.manifest
             self.loop.send(
                 connection,
@@ -210,14 +224,19 @@ class Handlers:
 
         waiter = self._waiter(connection, token, opened, found if request.by_names else None)
         if request.manifest_dir and request.settle:
-            self._openings.settle(Path(request.manifest_dir), request.url, waiter)
+            self._openings.settle(Path(request.manifest_dir), request.url, waiter, reach)
         elif request.manifest_dir:
-            self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter)
+            self._openings.reopen(Path(request.manifest_dir), request.url, request.num_samples, waiter, reach)
         elif request.catalogue:
             paths_file = self._in_transit(request.paths_file)
-            self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter)
+            self._openings.open_catalogue(request.catalogue, paths_file, request.num_samples, waiter, reach)
         else:
-            self._openings.open_url(request.url, waiter, listing_age=request.listing_age, ranks=request.ranks)
+            self._openings.open_url(request.url, waiter, reach, listing_age=request.listing_age, ranks=request.ranks)
+
+    def _renew_access(self, connection: Connection, request: m.RenewAccess) -> None:
+        reach = reach_of(connection, request)
+        if self.node.datasets[request.dataset].renew(self._openings.source_of(request.url, reach)):
+            self.node.scheduler.forget_failures(request.dataset)
 
     def _waiter(
         self,
@@ -236,7 +255,9 @@ class Handlers:
     def _locate(self, connection: Connection, request: m.Locate) -> None:
         for dataset in reversed(self.node.datasets.values()):  # of several listings of a root the newest
             root = dataset.source.url
-            if dataset.catalogue is None and is_below(request.url, root):
+            is_seen = is_of_store(root) or dataset.view is connection.view
+            is_origin = is_seen and dataset.source.mark == request.mark
+            if dataset.catalogue is None and is_origin and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
                     directory = str(dataset.manifest.directory)
@@ -390,14 +411,17 @@ class Handlers:
             self.loop.send(connection, m.WarmReport(request.token, result, done))
 
         def begin(dataset: Dataset) -> None:
+            if ids is None:
+                self._openings.renew(dataset, request.url, reach)
             if connection.is_open:
                 consumer = self._warm_ups.begin(dataset, report, ids, max_in_flight=request.max_in_flight)
                 self._warm_consumers.setdefault(connection, set()).add(consumer)
 
+        reach = reach_of(connection, request)
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
-            self._openings.open_url(request.url, opening, listing_age=request.listing_age)
+            self._openings.open_url(request.url, opening, reach, listing_age=request.listing_age)
         else:
             self.node.registry.require_ids(request.dataset, ids)
             begin(self.node.datasets[request.dataset])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prefeed.clock import Clock
 from prefeed.errors import ServerError
+from prefeed.sources.views import View
 from prefeed.wire.endpoint import SOCKET, listen_in, peer_process
 from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message
@@ -32,6 +33,8 @@ class Connection:
         self.outgoing = bytearray()
         self.is_greeted = False
         self.is_open = True
+        self.root: int | None = None  # descriptor of the client's root directory, until its first word is read
+        self.view: View | None = None  # what the client sees, if that is not what this process sees
 
 
 class Loop:
@@ -133,6 +136,9 @@ class Loop:
             self.connections.discard(connection)
             self._selector.unregister(connection.sock)
             connection.sock.close()
+            if connection.root is not None:
+                os.close(connection.root)
+                connection.root = None
             self._on_closed(connection)
 
     def owns_socket(self) -> bool:
@@ -178,7 +184,7 @@ class Loop:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            data = connection.sock.recv(_RECEIVE_BYTES)
+            data = connection.sock.recv(_RECEIVE_BYTES) if connection.is_greeted else _receive_first(connection)
         except BlockingIOError:
             return
         except OSError:
@@ -206,6 +212,17 @@ class Loop:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
         if self._selector.get_key(connection.sock).events != wanted:
             self._selector.modify(connection.sock, wanted, connection)
+
+
+def _receive_first(connection: Connection) -> bytes:
+    """Return what a client says before it is greeted, and take the descriptor that comes with it; of more none is kept."""
+    data, descriptors, _, _ = socket.recv_fds(connection.sock, _RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    for descriptor in descriptors:
+        if connection.root is None:
+            connection.root = descriptor
+        else:
+            os.close(descriptor)
+    return data
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

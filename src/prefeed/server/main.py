@@ -27,6 +27,7 @@ from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused as remove_unused_catalogues
 from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_left
@@ -110,6 +111,7 @@ def main() -> int:
     try:
         os.umask(0o077)  # what a server makes is its user's alone
         config = resolve()
+        forget_store_environment()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
         return run_foreground(config)

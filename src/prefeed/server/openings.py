@@ -12,15 +12,18 @@ from typing import TypeVar
 
 from prefeed.clock import Clock
 from prefeed.config import Config
-from prefeed.errors import PrefeedError
+from prefeed.errors import AccessDeniedError, PrefeedError
 from prefeed.server.datasets import Dataset, Opened
+from prefeed.server.reach import Reach
 from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.urls import canonical_url, open_source
+from prefeed.sources.protocol import Source
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source
+from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
 from prefeed.types import ListingProgress
 
@@ -35,6 +38,7 @@ _RANKS_SECONDS = 1.0
 
 _Open = Callable[[ListingProgress], Opened]
 _Result = TypeVar("_Result")
+_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +52,31 @@ class Waiter:
     """Told the dataset, and when it was found, when only its names are of then; None: waits for sizes and versions too."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A URL as a client gave it, which may hold credentials, and how that client reaches it."""
+
+    url: str
+    reach: Reach
+
+
 @dataclass(slots=True)
 class _Listing:
-    """Listings of one URL, one after the other.
+    """Listings of one origin, one after the other.
 
     Attributes:
-        url: As the last who asked gave it: it may hold credentials.
+        key: URL, and what tells the origin from others of this URL.
         began_at: When the one that runs began, by the server's clock; None: none runs.
         running: Who waits for that one.
         waiting: Who waits for the next, which begins when that one is done.
+        asked: How those who wait for the next reach the origin, each way once.
     """
 
-    url: str
+    key: _Key
     began_at: float | None = None
     running: list[Waiter] = field(default_factory=list)
     waiting: list[Waiter] = field(default_factory=list)
+    asked: list[_Asked] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -88,6 +102,7 @@ class Openings:
     A listing that runs may have passed a place where something was written since, so it is not for those who ask
     meanwhile: they share the next one, which begins when it is done. One over a network begins ``_GATHER_SECONDS`` after
     it was asked for, or when all ranks of the job that are on this node have asked, and all of them share the first one.
+    Shared is what is of one origin: who sees other files behind a URL, or speaks to another store, has a listing of his own.
 
     Manifests are those of the home; catalogues lie in ``own_dir``, which no other server has.
 
@@ -102,7 +117,7 @@ class Openings:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], None],
         call_later: Callable[[float, Callable[[], None]], None],
-        find_dataset: Callable[[Path], Dataset | None],
+        find_dataset: Callable[[Path, View | None], Dataset | None],
         add_dataset: Callable[[Opened], Dataset],
     ) -> None:
         self._config = config
@@ -114,43 +129,68 @@ class Openings:
         self._add_dataset = add_dataset
         self._library = ManifestLibrary(config.home)
         self._openings: dict[str, list[Waiter]] = {}
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[_Key, _Listing] = {}
         self._settlings: dict[Path, _Settling] = {}
 
-    def open_url(self, url: str, waiter: Waiter, *, listing_age: float = 0.0, ranks: int = 1) -> None:
-        """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago."""
-        root = canonical_url(url)
-        if not listing_age:
-            self._list(root, url, waiter, listing_age, ranks)
+    def source_of(self, url: str, reach: Reach) -> Source:
+        """Return what reads a URL as the client that asks would.
+
+        Raises:
+            CredentialsError: It did not say who speaks, and the home's own file does not say it either.
+        """
+        source = open_source(url, self._config, access=reach.access, view=reach.view)
+        source.mark  # noqa: B018 - whoever asks for it later does not expect an error
+        return source
+
+    def renew(self, dataset: Dataset, url: str, reach: Reach) -> None:
+        """A client is given the dataset: from now on its store is reached as this client does it, who lists it or not."""
+        if dataset.catalogue is None and is_of_store(dataset.source.url):
+            dataset.renew(self.source_of(url or dataset.source.url, reach))
+
+    def open_url(self, url: str, waiter: Waiter, reach: Reach, *, listing_age: float = 0.0, ranks: int = 1) -> None:
+        """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago.
+
+        It is of the origin that the client has behind that URL.
+
+        Raises:
+            CredentialsError: See ``source_of``.
+        """
+        source = self.source_of(url, reach)
+        root, view = source.url, _view_of(source.url, reach)
+        asked = _Asked(url, reach)
+        key = root, "" if view is None else view.mark, source.mark
+        # What lies there of an earlier process with the numbers of this one may be another's.
+        if not listing_age or (view is not None and root not in view.listed):
+            self._list(key, asked, waiter, listing_age, ranks)
             return
 
         def find(_: ListingProgress) -> Opened | None:
-            found = self._library.find(url, listing_age)
-            return None if found is None else self._opened_of(url, found)
+            found = self._library.find(url, listing_age, mark=_mark_of(source, view))
+            return None if found is None else self._opened_of(asked, found)
 
         def done(found: Opened | None) -> None:
             if found is None:
-                self._list(root, url, waiter, listing_age, ranks)
+                self._list(key, asked, waiter, listing_age, ranks)
             else:
                 waiter.opened(self._add_dataset(found))
 
         self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
 
-    def _list(self, root: str, url: str, waiter: Waiter, listing_age: float, ranks: int) -> None:
+    def _list(self, key: _Key, asked: _Asked, waiter: Waiter, listing_age: float, ranks: int) -> None:
         """List the URL for this one, and for all others who wait for it."""
-        listing = self._listings.get(root)
+        listing = self._listings.get(key)
         if listing is None:
-            listing = self._listings[root] = _Listing(url)
-            if is_local(root):
+            listing = self._listings[key] = _Listing(key)
+            if not key[1] and is_local(key[0]):
                 self._call_soon(lambda: self._begin_listing(listing))
             else:
                 seconds = _RANKS_SECONDS if ranks > 1 else _GATHER_SECONDS
                 self._call_later(seconds, lambda: self._begin_listing(listing))
-        listing.url = url
         if listing.began_at is not None and listing_age and self._clock() - listing.began_at <= listing_age:
             listing.running.append(waiter)
             return
         listing.waiting.append(waiter)
+        listing.asked = [*(other for other in listing.asked if other != asked), asked]
         if listing.began_at is None and 1 < ranks <= len(listing.waiting):  # nobody else is to come
             self._begin_listing(listing)
 
@@ -159,22 +199,22 @@ class Openings:
             return  # it began before the pause was over
         listing.began_at = self._clock()
         listing.running, listing.waiting = listing.waiting, []
-        url = listing.url
-
+        ways, listing.asked = listing.asked, []
+        root = listing.key[0]
         may_be_found = all(waiter.found for waiter in listing.running)
 
         def list_objects(progress: ListingProgress) -> Opened:
-            if may_be_found and (by_names := self._library.find_by_names(url)) is not None:
-                return self._opened_of(url, by_names)
-            found = self._library.open_listed(
-                url, source_factory=lambda given: open_source(given, self._config), progress=progress
-            )
-            return self._opened_of(url, found)
+            for asked in ways[:0:-1]:  # the last who asked has the freshest token
+                with contextlib.suppress(AccessDeniedError):
+                    return self._listed(asked, progress, may_be_found=may_be_found)
+            return self._listed(ways[0], progress, may_be_found=may_be_found)
 
         def opened(result: Opened) -> None:
             dataset = self._add_dataset(result)
+            if result.view is not None:
+                result.view.listed.add(root)
             if not result.is_settled:
-                self._settle(dataset.manifest.directory, url)
+                self._settle(dataset.manifest.directory, ways[-1])
             for waiter in self._end_listing(listing):
                 _tell(waiter, dataset, result)
 
@@ -186,7 +226,15 @@ class Openings:
             for waiter in listing.running:
                 waiter.listing(objects, size)
 
-        self._start(f"the listing of {canonical_url(url)}", list_objects, opened, failed, tell)
+        self._start(f"the listing of {root}", list_objects, opened, failed, tell)
+
+    def _listed(self, asked: _Asked, progress: ListingProgress, *, may_be_found: bool) -> Opened:
+        source = self.source_of(asked.url, asked.reach)
+        mark = _mark_of(source, _view_of(source.url, asked.reach))
+        if may_be_found and (by_names := self._library.find_by_names(asked.url, mark=mark)) is not None:
+            return self._opened_of(asked, by_names)
+        found = self._library.open_listed(asked.url, source_factory=lambda _: source, progress=progress, mark=mark)
+        return self._opened_of(asked, found)
 
     def _end_listing(self, listing: _Listing) -> list[Waiter]:
         """Return who waited for the listing that is done; the next one begins if somebody waits for it."""
@@ -194,54 +242,60 @@ class Openings:
         if listing.waiting:
             self._begin_listing(listing)
         else:
-            del self._listings[canonical_url(listing.url)]
+            del self._listings[listing.key]
         return done
 
-    def _opened_of(self, url: str, found: Listed) -> Opened:
+    def _opened_of(self, asked: _Asked, found: Listed) -> Opened:
+        source = self.source_of(asked.url, asked.reach)
         return Opened(
             manifest=Manifest.open(found.manifest.directory, locked=False),  # who is to have it locks it
-            source=open_source(url, self._config),
+            source=source,
+            view=_view_of(source.url, asked.reach),
             listed_at=found.began_at,
             is_settled=found.is_settled,
         )
 
-    def settle(self, directory: Path, url: str, waiter: Waiter) -> None:
+    def settle(self, directory: Path, url: str, waiter: Waiter, reach: Reach) -> None:
         """Open the manifest with the paths of this one, whose sizes and versions were asked for after it was found.
 
         Raises:
             PrefeedError: It lies elsewhere than this home's do.
         """
         self._require_own(directory)
+        if reach.view is not None:
+            raise PrefeedError(f"{directory.name} was not listed in this client's mount namespace")
+        asked = _Asked(url, reach)
         settling = self._settlings.get(directory)
         if settling is None:
-            settling = self._settle(directory, url)
-        if settling.result is not None and self._find_dataset(settling.result.manifest.directory) is None:
-            settling = self._settle(directory, url)  # it was let go of meanwhile
+            settling = self._settle(directory, asked)
+        if settling.result is not None and self._find_dataset(settling.result.manifest.directory, None) is None:
+            settling = self._settle(directory, asked)  # it was let go of meanwhile
         if settling.result is not None:
             waiter.opened(settling.result)
         else:
             settling.waiters.append(waiter)
 
-    def _settle(self, directory: Path, url: str) -> _Settling:
+    def _settle(self, directory: Path, asked: _Asked) -> _Settling:
         """Ask all files of a manifest for size and time, from now on."""
         settling = self._settlings.get(directory)
         if settling is not None and settling.is_running:
             settling.is_due = True  # those that were asked may have changed: all are asked once more
         else:
             settling = self._settlings[directory] = _Settling()
-            self._ask_files(settling, directory, url)
+            self._ask_files(settling, directory, asked)
         return settling
 
-    def _ask_files(self, settling: _Settling, directory: Path, url: str) -> None:
+    def _ask_files(self, settling: _Settling, directory: Path, asked: _Asked) -> None:
         settling.is_due = False
 
         def ask(_: ListingProgress) -> Opened:
-            return self._opened_of(url, self._library.settle(Manifest.open(directory)))
+            mark = listing_mark(self.source_of(asked.url, asked.reach))
+            return self._opened_of(asked, self._library.settle(Manifest.open(directory), mark=mark))
 
         def done(result: Opened) -> None:
             dataset = self._add_dataset(result)
             if settling.is_due:
-                self._ask_files(settling, directory, url)
+                self._ask_files(settling, directory, asked)
                 return
             settling.is_running, settling.result = False, dataset
             for one in settling.waiters:
@@ -249,13 +303,13 @@ class Openings:
 
         def failed(error: PrefeedError) -> None:
             if settling.is_due:
-                self._ask_files(settling, directory, url)
+                self._ask_files(settling, directory, asked)
                 return
             del self._settlings[directory]
             for one in settling.waiters:
                 one.failed(error)
 
-        self._start(f"the sizes of {canonical_url(url)}", ask, done, failed, lambda *_: None)
+        self._start(f"the sizes of {canonical_url(asked.url)}", ask, done, failed, lambda *_: None)
 
     def _require_own(self, directory: Path) -> None:
         if not directory.is_relative_to(self._config.home):
@@ -263,34 +317,37 @@ class Openings:
         if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
             raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
 
-    def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter) -> None:
+    def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter, reach: Reach) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
 
         Raises:
             PrefeedError: That is no name of a catalogue.
         """
         try:
-            directory = directory_of(self._own_dir, name)
+            directory = directory_of(self._own_dir, name, "" if reach.view is None else reach.view.mark)
         except PrefeedError:
             paths_file.unlink(missing_ok=True)
             raise
 
         def read_paths(_: ListingProgress) -> Opened:
-            return self._open_catalogue(directory, _take_paths(paths_file), num_samples)
+            return self._open_catalogue(directory, _take_paths(paths_file), num_samples, reach.view)
 
-        if not self._begin(name, read_paths, waiter, directory=directory):
+        if not self._begin(directory.name, read_paths, waiter, reach.view, directory=directory):
             paths_file.unlink(missing_ok=True)
 
-    def reopen(self, directory: Path, url: str, num_samples: int, waiter: Waiter) -> None:
+    def reopen(self, directory: Path, url: str, num_samples: int, waiter: Waiter, reach: Reach) -> None:
         """Open a manifest or catalogue that a client had open on another server.
 
         Raises:
-            PrefeedError: It lies elsewhere than this home's do.
+            PrefeedError: It lies elsewhere than this home's do, or is of another origin than the client has behind the URL.
         """
         self._require_own(directory)
+        view = reach.view
         if is_catalogue(self._own_dir, directory):
+            if view is not None and not directory.name.endswith(view.mark):
+                raise PrefeedError(f"{directory.name} is of another mount namespace than this client's")
             self._begin(
-                directory.name, lambda _: self._open_catalogue(directory, None, num_samples), waiter,
+                directory.name, lambda _: self._open_catalogue(directory, None, num_samples, view), waiter, view,
                 directory=directory,
             )  # fmt: skip
             return
@@ -299,19 +356,28 @@ class Openings:
             manifest = Manifest.open(directory, locked=False)
             with contextlib.suppress(OSError):
                 os.utime(manifest.directory)  # in use again: see ``remove_replaced``
-            return Opened(manifest=manifest, source=open_source(url or manifest.url, self._config))
+            source = self.source_of(url or manifest.url, reach)
+            if is_of_store(source.url) and not self._library.is_of(directory.parent, source.url, source.mark):
+                # Its keys say which store they are of; what another store has must not be put under them.
+                raise PrefeedError(
+                    f"{directory.name} lists {source.url} of another endpoint or account than this client's"
+                )
+            return Opened(manifest=manifest, source=source, view=_view_of(source.url, reach))
 
-        self._begin(str(directory), reopen_manifest, waiter)
+        origin = self.source_of(url, reach).mark if url else ""
+        self._begin(f"{directory} {'' if view is None else view.mark} {origin}", reopen_manifest, waiter, view)
 
-    def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int) -> Opened:
+    def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int, view: View | None) -> Opened:
         catalogue, mean_bytes = open_catalogue(directory, paths)
         learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
-        source = PosixSource(catalogue.url, max_bytes=self._config.max_object)
-        return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned)
+        source = PosixSource(catalogue.url, max_bytes=self._config.max_object, view=view)
+        return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned, view=view)
 
-    def _begin(self, name: str, open_it: _Open, waiter: Waiter, *, directory: Path | None = None) -> bool:
+    def _begin(
+        self, name: str, open_it: _Open, waiter: Waiter, view: View | None, *, directory: Path | None = None
+    ) -> bool:
         """Open it in a thread; False when it is open, or being opened, already."""
-        found = None if directory is None else self._find_dataset(directory)
+        found = None if directory is None else self._find_dataset(directory, view)
         if found is not None:  # it is open for writing, and must not be opened a second time
             waiter.opened(found)
             return False
@@ -378,6 +444,15 @@ class Openings:
             self._call_soon(lambda: failed(other))
         else:
             self._call_soon(lambda: opened(result))
+
+
+def _view_of(root: str, reach: Reach) -> View | None:
+    return None if is_of_store(root) else reach.view
+
+
+def _mark_of(source: Source, view: View | None) -> str:
+    """Return what tells the origin from others of its URL. **Blocking**: a directory is looked at."""
+    return listing_mark(source) if view is None else view.mark
 
 
 def _tell(waiter: Waiter, dataset: Dataset, result: Opened) -> None:

@@ -19,6 +19,7 @@ from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
+from prefeed.sources.views import View
 from prefeed.sources.written import Change
 from prefeed.store.tier import stored_bytes
 from prefeed.types import ENTRY_KEY_BYTES
@@ -61,25 +62,28 @@ class Registry:
         scheduler.add_dataset(ORPHANS, sizes, stored_bytes)
         scheduler.adopt(ORPHANS, range(len(found)), (size for _, size in found))
 
-    def find(self, directory: Path) -> Dataset | None:
-        """Return the dataset whose manifest or catalogue lies there, if it is in use."""
+    def find(self, directory: Path, view: View | None = None) -> Dataset | None:
+        """Return the dataset whose manifest or catalogue lies there, if it is in use and read through this view."""
         for dataset in self.datasets.values():
-            if dataset.manifest.directory == directory:
+            if dataset.manifest.directory == directory and dataset.view is view:
                 return dataset
         return None
 
     def add(self, opened: Opened) -> Dataset:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
-        found = self.find(opened.manifest.directory)  # a manifest is named after its content
+        found = self.find(opened.manifest.directory, opened.view)  # a manifest is named after its content
         if found is not None:
             found.opened_at = self._clock()
             if opened.is_settled:
                 found.listed_at = max(found.listed_at, opened.listed_at)
+            found.renew(opened.source)
             self.inherit_from_older(found.number)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)
         limit = ConcurrencyLimit(self._max_in_flight)
-        dataset = Dataset(number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at)
+        dataset = Dataset(
+            number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at, view=opened.view
+        )
         table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)
@@ -100,14 +104,14 @@ class Registry:
             return
         live = self._scheduler.live_datasets()
         for other in self.datasets.values():
-            if other is not dataset and other.source.url == dataset.source.url and other.number not in live:
+            if other is not dataset and _are_of_one_origin(other, dataset) and other.number not in live:
                 self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
 
     def _retire_older(self, dataset: Dataset) -> None:
         """Let go of older listings of the same root that no client has open; what they alone have is freed first."""
         live, tables = self._scheduler.live_datasets(), self._scheduler.tables
         for other in list(self.datasets.values()):
-            is_older = other.catalogue is None and other is not dataset and other.source.url == dataset.source.url
+            is_older = other.catalogue is None and other is not dataset and _are_of_one_origin(other, dataset)
             if not is_older or other.number in live or self._clock() - other.opened_at < _RETIRE_SECONDS:
                 continue
             if is_in_use(other.manifest.directory):
@@ -233,6 +237,10 @@ class Registry:
         ids = self.resident_ids(source)
         at, found = KeyIndex(keys).match(target.entry_keys)
         self._scheduler.transfer(source, ids[at].tolist(), target.number, found.tolist())
+
+
+def _are_of_one_origin(one: Dataset, other: Dataset) -> bool:
+    return (one.source.url, one.source.mark) == (other.source.url, other.source.mark) and one.view is other.view
 
 
 def is_below(url: str, root: str) -> bool:

@@ -57,6 +57,9 @@ _NAMES: Final = {"s3": _S3, "gs": _GS, "az": _AZ, "http": _HTTP, "https": _HTTP}
 FIELDS: Final = frozenset({"url"}.union(*_NAMES.values()))
 """Fields that an entry may have."""
 
+kept_variables: Final[dict[str, str]] = {}
+"""What a server was started with, and speaks by no more, but where the file names it."""
+
 Value = str | bool | Mapping[str, str]
 
 
@@ -220,7 +223,7 @@ def _text(value: object, field: str, path: Path) -> str:
         raise CredentialsError(
             f'{path}: {field} must be a text, or {{"env": "NAME"}} for a variable of the environment', path=str(path)
         )
-    found = os.environ.get(name)
+    found = os.environ.get(name) or kept_variables.get(name)
     if not found:
         raise CredentialsError(
             f"{path} takes {field} from the environment, and {name} is not set: set it, and apply again or, if a server was "

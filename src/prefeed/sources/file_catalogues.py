@@ -34,15 +34,15 @@ def name_of_learned(fingerprint: str) -> str:
     return f"learned-{fingerprint}"
 
 
-def directory_of(own: Path, name: str) -> Path:
-    """Return where a catalogue lies, in the directory that is its server's own.
+def directory_of(own: Path, name: str, mark: str = "") -> Path:
+    """Return where a catalogue lies, in the directory that is its server's own; ``mark`` is that of the view of its paths.
 
     Raises:
         PrefeedError: That is no name of a catalogue.
     """
     if _NAME.fullmatch(name) is None:
         raise PrefeedError(f"{name[:60]!r} is not the name of a catalogue")
-    return own / _DIRECTORY / name
+    return own / _DIRECTORY / (f"{name}-{mark}" if mark else name)
 
 
 def is_catalogue(own: Path, directory: Path) -> bool:

@@ -21,12 +21,13 @@ from xxhash import xxh3_64_hexdigest
 from prefeed.config import Config
 from prefeed.errors import SourceError, StoreFormatError
 from prefeed.machine import is_on_own_disk
-from prefeed.sources.known_directories import directories_if_unchanged, known_times, note_times, times_now
+from prefeed.sources.known_directories import directories_if_unchanged, known_stamps, note_stamps, stamps_now
 from prefeed.sources.manifest import CURRENT, ENCODING, HEADER, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
     SHARED_SECONDS,
     adopt_generation,
     build_manifest,
+    is_in_use,
     remove_replaced,
     with_files_of_now,
 )
@@ -35,6 +36,7 @@ from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ListingProgress
 
 _DIRECTORY: Final = "manifests"
+_UNUSED_SECONDS: Final = 30 * 24 * 3600
 _PATIENCE_SECONDS: Final = 900.0
 """So long a listing of ten million objects may take; who waits longer lists by himself."""
 
@@ -72,13 +74,14 @@ class ManifestLibrary:
         self._root = home / _DIRECTORY
         self._clock = clock
 
-    def directory_of(self, url: str) -> Path:
-        """Return the directory of a URL's manifests."""
-        return self._root / xxh3_64_hexdigest(canonical_url(url).encode(*ENCODING))
+    def directory_of(self, url: str, mark: str = "") -> Path:
+        """Return the directory of the manifests of a URL, and of the origin of this ``mark`` behind it."""
+        name = xxh3_64_hexdigest(canonical_url(url).encode(*ENCODING))
+        return self._root / (f"{name}-{mark}" if mark else name)
 
-    def find(self, url: str, listing_age: float) -> Listed | None:
+    def find(self, url: str, listing_age: float, *, mark: str = "") -> Listed | None:
         """Return the manifest in force if its listing began at most so many seconds ago; None: there is no such one."""
-        found = _try_listed(self.directory_of(url))
+        found = _try_listed(self.directory_of(url, mark))
         return found if found is not None and found.is_as_young(listing_age, self._clock()) else None
 
     def open(
@@ -89,10 +92,11 @@ class ManifestLibrary:
         listing_age: float = 0.0,
         source_factory: SourceFactory | None = None,
         progress: ListingProgress | None = None,
+        mark: str = "",
     ) -> Manifest:
         """Return the manifest of a URL as it is now; see ``open_listed``."""
         return self.open_listed(
-            url, config, listing_age=listing_age, source_factory=source_factory, progress=progress
+            url, config, listing_age=listing_age, source_factory=source_factory, progress=progress, mark=mark
         ).manifest  # fmt: skip
 
     def open_listed(
@@ -103,6 +107,7 @@ class ManifestLibrary:
         listing_age: float = 0.0,
         source_factory: SourceFactory | None = None,
         progress: ListingProgress | None = None,
+        mark: str = "",
     ) -> Listed:
         """Return the manifest of a URL, of a listing that began after this call, or at most ``listing_age`` before it.
 
@@ -115,17 +120,18 @@ class ManifestLibrary:
             listing_age: Seconds; ``inf``: any listing will do.
             source_factory: Given in place of ``config``: makes the source itself.
             progress: Called while the listing goes on.
+            mark: What tells the origin from others that have this URL: each has listings of its own.
 
         Raises:
             SourceError: The listing failed; a manifest that was there before is still there.
         """
         asked_at = self._clock()
-        found = self.find(url, listing_age) if listing_age else None
+        found = self.find(url, listing_age, mark=mark) if listing_age else None
         if found is not None:
             return found
         if source_factory is None and config is None:
             raise ValueError("to list an origin, give either its settings or a source_factory")
-        directory = self.directory_of(url)
+        directory = self.directory_of(url, mark)
         with _locked(directory):
             renewed = _try_listed(directory)
             if renewed is not None and asked_at <= renewed.began_at <= self._clock():
@@ -144,21 +150,23 @@ class ManifestLibrary:
             finally:
                 source.close()
 
-    def find_by_names(self, url: str) -> Listed | None:
+    def find_by_names(self, url: str, *, mark: str = "") -> Listed | None:
         """Return the manifest in force if its directories say that the names are the same now; see ``known_directories``."""
         began_at = self._clock()
-        found = _try_listed(self.directory_of(url))
+        found = _try_listed(self.directory_of(url, mark))
         if found is None or directories_if_unchanged(found.manifest) is None:
             return None
         return Listed(found.manifest, began_at, is_settled=False)
 
-    def settle(self, manifest: Manifest) -> Listed:
+    def settle(self, manifest: Manifest, *, mark: str = "") -> Listed:
         """Return the manifest with the same paths in which each file has the size and time that it has now.
 
-        What is no file any more stays as it was listed. It comes into force if the one given is in force.
+        What is no file any more stays as it was listed. It comes into force if the one given is in force, and is of the
+        origin of this mark: in another mount namespace the same paths may lead to other files.
         """
         with _locked(manifest.directory.parent):
-            return self._with_times_of_now(manifest)[0]
+            is_own = manifest.directory.parent == self.directory_of(manifest.url, mark)
+            return self._with_times_of_now(manifest, may_be_in_force=is_own)[0]
 
     def _settled(self, manifest: Manifest) -> Listed | None:
         """Return the manifest as a listing now would find it, if the names are the same; None: list it."""
@@ -167,20 +175,24 @@ class ManifestLibrary:
         settled, num_gone = self._with_times_of_now(manifest)
         return None if num_gone else settled
 
-    def _with_times_of_now(self, manifest: Manifest) -> tuple[Listed, int]:
+    def _with_times_of_now(self, manifest: Manifest, *, may_be_in_force: bool = True) -> tuple[Listed, int]:
         began_at = self._clock()
-        sizes, times = times_now(manifest)
-        known = known_times(manifest)
+        sizes, stamps = stamps_now(manifest)
+        known = known_stamps(manifest)
         gone = sizes < 0
-        is_other = (sizes.view(np.uint64) != manifest.sizes) | (True if known is None else times != known)
+        is_other = (sizes.view(np.uint64) != manifest.sizes) | (
+            True if known is None else (stamps != known).any(axis=0)
+        )
         changed = np.flatnonzero(is_other & ~gone)
         directory = manifest.directory.parent
-        is_in_force = current_generation(directory) == manifest.directory
+        is_in_force = may_be_in_force and current_generation(directory) == manifest.directory
         renewed = manifest
         if len(changed):
-            renewed = with_files_of_now(manifest, sizes, times, changed, in_force=is_in_force)
+            renewed, changed_stamps = with_files_of_now(manifest, changed, in_force=is_in_force)
             if known is not None:
-                note_times(renewed, np.where(gone, known, times), like=manifest)
+                stamps = np.where(gone, known, stamps)
+                stamps[:, changed] = changed_stamps
+                note_stamps(renewed, stamps, like=manifest)
         if is_in_force and not gone.any():
             _note_time(directory, began_at)
         return Listed(renewed, began_at), int(gone.sum())
@@ -193,7 +205,8 @@ class ManifestLibrary:
         Raises:
             OSError: It cannot be written.
         """
-        directory = self.directory_of(manifest.url)
+        of_url = manifest.directory.parent.name
+        directory = self._root / of_url if self.is_of(Path(of_url), manifest.url) else self.directory_of(manifest.url)
         if manifest.directory.parent == directory and (manifest.directory / HEADER).exists():
             return manifest.directory
         return adopt_generation(manifest, directory)
@@ -207,28 +220,64 @@ class ManifestLibrary:
         manifests = [_try_open(directory) for directory in directories]
         return sorted((m for m in manifests if m is not None), key=lambda manifest: manifest.url)
 
+    def is_of(self, directory: Path, url: str, mark: str | None = None) -> bool:
+        """Return True when this is the name of a directory of the URL's manifests, of the origin of the mark, or of any."""
+        name = self.directory_of(url, mark or "").name
+        return directory.name == name or (mark is None and directory.name.startswith(f"{name}-"))
+
+    def newest(self, url: str) -> Manifest | None:
+        """Return the manifest of a URL that was listed last, whichever origin it lists; None without one."""
+        found = [listed for directory in self._directories_of(url) if (listed := _try_listed(directory)) is not None]
+        return max(found, key=lambda listed: listed.began_at).manifest if found else None
+
     def forget(self, url: str) -> bool:
-        """Who opens a URL from now on lists it; return False if it was not listed. Those who have a manifest open keep it.
+        """Who opens a URL from now on lists it, whichever origin it has behind it; return False if it was not listed.
+
+        Those who have a manifest open keep it.
 
         On a file system that nodes may share the files stay for ``remove_unused``: what is unlinked is lost to other nodes.
         """
-        directory = self.directory_of(url)
-        if not (directory / CURRENT).exists():
-            return False
-        with _locked(directory):
-            if is_on_own_disk(directory):
-                shutil.rmtree(directory, ignore_errors=True)
-            else:
-                (directory / CURRENT).unlink(missing_ok=True)
-        return True
+        found = [directory for directory in self._directories_of(url) if (directory / CURRENT).exists()]
+        for directory in found:
+            with _locked(directory):
+                if is_on_own_disk(directory):
+                    shutil.rmtree(directory, ignore_errors=True)
+                else:
+                    (directory / CURRENT).unlink(missing_ok=True)
+        return bool(found)
+
+    def _directories_of(self, url: str) -> tuple[Path, ...]:
+        unmarked = self.directory_of(url)
+        return tuple(path for path in (unmarked, *self._root.glob(f"{unmarked.name}-*")) if path.is_dir())
 
     def remove_unused(self) -> None:
-        """Remove what ``forget`` has left, and listings that were replaced, when no server of any node has them in use."""
+        """Remove what ``forget`` has left, and listings that were replaced, when no server of any node has them in use.
+
+        And those of one of several origins of a URL that nobody had in use for 30 days: each start of the machine and each
+        container makes some, of what it has at a path.
+        """
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:
             for entry in list(entries):
-                if entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if "-" in entry.name and _is_unused(Path(entry.path)):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    Path(entry.path + ".lock").unlink(missing_ok=True)
+                else:
                     # A loader may be without a server for a moment, and name its listing to the one that starts now.
                     remove_replaced(Path(entry.path), at_least_seconds=SHARED_SECONDS)
+
+
+def _is_unused(directory: Path) -> bool:
+    """Return whether no process has a listing here open, and no server has said for 30 days that it has."""
+    try:
+        with os.scandir(directory) as entries:
+            found = list(entries)
+        youngest = max([directory.stat().st_mtime, *(entry.stat().st_mtime for entry in found)])
+    except OSError:
+        return False
+    generations = [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+    return time.time() - youngest > _UNUSED_SECONDS and not any(map(is_in_use, generations))
 
 
 def _try_open(directory: Path) -> Manifest | None:

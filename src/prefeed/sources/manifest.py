@@ -60,15 +60,15 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     path_bytes: int
 
 
-def entry_key(url: str, path: str, version: str, size_bytes: int = -1) -> EntryKey:
-    """Return the key of an object's bytes: a hash of its full URL and its version.
+def entry_key(url: str, path: str, version: str, size_bytes: int = -1, *, mark: str = "") -> EntryKey:
+    """Return the key of an object's bytes: a hash of its full URL, of its version, and of its source's ``mark``.
 
     The URL and path are hashed joined, so that a file has one key whichever root it was listed below. Where
     the version is unknown the size stands in for it.
     """
     full = path if path.startswith("/") else f"{url.rstrip('/')}/{path}"
-    mark = version or (f"size-{size_bytes}" if size_bytes >= 0 else "")
-    return EntryKey(xxh3_128_digest(f"{full}\0{mark}".encode(*ENCODING)))
+    version = version or (f"size-{size_bytes}" if size_bytes >= 0 else "")
+    return EntryKey(xxh3_128_digest(f"{mark}{full}\0{version}".encode(*ENCODING)))
 
 
 def version_hash(version: str) -> int:

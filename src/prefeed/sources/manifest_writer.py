@@ -22,7 +22,7 @@ from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.machine import is_on_own_disk
-from prefeed.sources.known_directories import Times, note_directories
+from prefeed.sources.known_directories import Stamps, Times, note_directories
 from prefeed.sources.manifest import (
     CURRENT,
     ENCODING,
@@ -35,7 +35,7 @@ from prefeed.sources.manifest import (
     entry_key,
     version_hash,
 )
-from prefeed.sources.posix import PosixSource, file_version
+from prefeed.sources.posix import PosixSource, stamp_of, stat_files
 from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
@@ -68,7 +68,7 @@ def build_manifest(
         EmptyListingError: The source lists nothing.
         SourceError: The listing failed; see ``Source.list_objects``.
     """
-    columns = Columns(source.url)
+    columns = Columns(source.url, mark=source.mark)
     listed_bytes = 0
     for batch in source.list_objects():
         columns.extend(batch)
@@ -80,53 +80,63 @@ def build_manifest(
     ordered = columns.sorted()
     manifest = ordered.write(directory)
     if isinstance(source, PosixSource) and source.is_listed_wholly and began_at is not None:
-        note_directories(manifest, source.listed_directories, ordered.times(), began_at=began_at)
+        note_directories(manifest, source.listed_directories, ordered.stamps(), began_at=began_at)
     return manifest
 
 
-def with_files_of_now(manifest: Manifest, sizes: Times, times: Times, changed: Times, *, in_force: bool) -> Manifest:
-    """Return the manifest with the same paths in which some files are as they are now; all others keep their keys.
+def with_files_of_now(manifest: Manifest, changed: Times, *, in_force: bool) -> tuple[Manifest, Stamps]:
+    """Return the manifest with the same paths in which some files are as they are now, and their stamps, shape (2, num_changed).
+
+    All others, and what is no file now, keep their keys.
 
     Args:
         manifest: Of a directory.
-        sizes: Of all files, shape (num_objects,).
-        times: Of their last changes, in nanoseconds, shape (num_objects,).
-        changed: Which of them are to be taken over, shape (num_changed,).
+        changed: Which files are asked, shape (num_changed,).
         in_force: Bring it into force in its directory.
     """
-    new_sizes, versions = manifest.sizes.copy(), manifest.version_hashes.copy()
+    sizes, versions = manifest.sizes.copy(), manifest.version_hashes.copy()
     keys = np.frombuffer(manifest.keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES).copy()  # keys: (num_objects, 16)
-    for index in changed.tolist():
-        version = file_version(int(times[index]), int(sizes[index]))
-        new_sizes[index], versions[index] = sizes[index], version_hash(version)
-        key = entry_key(manifest.url, manifest.path(index), version, int(sizes[index]))
-        keys[index] = np.frombuffer(key, np.uint8)
+    stamps = np.zeros((2, len(changed)), np.int64)
+    root = manifest.url.rstrip("/")
+    paths = [manifest.path(index) for index in changed.tolist()]
+    found = zip(changed.tolist(), paths, *stat_files([f"{root}/{path}" for path in paths]), strict=True)
+    for at, (index, path, size, version) in enumerate(found):
+        if not version:
+            continue
+        stamps[:, at] = stamp_of(version)
+        sizes[index], versions[index] = size, version_hash(version)
+        keys[index] = np.frombuffer(entry_key(manifest.url, path, version, size), np.uint8)
+    if np.array_equal(versions, manifest.version_hashes):
+        return manifest, stamps
     contents = manifest.contents()
-    return write_manifest(
+    renewed = write_manifest(
         manifest.directory.parent,
         manifest.url,
         path_blob=contents["paths"],
         offsets=np.frombuffer(contents["offsets"], np.uint64),
-        sizes=new_sizes,
+        sizes=sizes,
         version_hashes=versions,
         keys=keys,
         in_force=in_force,
     )
+    return renewed, stamps
 
 
 class Columns:
     """A listing in memory, one flat array a column: about 60 bytes an object besides its path."""
 
-    def __init__(self, url: str) -> None:
-        """Start an empty listing of ``url``."""
+    def __init__(self, url: str, *, mark: str = "") -> None:
+        """Start an empty listing of ``url``; ``mark`` is the source's."""
         self.url = url
+        self._mark = mark
         self._blob = bytearray()
         self._offsets = array("Q", [0])
         self._sizes = array("Q")
         self._versions = array("Q")
         self._keys = bytearray()
         self._times = array("q")
-        self._has_times = url.startswith("/")
+        self._inodes = array("q")
+        self._has_stamps = url.startswith("/")
 
     def __len__(self) -> int:
         """Return the number of objects so far."""
@@ -139,13 +149,15 @@ class Columns:
             self._offsets.append(len(self._blob))
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
             self._versions.append(version_hash(info.version))
-            self._keys += entry_key(self.url, info.path, info.version, info.size_bytes)
-            if self._has_times:
-                self._times.append(int(info.version.rpartition("-")[0] or 0))
+            self._keys += entry_key(self.url, info.path, info.version, info.size_bytes, mark=self._mark)
+            if self._has_stamps:
+                changed_ns, inode = stamp_of(info.version)
+                self._times.append(changed_ns)
+                self._inodes.append(inode)
 
-    def times(self) -> Times:
-        """Return when each file of a directory last changed, in nanoseconds, shape (num_objects,)."""
-        return np.frombuffer(self._times, np.int64)
+    def stamps(self) -> Stamps:
+        """Return when each file of a directory last changed, in nanoseconds, and its inode, shape (2, num_objects)."""
+        return np.stack([np.frombuffer(column, np.int64) for column in (self._times, self._inodes)])
 
     def sorted(self) -> Columns:
         """Return the listing in order of its paths, each once; itself if it is so already."""
@@ -157,7 +169,7 @@ class Columns:
         return self._taken(np.array([*kept, order[-1]], np.int64), paths)
 
     def _taken(self, order: NDArray[np.int64], paths: list[bytes]) -> Columns:
-        taken = Columns(self.url)
+        taken = Columns(self.url, mark=self._mark)
         chosen = [paths[i] for i in order]
         taken._blob = bytearray(b"".join(chosen))
         taken._offsets = array(
@@ -167,8 +179,8 @@ class Columns:
         taken._versions = array("Q", np.frombuffer(self._versions, np.uint64)[order].tobytes())
         keys = np.frombuffer(self._keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES)  # keys: (num_objects, 16)
         taken._keys = bytearray(keys[order].tobytes())
-        if self._has_times:
-            taken._times = array("q", self.times()[order].tobytes())
+        if self._has_stamps:
+            taken._times, taken._inodes = (array("q", column[order].tobytes()) for column in self.stamps())
         return taken
 
     def write(self, directory: str | os.PathLike[str]) -> Manifest:

@@ -114,6 +114,27 @@ def _nearest(path: str, mountinfo: str | None) -> Mount | None:
     return next((mounts[place] for place in (path, *_above(path)) if place in mounts), None)
 
 
+def sources_of_devices(mountinfo: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return the type, and the name of what is mounted, of each file system that is mounted, by its device, ``8:1``."""
+    found = {}
+    for line in (_own_mountinfo() if mountinfo is None else mountinfo).split("\n"):
+        fields = line.split(" ")
+        if "-" in fields[5:-2]:
+            at = fields.index("-", 5)
+            found[fields[2]] = fields[at + 1], _unescaped(fields[at + 2])
+    return found
+
+
+def mounts_below(directory: str, mountinfo: str | None = None) -> list[tuple[str, str, str, str]]:
+    """Return number, device, part of the file system and point of each mount below the directory, hidden ones too."""
+    found = []
+    for line in (_own_mountinfo() if mountinfo is None else mountinfo).split("\n"):
+        fields = line.split(" ")
+        if len(fields) > 4 and _is_below(point := _unescaped(fields[4]), (directory,)) and point != directory:
+            found.append((fields[0], fields[2], fields[3], point))
+    return found
+
+
 class Roots:
     """Tells which paths are for the cache.
 

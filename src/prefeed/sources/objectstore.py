@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+from xxhash import xxh3_64_hexdigest
 
-from prefeed.config import Config, parse_bool
+from prefeed.config import Config
 from prefeed.errors import TruncatedBodyError
-from prefeed.sources.credentials import options_for
 from prefeed.sources.forked import ForkedReader
 from prefeed.sources.listing import list_http, list_store_in_parallel, version_of
+from prefeed.sources.store_access import S3_TOKENS, StoreAccess, mark_of, native_options, own_access
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
 
@@ -27,12 +28,8 @@ _LIST_TIMEOUT: Final = "1h"
 _LIST_RETRIES: Final = 3
 """Of each request of a listing: one of a thousand that fails would else be the end of all."""
 
-_LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-_LOOPBACK: Final = ",".join(_LOOPBACK_HOSTS)
-_PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_LOOPBACK: Final = "localhost,127.0.0.1,::1"
 _THREADS: Final = "/proc/self/task"
-_S3_TOKENS: Final = ("AWS_SESSION_TOKEN", "AWS_TOKEN")
-_S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 # obstore runs on one tokio runtime a process, made at first use. Its threads do not survive a fork, and a call in
 # the child waits for them for ever (obstore 0.12, 2026-11). So: remember who used it first, and never call it elsewhere.
@@ -74,23 +71,39 @@ os.register_at_fork(before=_claim_runtime_of_others)
 class ObjectStoreSource:
     """Reads the objects below one ``s3://``, ``gs://``, ``az://`` or ``http(s)://`` URL.
 
-    Credentials, region and endpoint come from ``credentials.json`` in the home, where it names the URL, else from the
-    usual environment variables.
+    Credentials, region and endpoint are those it is given, else those that this process finds when it first asks: see
+    ``store_access``.
 
     **Threads and processes.** ``fetch`` blocks its caller's thread and may be called from many at once. The
     native client is opened at first use. In a forked child of a process that has used one, requests go
     through a helper process, which costs a copy and serves one request at a time.
     """
 
-    def __init__(self, url: str, config: Config, *, authorization: str | None = None) -> None:
-        """Read below ``url``, which is canonical; ``authorization`` is sent as the header of that name."""
+    def __init__(
+        self, url: str, config: Config, *, authorization: str | None = None, access: StoreAccess | None = None
+    ) -> None:
+        """Read below a URL.
+
+        Args:
+            url: Canonical.
+            config: Settings.
+            authorization: Sent to web servers as the header of that name.
+            access: Who speaks, and to whom; None: as this process finds it.
+        """
         self.url = url
         self._config = config
         self._authorization = authorization
+        self._access = access
         self._is_http = url.startswith("http")
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
+
+    @property
+    def mark(self) -> str:
+        """What tells the store from others with a bucket of this name; see ``Source.mark``."""
+        told = mark_of(self.url, self._own_access())
+        return self._speaker_of_url() + told if self._is_http else told
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""
@@ -140,7 +153,9 @@ class ObjectStoreSource:
             yield from self._forked().list_objects()
             return
         try:
-            store = _open(self.url, self._config, self._authorization, listing=True, retries=_LIST_RETRIES)
+            store = _open(
+                self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
+            )
             if self._is_http:
                 yield from list_http(store, self.url, self._config.index, timeout=self._config.request_timeout)
             else:
@@ -152,7 +167,7 @@ class ObjectStoreSource:
 
     def open_for_writing(self) -> ObjectStore:
         """Return a client for whoever packs into this place; a request may take as long as a listing."""
-        return _open(self.url, self._config, self._authorization, listing=True)
+        return _open(self.url, self._config, self._authorization, self._own_access(), listing=True)
 
     def close(self) -> None:
         """Release connections and the helper process, if one was started."""
@@ -165,10 +180,22 @@ class ObjectStoreSource:
     def _translated(self, err: BaseException, where: str) -> BaseException:
         return translate(err, where, timeout=self._config.request_timeout)
 
+    def _own_access(self) -> StoreAccess:
+        with self._lock:
+            if self._access is None:
+                self._access = own_access(self.url, self._config)
+            return self._access
+
+    def _speaker_of_url(self) -> str:
+        """Return what stands for the user of the URL itself: a server may give each other pages."""
+        user = b64decode((self._authorization or "").removeprefix("Basic ")).partition(b":")[0]
+        return xxh3_64_hexdigest(user) if user else ""
+
     def _open_store(self) -> ObjectStore:
+        access = self._own_access()
         with self._lock:
             if self._store is None:
-                self._store = _open(self.url, self._config, self._authorization, listing=False)
+                self._store = _open(self.url, self._config, self._authorization, access, listing=False)
             return self._store
 
     def _forked(self) -> ForkedReader:
@@ -178,7 +205,9 @@ class ObjectStoreSource:
             return self._reader
 
 
-def _open(url: str, config: Config, authorization: str | None, *, listing: bool, retries: int = 0) -> ObjectStore:
+def _open(
+    url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int = 0
+) -> ObjectStore:
     """Return a client for the root, or for the whole server to list plain HTTP; it tries a request again so many times.
 
     From here on the native runtime belongs to this process.
@@ -186,14 +215,12 @@ def _open(url: str, config: Config, authorization: str | None, *, listing: bool,
     _claim_runtime()
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
-    given: Any = options_for(url, config)
+    given: Any = native_options(access)
     if parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
-    options = _client_options(_endpoint(url, given), config, authorization, listing=listing)
+    options = _client_options(_endpoint(url, given), config, authorization, access.proxies, listing=listing)
     policy: RetryConfig = {"max_retries": retries}
     if parts.scheme == "s3":
-        if not given and parse_bool(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
-            given = {"skip_signature": "true"}
         speaker: Any = _speaker(given)
         return S3Store(
             parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy, **speaker
@@ -208,7 +235,7 @@ def _open(url: str, config: Config, authorization: str | None, *, listing: bool,
 
 def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:
     """Return what keeps a token of the environment, which is Amazon's, from being sent along with keys that are another's."""
-    if "access_key_id" not in given or "session_token" in given or not any(map(os.environ.get, _S3_TOKENS)):
+    if "access_key_id" not in given or "session_token" in given or not any(map(os.environ.get, S3_TOKENS)):
         return {}
     key, secret = given["access_key_id"], given.get("secret_access_key", "")
 
@@ -232,8 +259,8 @@ def _prefix(path: str) -> str | None:
 
 
 def endpoint_of(url: str, config: Config) -> str:
-    """Return the URL of the server that is spoken to for a canonical URL; raises as ``options_for``."""
-    return _endpoint(url, options_for(url, config))
+    """Return the URL of the server that is spoken to for a canonical URL; raises as ``own_access``."""
+    return _endpoint(url, own_access(url, config).options)
 
 
 def _endpoint(url: str, given: Mapping[str, str]) -> str:
@@ -241,25 +268,25 @@ def _endpoint(url: str, given: Mapping[str, str]) -> str:
     if given.get("endpoint"):
         return given["endpoint"]
     if url.startswith("s3://"):
-        return next((os.environ[name] for name in _S3_ENDPOINTS if os.environ.get(name)), "https://amazonaws.com")
-    if url.startswith("az://"):
-        return os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT") or "https://windows.net"
-    return url
+        return "https://amazonaws.com"
+    return "https://windows.net" if url.startswith("az://") else url
 
 
-def _client_options(endpoint: str, config: Config, authorization: str | None, *, listing: bool) -> ClientConfig:
+def _client_options(
+    endpoint: str, config: Config, authorization: str | None, proxies: Mapping[str, str], *, listing: bool
+) -> ClientConfig:
     options: ClientConfig = {
         "timeout": _LIST_TIMEOUT if listing else f"{round(config.request_timeout * 1000)}ms",
         "read_timeout": f"{round(config.request_timeout * 1000)}ms",
         "connect_timeout": f"{round(min(config.request_timeout, 5.0) * 1000)}ms",
     }
-    if endpoint.startswith("http://"):
+    parts = urlsplit(endpoint)
+    if parts.scheme == "http":
         options["allow_http"] = True
     if authorization is not None:
         options["default_headers"] = {"authorization": authorization}
-    proxy = next((os.environ[name] for name in _PROXY_VARIABLES if os.environ.get(name)), None)
-    if proxy and urlsplit(endpoint).hostname in _LOOPBACK_HOSTS:
+    if proxy := proxies.get(f"{parts.scheme}_proxy") or proxies.get("all_proxy"):
         # obstore sends even loopback to a proxy named in the environment, unless it is told otherwise.
         options["proxy_url"] = proxy
-        options["proxy_excludes"] = _LOOPBACK
+        options["proxy_excludes"] = ",".join(filter(None, (_LOOPBACK, proxies.get("no_proxy"))))
     return options

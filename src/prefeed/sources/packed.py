@@ -55,6 +55,11 @@ class PackedSource:
         self._index: PackIndex | None = None
         self._other: RangeSource | None = None
 
+    @property
+    def mark(self) -> str:
+        """What tells the store that the pack lies in from others; objects are known by their sums."""
+        return self._source.mark
+
     def locate(self, path: str) -> str:
         """Return the URL of an object: that of the pack, and its path."""
         return f"{self.url}/{path}"

@@ -7,8 +7,9 @@ import os
 import stat
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 import numpy as np
@@ -22,7 +23,9 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
-from prefeed.sources.known_directories import Directory
+from prefeed.sources.filesystems import OWN, FileSystems
+from prefeed.sources.known_directories import INODE_BITS, Directory
+from prefeed.sources.views import View
 from prefeed.types import FetchedObject, ObjectInfo
 
 LISTING_THREADS: Final = 32
@@ -45,14 +48,21 @@ _Todo = tuple[str, Chain | list[str]]
 """A directory to be read, with its chain; or files of one to be asked for size and time, with their names."""
 
 
-def version_of(status: os.stat_result) -> str:
-    """Return the version of a file: nanoseconds of its last change, and size."""
-    return file_version(status.st_mtime_ns, status.st_size)
+def version_of(status: os.stat_result, where: str | int, file_systems: FileSystems = OWN) -> str:
+    """Return the version of a file: nanoseconds of its last change, size, and which file it is.
+
+    Args:
+        status: Of the file.
+        where: Path or descriptor that leads to it.
+        file_systems: Of the view that it was asked in.
+    """
+    return f"{status.st_mtime_ns}-{status.st_size}-{file_systems.identify(status, where)}"
 
 
-def file_version(changed_ns: int, size_bytes: int) -> str:
-    """Return the version of a file that has this size and last changed then."""
-    return f"{changed_ns}-{size_bytes}"
+def stamp_of(version: str) -> tuple[int, int]:
+    """Return the time of the last change and the inode, 0 where it means nothing, that the version of a file tells."""
+    changed_ns, _, inode = version.partition("-")[0], *version.rpartition("#")[1:]
+    return int(changed_ns) if changed_ns.isdigit() else 0, int(inode) & INODE_BITS if inode.isdigit() else 0
 
 
 def identity_of(status: os.stat_result) -> int:
@@ -82,19 +92,27 @@ class PosixSource:
 
     Attributes:
         listed_directories: What the last listing read, as it was just before that.
-        is_listed_wholly: False when that listing left out what may become a file without a change of its directory.
+        is_listed_wholly: False when that listing left out what may become a file without a change of its directory, or is
+            of another process's view.
 
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
-    def __init__(self, root: str, *, max_bytes: int | None = None) -> None:
+    mark = ""
+
+    def __init__(self, root: str, *, max_bytes: int | None = None, view: View | None = None) -> None:
         """Read below ``root``, an absolute path without a trailing slash.
 
         Args:
             root: Directory.
             max_bytes: Files larger than this are refused; None: of any size are read.
+            view: Of the process that the paths are from; None: this one's.
         """
         self.url = root
+        self._view = view
+        self._open = os.open if view is None else view.open
+        self._stat = os.stat if view is None else view.stat
+        self._file_systems = OWN if view is None else view.file_systems
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
         self.listed_directories: list[Directory] = []
@@ -111,7 +129,7 @@ class PosixSource:
             TruncatedBodyError: The file changed while it was read; the next try may succeed.
         """
         try:
-            descriptor = os.open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
+            descriptor = self._open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
             try:
                 return self._read(descriptor, path)
             finally:
@@ -123,13 +141,15 @@ class PosixSource:
         """Return a part of the file; see ``RangeSource.fetch_range``."""
         where = self.locate(path)
         try:
-            descriptor = os.open(where, _FLAGS)
+            descriptor = self._open(where, _FLAGS)
             try:
+                version = ""
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     self._refuse(status, path)
                 # Asked for first: sizes may come from an index that anybody wrote, and are allocated before they are read.
                 data = _pread(descriptor, offset, size_bytes) if offset + size_bytes <= status.st_size else b""
+                version = version_of(status, descriptor, self._file_systems)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as err:
@@ -139,7 +159,18 @@ class PosixSource:
                 f"{where} ends early: {size_bytes} bytes wanted from {offset}, and it has {status.st_size} bytes",
                 path=where,
             )
-        return FetchedObject(data=data, version=version_of(status))
+        return FetchedObject(data=data, version=version)
+
+    def versions(self, paths: Sequence[str]) -> tuple[list[int], list[str]]:
+        """Return sizes and versions of these files, given by absolute path; see ``stat_paths``."""
+        return stat_files(paths, self._stat, self._file_systems)
+
+    def identity(self, path: str) -> int:
+        """Return which file this is, given by absolute path, as ``identity_of`` says; 0 where that cannot be told."""
+        try:
+            return identity_of(self._stat(path))
+        except (OSError, ValueError):
+            return 0
 
     def _read(self, descriptor: int, path: str) -> FetchedObject:
         before = os.fstat(descriptor)
@@ -158,7 +189,8 @@ class PosixSource:
                 f"{after.st_size} at the end; do not write to training data during a run",
                 path=self.locate(path),
             )
-        return FetchedObject(data=data, version=version_of(before), inode=identity_of(before))
+        version = version_of(before, descriptor, self._file_systems)
+        return FetchedObject(data=data, version=version, inode=identity_of(before))
 
     def _refuse(self, status: os.stat_result, path: str) -> NoReturn:
         where = self.locate(path)
@@ -179,12 +211,12 @@ class PosixSource:
         a link that leads back to one of its own parents is not followed.
         """
         try:
-            root = os.stat(self.url)
+            root = self._stat(self.url)
             if not stat.S_ISDIR(root.st_mode):
                 raise NotADirectoryError
         except OSError as err:
             _raise_translated(err, self.url, listing=True)
-        self.listed_directories, self.is_listed_wholly = [_seen("", root)], True
+        self.listed_directories, self.is_listed_wholly = [_seen("", root)], self._view is None
         todo: deque[_Todo] = deque([("", frozenset({(root.st_dev, root.st_ino)}))])
         with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
             pending: set[Future[list[ObjectInfo]]] = set()
@@ -226,11 +258,11 @@ class PosixSource:
         names: list[str] = []
         directories: list[tuple[str, Chain]] = []
         try:
-            with os.scandir(self._prefix + relative) as entries:
+            with self._scandir(self._prefix + relative) as entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    if self._is_directory(entry, relative):
                         path = relative + entry.name
-                        status = os.stat(entry.path)
+                        status = self._stat(self._prefix + path)
                         identity = (status.st_dev, status.st_ino)
                         if identity not in chain:
                             self.listed_directories.append(_seen(path, status))
@@ -244,9 +276,9 @@ class PosixSource:
         return names, directories
 
     def _stat_files(self, relative: str, names: list[str], objects: list[ObjectInfo]) -> None:
-        ask = os.stat
+        ask, prefix, identify = self._ask_below, self._prefix + relative, self._file_systems.identify
         try:
-            directory = os.open(self._prefix + relative, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = self._open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             self.is_listed_wholly = False
             return
@@ -255,7 +287,7 @@ class PosixSource:
         try:
             for name in names:
                 try:
-                    status = ask(name, dir_fd=directory)
+                    status = ask(name, directory, prefix)
                 except (FileNotFoundError, NotADirectoryError):
                     self.is_listed_wholly = False
                     continue
@@ -263,12 +295,40 @@ class PosixSource:
                     _raise_translated(err, self._prefix + relative + name, listing=True)
                 if stat.S_ISREG(status.st_mode):
                     size = status.st_size
-                    version = file_version(status.st_mtime_ns, size)
+                    version = f"{status.st_mtime_ns}-{size}-{identify(status, prefix + name)}"
                     objects.append(ObjectInfo(path=relative + name, size_bytes=size, version=version))
                 else:
                     self.is_listed_wholly = False
         finally:
             os.close(directory)
+
+    @contextmanager
+    def _scandir(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        if self._view is None:
+            with os.scandir(path) as entries:
+                yield entries
+            return
+        descriptor = self._view.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with os.scandir(descriptor) as entries:
+                yield entries
+        finally:
+            os.close(descriptor)
+
+    def _is_directory(self, entry: os.DirEntry[str], relative: str) -> bool:
+        if self._view is None or not entry.is_symlink():
+            return entry.is_dir()
+        try:
+            return stat.S_ISDIR(self._view.stat(self._prefix + relative + entry.name).st_mode)
+        except OSError:
+            return False
+
+    def _ask_below(self, name: str, directory: int, prefix: str) -> os.stat_result:
+        """Return what a name in an open directory is; links lead where the view's process would find them."""
+        if self._view is None:
+            return os.stat(name, dir_fd=directory)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return self._view.stat(prefix + name) if stat.S_ISLNK(status.st_mode) else status
 
 
 def _seen(path: str, status: os.stat_result) -> Directory:
@@ -296,19 +356,21 @@ def _pread(descriptor: int, offset: int, size: int) -> bytes:
     return data
 
 
-def stat_files(paths: Sequence[str]) -> tuple[list[int], list[str]]:
+def stat_files(
+    paths: Sequence[str], ask: Callable[[str], os.stat_result] = os.stat, file_systems: FileSystems = OWN
+) -> tuple[list[int], list[str]]:
     """Return sizes and versions of these files, one after the other; see ``stat_paths``."""
     sizes: list[int] = []
     versions: list[str] = []
     for path in paths:
         try:
-            status = os.stat(path)
+            status = ask(path)
         except (OSError, ValueError):
             sizes.append(-1)
             versions.append("")
         else:
             sizes.append(status.st_size)
-            versions.append(version_of(status))
+            versions.append(version_of(status, path, file_systems))
     return sizes, versions
 
 

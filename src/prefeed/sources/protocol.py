@@ -18,6 +18,14 @@ class Source(Protocol):
     url: str
     """Canonical URL of the root, without credentials; part of every entry key."""
 
+    @property
+    def mark(self) -> str:
+        """What tells the origin from others that have the same URL, as hexadecimal digits; part of every entry key.
+
+        Empty where there are none: the versions of files say which file system they are on.
+        """
+        ...
+
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every object below the root, in batches, in any order.
 

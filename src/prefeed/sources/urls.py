@@ -13,6 +13,8 @@ from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
+from prefeed.sources.store_access import StoreAccess
+from prefeed.sources.views import View, mark_of_directory
 
 OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
@@ -76,40 +78,66 @@ def without_credentials(url: str) -> str:
     return re.sub(r"(://)[^/@?#]*@", r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
-def open_source(url: str | os.PathLike[str], config: Config) -> Source:
+def open_source(
+    url: str | os.PathLike[str], config: Config, *, access: StoreAccess | None = None, view: View | None = None
+) -> Source:
     """Return the source that reads ``url``; nothing is requested and no native handle opened yet.
 
     A user and password in an ``http(s)://`` URL are sent as basic authentication and appear nowhere else.
+
+    Args:
+        url: Root.
+        config: Settings.
+        access: How its object store is reached; None: as this process finds it.
+        view: Through which directories are read; None: this process's own.
 
     Raises:
         UnknownSchemeError, ConfigError: See ``canonical_url``.
     """
     root = canonical_url(url)
     if not root.startswith(PACK):
-        return open_plain_source(url, config)
+        return open_plain_source(url, config, access=access, view=view)
     return PackedSource(
         root,
-        open_plain_source(os.fspath(url)[len(PACK) :], config),
+        open_plain_source(os.fspath(url)[len(PACK) :], config, access=access, view=view),
         home=config.home,
-        open_other=lambda other: open_plain_source(other, config),
+        # Who speaks to the one store may speak to another of its kind.
+        open_other=lambda other: open_plain_source(
+            other, config, access=access if is_of_store(root) and is_of_store(other) else None, view=view
+        ),
     )
 
 
-def open_plain_source(url: str | os.PathLike[str], config: Config) -> RangeSource:
-    """Return the source that reads ``url``, which is no pack; nothing is requested yet.
+def open_plain_source(
+    url: str | os.PathLike[str], config: Config, *, access: StoreAccess | None = None, view: View | None = None
+) -> RangeSource:
+    """Return the source that reads ``url``, which is no pack, as ``open_source``; nothing is requested yet.
 
     Raises:
         UnknownSchemeError, ConfigError: See ``canonical_url``.
     """
     root = canonical_url(url)
     if root.startswith("/"):
-        return PosixSource(root)
+        return PosixSource(root, view=view)
     if root.startswith(PACK):
         raise UnknownSchemeError(f"{root} is a pack, and not what a pack can lie on; write {PACK} once")
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
-    return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)))
+    return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)), access=access)
+
+
+def listing_mark(source: Source) -> str:
+    """Return what tells the origin, as this process sees it, from others of the same URL: a listing is of one of them."""
+    if is_of_store(source.url):
+        return source.mark
+    root = source.url.removeprefix(PACK)
+    return mark_of_directory(_file_path(root) if root.startswith("file://") else root)
+
+
+def is_of_store(url: str) -> bool:
+    """Return True when a canonical URL, or the pack that it names, lies in an object store."""
+    return not url.removeprefix(PACK).startswith(("/", "file://"))
 
 
 def _as_url(root: str) -> str:

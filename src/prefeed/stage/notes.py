@@ -78,7 +78,7 @@ def key_now(path: str) -> bytes:
         status = os.stat(path)
     except (OSError, ValueError):
         return ABSENT
-    return entry_key("/", path, version_of(status)) if stat.S_ISREG(status.st_mode) else ABSENT
+    return entry_key("/", path, version_of(status, path)) if stat.S_ISREG(status.st_mode) else ABSENT
 
 
 def keys_now(paths: list[bytes]) -> dict[bytes, bytes]:

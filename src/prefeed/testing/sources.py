@@ -21,6 +21,7 @@ class MemorySource:
     def __init__(self, objects: Mapping[str, bytes] | None = None, *, url: str = "memory://test") -> None:
         """Hold ``objects`` by path."""
         self.url = url
+        self.mark = ""
         self._lock = threading.Lock()
         self._puts = 0
         self._objects: dict[str, tuple[bytes, str]] = {}
@@ -70,6 +71,7 @@ class _Passing:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.url = source.url
+        self.mark = source.mark
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""

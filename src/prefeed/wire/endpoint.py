@@ -142,6 +142,15 @@ def listen_in(directory: Path) -> socket.socket:
     return listener
 
 
+def place_of(path: Path) -> tuple[int, int]:
+    """Return device and inode of a directory, by which processes that see the same path know that they see one place."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
 def peer_process(connection: socket.socket) -> tuple[int, int]:
     """Return (process id, user id) of who connected to this socket, or listens on it, as the kernel says."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)

@@ -6,7 +6,7 @@ A client says ``Hello`` first and is answered ``Welcome`` or ``Refused``. Reques
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import field
 
 from prefeed.types import (
     ClearResult,
@@ -14,37 +14,45 @@ from prefeed.types import (
     PlanInfo,
     ReadCounts,
     ServerStatus,
-    SessionInfo,
     Statistics,
     WarmResult,
 )
+from prefeed.wire import session_messages
+from prefeed.wire.root import Message as Message
 
 PROTOCOL = 6
 """Changes with every incompatible message; both sides must agree."""
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Root of all messages."""
-
-
 class Hello(Message, frozen=True):
-    """First word of a client; ``namespace`` is that of its process ids, empty when it cannot tell."""
+    """First word of a client. A descriptor of its root directory comes with it: the server reads files as the client sees them.
+
+    ``namespace`` is that of its process ids, empty when it cannot tell. ``devices`` are type and source of file systems
+    that the client sees and that their device does not tell.
+    """
 
     protocol: int
     version: str
     pid: int
     namespace: str = ""
+    devices: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Welcome(Message, frozen=True):
-    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text."""
+    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text.
+
+    ``home`` and ``store`` are device and inode of the home and of the memory tier's directory: behind these paths the
+    client may see others.
+    """
 
     version: str
     pid: int
     store_dir: str
     instance: str
     notices: tuple[str, ...] = ()
-    settings: dict[str, str] = {}
+    settings: dict[str, str] = field(default_factory=dict)
+    home: tuple[int, int] = (0, 0)
+    store: tuple[int, int] = (0, 0)
 
 
 class Refused(Message, frozen=True):
@@ -61,6 +69,8 @@ class OpenDataset(Message, frozen=True):
     A catalogue has a name. It begins with the paths in ``paths_file``, separated by NUL, or empty, for files that
     become known as samples open them; then it learns which sample opens what, if there are any samples. A client that
     has a manifest already names its directory. ``listing_age`` to ``settle``: see ``NodeClient.open_dataset``.
+
+    ``options`` say how the client reaches the object store, and may hold secrets; None: as the home's own file says.
     """
 
     token: int
@@ -73,6 +83,17 @@ class OpenDataset(Message, frozen=True):
     paths_file: str = ""
     num_samples: int = 0
     manifest_dir: str = ""
+    options: dict[str, str] | None = None
+    proxies: dict[str, str] = field(default_factory=dict)
+
+
+class RenewAccess(Message, frozen=True):
+    """The server was refused an object of this dataset, and the client was not: reach the store as it does."""
+
+    dataset: int
+    url: str
+    options: dict[str, str] | None
+    proxies: dict[str, str] = field(default_factory=dict)
 
 
 class Listing(Message, frozen=True):
@@ -210,9 +231,10 @@ class Answered(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Ask which open dataset holds the object of this URL."""
+    """Ask which open dataset holds the object of this URL; ``mark`` tells its store from others of that name."""
 
     url: str
+    mark: str = ""
 
 
 class Located(Message, frozen=True):
@@ -277,6 +299,8 @@ class Warm(Message, frozen=True):
     dataset: int = -1
     ids_file: str = ""
     max_in_flight: int = 0
+    options: dict[str, str] | None = None
+    proxies: dict[str, str] = field(default_factory=dict)
 
 
 class WarmReport(Message, frozen=True):
@@ -299,89 +323,17 @@ class Cleared(Message, frozen=True):
     result: ClearResult
 
 
-class OpenCache(Message, frozen=True):
-    """Use a stage cache of a session from now on; it is made if there is none. Answered by ``CacheOpened``.
-
-    ``size_bytes`` is the most that its memory store may take; 0 = as much as the server can give.
-    """
-
-    session: int
-    cache: int
-    description: str
-    size_bytes: int
-    spilling: bool
-
-
-class CacheOpened(Message, frozen=True):
-    """Where the two stores of the cache lie, and the most that each may take now.
-
-    ``disk_dir`` is empty without spilling; ``disk_free_bytes`` is what its file system must keep free. ``instance``
-    changes when the cache was dropped and made anew.
-    """
-
-    memory_dir: str
-    memory_limit_bytes: int
-    disk_dir: str
-    disk_limit_bytes: int
-    instance: str
-    disk_free_bytes: int = 0
-
-
-class GrowCache(Message, frozen=True):
-    """Ask that a store of the cache may take so many bytes in all. Answered by ``CacheGrown``."""
-
-    session: int
-    cache: int
-    wanted_bytes: int
-    on_disk: bool = False
-
-
-class CacheGrown(Message, frozen=True):
-    """The most that each store of the cache may take now: as before when there is no more."""
-
-    memory_limit_bytes: int
-    disk_limit_bytes: int
-
-
-class CacheReads(Message, frozen=True):
-    """How reads of a cache went since the last report, and audits: samples made anew and compared."""
-
-    session: int
-    cache: int
-    hits: int
-    misses: int
-    audits: int = 0
-    audits_failed: int = 0
-
-
-class NewSession(Message, frozen=True):
-    """Ask for a session; answered by ``SessionCreated``."""
-
-
-class SessionCreated(Message, frozen=True):
-    """Answer to ``NewSession``."""
-
-    session: int
-
-
-class ListSessions(Message, frozen=True):
-    """Ask for ``SessionsReport``."""
-
-
-class SessionsReport(Message, frozen=True):
-    """Answer to ``ListSessions``."""
-
-    sessions: tuple[SessionInfo, ...]
-
-
-class DropSessions(Message, frozen=True):
-    """Remove these sessions with all that is in them; none, if one of them does not exist."""
-
-    sessions: tuple[int, ...]
-
-
-class SessionsDropped(Message, frozen=True):
-    """Answer to ``DropSessions``."""
+CacheGrown = session_messages.CacheGrown
+CacheOpened = session_messages.CacheOpened
+CacheReads = session_messages.CacheReads
+DropSessions = session_messages.DropSessions
+GrowCache = session_messages.GrowCache
+ListSessions = session_messages.ListSessions
+NewSession = session_messages.NewSession
+OpenCache = session_messages.OpenCache
+SessionCreated = session_messages.SessionCreated
+SessionsDropped = session_messages.SessionsDropped
+SessionsReport = session_messages.SessionsReport
 
 
 class Stop(Message, frozen=True):
@@ -393,12 +345,12 @@ class Stopping(Message, frozen=True):
 
 
 UNANSWERED = (
-    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads,
+    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads, RenewAccess,
 )  # fmt: skip
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | OpenDataset | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
+    Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
     | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions

@@ -70,7 +70,7 @@ def server(clock: Seconds) -> Iterator[Desk]:
 def origin(monkeypatch: pytest.MonkeyPatch) -> Held:
     held = Held()
 
-    def open_source(_: str, __: Config) -> Source:
+    def open_source(_: str, __: Config, **___: Any) -> Source:
         return held
 
     monkeypatch.setattr(openings, "open_source", open_source)
@@ -226,10 +226,10 @@ def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
 ) -> None:
     """A file that changes after it was asked, and before another client makes its dataset, is new for that one."""
     asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
-    times_now = library.times_now
+    stamps_now = library.stamps_now
 
     def held(manifest: Manifest) -> Any:
-        found = times_now(manifest)
+        found = stamps_now(manifest)
         asked.release()
         assert go_on.acquire(timeout=60)
         return found
@@ -237,7 +237,7 @@ def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
     first, second = server.connect(), server.connect()
     listed = ask_by_names(first, files)
     assert listed.is_settled
-    monkeypatch.setattr(library, "times_now", held)
+    monkeypatch.setattr(library, "stamps_now", held)
     found = ask_by_names(first, files)
     assert (found.is_settled, found.manifest_dir) == (False, listed.manifest_dir)
     assert asked.acquire(timeout=60)

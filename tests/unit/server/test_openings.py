@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from prefeed.core.actions import Outcome
 from prefeed.sources.catalogue import Catalogue, CatalogueWriter
 from prefeed.sources.file_catalogues import directory_of, name_of_learned, name_of_list
 from prefeed.sources.learned import LearnedMap
+from prefeed.sources.manifest import Manifest
 from prefeed.wire import messages as m
+from prefeed.wire.frames import encode
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -139,9 +143,9 @@ def test_clients_that_ask_at_once_share_one_catalogue(
     opened: list[Path] = []
     original = server.handlers._openings._open_catalogue
 
-    def count(directory: Path, paths: list[str] | None, num_samples: int) -> object:
+    def count(directory: Path, *more: Any) -> object:
         opened.append(directory)
-        return original(directory, paths, num_samples)
+        return original(directory, *more)
 
     monkeypatch.setattr(server.handlers._openings, "_open_catalogue", count)
     clients = [server.connect() for _ in range(4)]
@@ -250,3 +254,86 @@ def test_a_damaged_catalogue_is_made_anew(sandbox: Sandbox, files: list[str]) ->
         assert Catalogue.open(directory).uid != uid
         assert [Catalogue.open(directory).path(index) for index in range(3)] == files
         assert client.ask(m.Demand(11, 0, again.dataset, 2), m.Answered).outcome == Outcome.STORED
+
+
+# ------------------------------------------------------------ clients with another root directory
+
+
+@pytest.fixture
+def jail(sandbox: Sandbox, files: list[str]) -> Path:
+    """A root directory with files at the same paths: as many bytes, of one time, and others."""
+    for path in files:
+        there = Path(f"{sandbox.root}/jail{path}")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(bytes(byte ^ 1 for byte in Path(path).read_bytes()))
+        for file in (there, Path(path)):
+            os.utime(file, ns=(10**18, 10**18))
+    return sandbox.root / "jail"
+
+
+def test_a_list_of_files_is_another_dataset_in_another_view(server: Desk, files: list[str], jail: Path) -> None:
+    ours, theirs = server.connect(), server.connect(root=jail)
+    for _ in range(2):
+        opened = [open_files(client, files) for client in (ours, theirs)]
+        answers = [
+            client.ask(m.Demand(11, 0, catalogue.dataset, 1), m.Answered)
+            for client, catalogue in zip((ours, theirs), opened, strict=True)
+        ]
+        read = [server.tier.get(answer.key) for answer in answers]
+        assert read == [Path(files[1]).read_bytes(), Path(f"{jail}{files[1]}").read_bytes()]
+        assert read[0] != read[1]
+    assert opened[0].manifest_dir != opened[1].manifest_dir
+
+
+def test_a_directory_is_another_dataset_in_another_view(server: Desk, files: list[str], jail: Path) -> None:
+    root = str(Path(files[0]).parent)
+    read = []
+    for client in (server.connect(), server.connect(root=jail), server.connect()):
+        client.say(m.OpenDataset(3, root))
+        while isinstance(opened := client.hear(m.Message), m.Listing):
+            pass
+        assert isinstance(opened, m.DatasetOpened)
+        answer = client.ask(m.Demand(11, 0, opened.dataset, 0), m.Answered)
+        read.append(server.tier.get(answer.key or Manifest.open(opened.manifest_dir).key(0)))
+    name = Manifest.open(opened.manifest_dir).path(0)
+    assert read[0] == read[2] == Path(root, name).read_bytes()
+    assert read[1] == Path(f"{jail}{root}", name).read_bytes() != read[0]
+
+
+def test_ids_of_one_view_mean_nothing_in_another(server: Desk, files: list[str], jail: Path) -> None:
+    """A loader finds another server than it had, one that was started in another container."""
+    opened = open_files(server.connect(), files)
+    refused = server.connect(root=jail).ask(m.OpenDataset(8, "", manifest_dir=opened.manifest_dir), m.Refused)
+    assert "another mount namespace" in refused.text
+
+
+def test_who_shows_no_root_directory_is_refused(server: Desk) -> None:
+    client = server.connect(greet=False)
+    client.sock.sendall(encode(m.Hello(m.PROTOCOL, "0", 0)))
+    assert "no root directory" in client.hear(m.Refused).text
+
+
+def test_a_kernel_that_cannot_read_below_another_root_says_so(
+    server: Desk, jail: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefeed.sources.views.can_be_shown", lambda: False)
+    client = server.connect(greet=False)
+    client.root = jail
+    assert "set another PREFEED_HOME" in client.ask(m.Hello(m.PROTOCOL, "0", 0), m.Refused).text
+    server.connect()
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(server: Desk, jail: Path) -> None:
+    """The leak check of the sandbox looks at it: a client that is cut off, and one that shows two."""
+    cut = server.connect(greet=False)
+    root = os.open(jail, os.O_PATH)
+    socket.send_fds(cut.sock, [encode(m.Hello(m.PROTOCOL, "0", 0))[:5]], [root])
+    server.turn()
+    cut.sock.close()
+    server.clients.remove(cut)
+    more = server.connect(greet=False)
+    socket.send_fds(more.sock, [encode(m.Hello(m.PROTOCOL, "0", 0))], [root, root, root])
+    more.hear(m.Welcome)
+    socket.send_fds(more.sock, [encode(m.GetStatus())], [root])
+    more.hear(m.StatusReport)
+    os.close(root)

@@ -187,7 +187,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 def renewed(library: ManifestLibrary, source: CountingSource, content: bytes) -> Manifest:
     assert isinstance(source.source, MemorySource)
     source.source.put("b", content)
-    return library.open("s3://bucket/p", source_factory=lambda _: source, refresh=True)
+    return library.open("s3://bucket/p", source_factory=lambda _: source)
 
 
 def set_age(manifest: Manifest, hours: float) -> None:
@@ -220,7 +220,7 @@ def test_a_listing_in_force_is_not_removed_however_old(library: ManifestLibrary,
     found = renewed(library, source, b"1")
     set_age(found, 1000)
     library.remove_unused()
-    assert library.open("s3://bucket/p").uid == found.uid
+    assert library.open("s3://bucket/p", listing_age=math.inf).uid == found.uid
 
 
 @pytest.mark.parametrize("error", [OSError(37, "No locks available"), BlockingIOError()])
@@ -228,7 +228,7 @@ def test_a_lock_that_nobody_gives_back_holds_up_nobody_for_ever(
     library: ManifestLibrary, source: CountingSource, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     def refuse(*_: object) -> None:
-        raise error
+        raise type(error)(*error.args)  # one that is raised again holds on to what was open
 
     monkeypatch.setattr(library_module.fcntl, "flock", refuse)
     monkeypatch.setattr(library_module, "_PATIENCE_SECONDS", 0.0)

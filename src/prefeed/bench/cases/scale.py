@@ -17,6 +17,7 @@ from prefeed.client.node import NodeClient
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import write_manifest
+from prefeed.sources.urls import open_source
 from prefeed.types import ENTRY_KEY_BYTES
 from prefeed.wire import messages as m
 
@@ -58,7 +59,8 @@ def run(options: Options) -> BenchResult:
 
 
 def _measure(home: Home, origin: Origin, order: NDArray[np.int64]) -> dict[str, float]:
-    write_synthetic_manifest(ManifestLibrary(home.config.home).directory_of(origin.url), origin.url, len(order))
+    directory = ManifestLibrary(home.config.home).directory_of(origin.url, open_source(origin.url, home.config).mark)
+    write_synthetic_manifest(directory, origin.url, len(order))
     with NodeClient.connect(home.config) as client:
         started = time.perf_counter()
         opened = client.open_dataset(origin.url, listing_age=math.inf)

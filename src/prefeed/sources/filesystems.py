@@ -1,0 +1,128 @@
+"""Which file this is, whatever path leads to it: part of the version of every file.
+
+Two containers may have different files of one size and time at one path, and one server after the other may be started
+in each of them. So a version also says which file system a file is on, and which of its files it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from prefeed.sources.mounts import sources_of_devices
+
+_NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
+"""Types that are mounted by the name of what they hold, and number files alike on every node."""
+
+_UNNUMBERED: Final = frozenset({"9p", "cifs", "fuse", "smb3", "smbfs", "vboxsf", "vmhgfs"})
+"""Types, beside ``fuse.*``, that may give a file another number when the kernel had forgotten it."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_STATX_MNT_ID: Final = 0x1000
+_STATX_MNT_ID_UNIQUE: Final = 0x4000
+_AT_EMPTY_PATH: Final = 0x1000
+_MASK = struct.Struct("=I")
+_MOUNT = struct.Struct("=Q")
+_MOUNT_OFFSET: Final = 144
+
+
+def boot_id() -> str:
+    """Return what tells this machine, since it was started, from all others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class FileSystems:
+    """Names the file systems that one process sees, by their device numbers.
+
+    **Threads and processes**: any thread; a forked child keeps what was found.
+    """
+
+    def __init__(self, *, opened: Callable[[str, int], int] | None = None) -> None:
+        """Name those that this process sees, or, if paths are opened otherwise, those that another one sees."""
+        self._opened = opened
+        self._devices: Mapping[str, tuple[str, str]] = {}
+        self._names: dict[int, tuple[str, bool]] = {}
+
+    def learn(self, devices: Mapping[str, tuple[str, str]] | None = None) -> None:
+        """Look at each again: the kernel gives the number of a file system that was unmounted to the next one.
+
+        Args:
+            devices: What ``mounted_devices`` says in the process that sees them; None: this one.
+        """
+        self._devices = mounted_devices() if devices is None else devices
+        self._names = {}
+
+    def identify(self, status: os.stat_result, where: str | int) -> str:
+        """Return which file this is: the same text only for the same file, as long as it has its number.
+
+        Args:
+            status: Of the file.
+            where: Path or descriptor that leads to it.
+        """
+        name, is_numbered = self._names.get(status.st_dev) or self._look(status.st_dev, where)
+        return f"{name}#{status.st_ino}" if is_numbered else name
+
+    def _look(self, device: int, where: str | int) -> tuple[str, bool]:
+        if self._opened is not None and isinstance(where, str):
+            descriptor = self._opened(where, os.O_PATH | os.O_CLOEXEC)
+            try:
+                return self._look(device, descriptor)
+            finally:
+                os.close(descriptor)
+        names = self._names
+        number = f"{os.major(device)}:{os.minor(device)}"
+        if number not in self._devices and self._opened is None:
+            self._devices = mounted_devices()
+        kind, source = self._devices.get(number, ("", ""))
+        if kind in _NAMED and source:
+            found = f"{kind}:{source}", True
+        elif _is_unnumbered(kind):
+            found = f"{boot_id()}/{_mount_of(where)}", False
+        else:
+            found = f"{boot_id()}/{device}-{self._file_system_id(device, where)}", True
+        names[device] = found
+        return found
+
+    def _file_system_id(self, device: int, where: str | int) -> str:
+        """Return the number that tells the file system from one that had its device before it."""
+        try:
+            number = os.statvfs(where).f_fsid
+        except OSError:
+            number = 0
+        return f"{number:x}" if number or os.major(device) else _mount_of(where)
+
+
+OWN: Final = FileSystems()
+"""Of this process."""
+
+
+def mounted_devices() -> dict[str, tuple[str, str]]:
+    """Return type and source, by device, of the file systems that this process sees and that their device does not tell."""
+    return {
+        device: (kind, source)
+        for device, (kind, source) in sources_of_devices().items()
+        if kind in _NAMED or _is_unnumbered(kind)
+    }
+
+
+def _is_unnumbered(kind: str) -> bool:
+    return kind in _UNNUMBERED or (kind.startswith("fuse.") and kind not in _NAMED)
+
+
+def _mount_of(where: str | int) -> str:
+    """Return the number of the mount; since Linux 6.8 no other ever has it."""
+    found = ctypes.create_string_buffer(256)
+    path, directory = (b"", where) if isinstance(where, int) else (os.fsencode(where), -100)
+    for mask in (_STATX_MNT_ID_UNIQUE, _STATX_MNT_ID):
+        failed = _libc.statx(directory, path, _AT_EMPTY_PATH, mask, found)
+        if not failed and _MASK.unpack_from(found)[0] & mask:
+            return f"mount-{_MOUNT.unpack_from(found, _MOUNT_OFFSET)[0]}"
+    return "mount"

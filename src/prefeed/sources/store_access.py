@@ -1,0 +1,277 @@
+"""How an object store is reached: who speaks, and where it is. A client finds it out for its server, which never asks its own environment.
+
+The order is that of boto3: the home's ``credentials.json``, the environment, a profile of ``~/.aws`` (read by botocore,
+where it is installed), and what the native client finds by itself: tokens of containers and of instances.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from xxhash import xxh3_64_hexdigest
+
+from prefeed.config import Config, parse_bool
+from prefeed.errors import CredentialsError
+from prefeed.sources.credentials import kept_variables, options_for
+
+S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+S3_TOKENS: Final = ("AWS_SESSION_TOKEN", "AWS_TOKEN")
+
+_S3_SAME_NAMES: Final = (
+    "access_key_id", "secret_access_key", "region", "default_region", "skip_signature", "request_payer", "role_arn",
+    "role_session_name", "web_identity_token_file", "sts_endpoint", "container_credentials_relative_uri",
+    "container_credentials_full_uri", "container_authorization_token_file", "imdsv1_fallback", "metadata_endpoint",
+    "s3_express", "virtual_hosted_style_request", "unsigned_payload", "checksum_algorithm", "server_side_encryption",
+    "sse_kms_key_id", "sse_bucket_key_enabled", "sse_customer_key_base64", "conditional_put", "copy_if_not_exists",
+    "disable_tagging", "disable_bulk_delete",
+)  # fmt: skip
+_S3: Final = {
+    **{name: (f"AWS_{name.upper()}",) for name in _S3_SAME_NAMES},
+    "endpoint": S3_ENDPOINTS,
+    "session_token": S3_TOKENS,
+}
+_GS: Final = {
+    "service_account": ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+    "service_account_key": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+    "application_credentials": ("GOOGLE_APPLICATION_CREDENTIALS",),
+    "base_url": ("GOOGLE_BASE_URL",),
+    "bearer_token": ("GOOGLE_BEARER_TOKEN",),
+    "skip_signature": ("GOOGLE_SKIP_SIGNATURE",),
+}
+_AZ_SAME_NAMES: Final = (
+    "credential_type", "object_id", "msi_resource_id", "federated_token_file", "use_azure_cli", "skip_signature",
+    "encryption_key", "disable_tagging", "fabric_token_service_url", "fabric_workload_host", "fabric_session_token",
+    "fabric_cluster_identifier",
+)  # fmt: skip
+_AZ: Final = {
+    **{name: (f"AZURE_{name.upper()}",) for name in _AZ_SAME_NAMES},
+    "account_name": ("AZURE_STORAGE_ACCOUNT_NAME",),
+    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
+    "client_id": ("AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID"),
+    "client_secret": ("AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET"),
+    "tenant_id": (
+        "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_AUTHORITY_ID", "AZURE_TENANT_ID", "AZURE_AUTHORITY_ID",
+    ),
+    "authority_host": ("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST"),
+    "sas_key": ("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+    "token": ("AZURE_STORAGE_TOKEN",),
+    "use_emulator": ("AZURE_STORAGE_USE_EMULATOR",),
+    "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "msi_endpoint": ("AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT"),
+}  # fmt: skip
+_OPTIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {"s3": _S3, "gs": _GS, "az": _AZ}
+_SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
+    "s3": frozenset({
+        "access_key_id", "secret_access_key", "session_token", "skip_signature", "role_arn", "role_session_name",
+        "web_identity_token_file", "container_credentials_relative_uri", "container_credentials_full_uri",
+        "container_authorization_token_file",
+    }),
+    "gs": frozenset({
+        "service_account", "service_account_path", "service_account_key", "application_credentials", "bearer_token",
+        "skip_signature",
+    }),
+    "az": frozenset({
+        "account_key", "client_id", "client_secret", "tenant_id", "sas_key", "token", "skip_signature",
+        "federated_token_file", "use_azure_cli", "msi_endpoint", "object_id", "msi_resource_id",
+    }),
+}  # fmt: skip
+"""Options that say who speaks: they come from one place, never partly from another."""
+
+_TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
+
+_STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_AMAZON: Final = re.compile(r"(?:^|\.)amazonaws\.com(\.cn)?$")
+_PARTITIONS: Final = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "eu-isoe": "aws-iso-e"}
+_AMAZONS_TEMPORARY_KEY: Final = re.compile(r"ASIA([A-Z2-7]{16})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StoreAccess:
+    """How one object store is reached. It may hold secrets: it is kept in memory, and its text shows nothing of it.
+
+    Attributes:
+        options: The native client's, by the names that it gives them; for HTTP ``username`` and ``password``.
+        proxies: Variables that name proxies, in lower case.
+    """
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    proxies: Mapping[str, str] = field(default_factory=dict)
+
+    def carried(self) -> StoreAccess:
+        """Return the same for a server, which may not find the files that are named, or others: what they say takes their place."""
+        if "access_key_id" not in self.options and not _TOKEN_FILES.isdisjoint(self.options):
+            with contextlib.suppress(CredentialsError, ImportError):
+                return replace(self, options={**self.options, **_of_botocore()})
+        for name in ("service_account", "service_account_path", "application_credentials"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                text = Path(self.options[name]).read_text()
+                if json.loads(text)["type"] == "service_account":
+                    rest = {key: value for key, value in self.options.items() if key not in _SPEAKERS["gs"]}
+                    return replace(self, options={**rest, "service_account_key": text})
+        return self
+
+
+def own_access(url: str, config: Config) -> StoreAccess:
+    """Return how this process reaches the store of a canonical URL.
+
+    Raises:
+        CredentialsError: ``credentials.json`` or a profile of ``~/.aws`` that was asked for cannot be used.
+    """
+    scheme = url.partition("://")[0]
+    given = options_for(url, config)
+    found = _of_environment(scheme)
+    speakers = _SPEAKERS.get(scheme, frozenset())
+    if "skip_signature" in found and _is_true(found["skip_signature"]) and speakers.isdisjoint(given):
+        found = {name: value for name, value in found.items() if name not in speakers or name == "skip_signature"}
+    elif not speakers.isdisjoint(given):
+        found = {name: value for name, value in found.items() if name not in speakers}
+    elif scheme == "s3" and speakers.isdisjoint(found):
+        found = {**_of_profile(), **found}
+    proxies = {name: value for name in _PROXIES if (value := os.environ.get(name) or os.environ.get(name.upper()))}
+    return StoreAccess(options={**found, **given}, proxies=proxies)
+
+
+def forget_store_environment() -> None:
+    """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
+
+    A server speaks for its clients, each of which says how: whoever started it must not be who speaks. What the home's
+    ``credentials.json`` names is still found.
+    """
+    for name in list(os.environ):
+        if _STORE_VARIABLES.fullmatch(name):
+            kept_variables[name] = os.environ.pop(name)
+
+
+def native_options(access: StoreAccess) -> dict[str, str]:
+    """Return the options as the native client takes them."""
+    return {name: value for name, value in access.options.items() if name != _PROFILE}
+
+
+def mark_of(url: str, access: StoreAccess) -> str:
+    """Return what tells this store from others that have a bucket of the same name; empty where the URL says it all.
+
+    Buckets of Amazon are one per partition, those of Google one in the world; Azure's belong to an account; on other
+    endpoints they may belong to an account too. Amazon's temporary keys stand for their account, so that a fresh token
+    is no other store.
+    """
+    scheme = url.partition("://")[0]
+    options = access.options
+    if scheme == "s3":
+        told = _mark_of_s3(options)
+    elif scheme == "gs":
+        told = options.get("base_url", "")
+    elif scheme == "az":
+        names = ("account_name", "endpoint", "use_emulator")
+        told = "\0".join(options.get(name, "") for name in names).rstrip("\0")
+    else:
+        told = options.get("username", "")
+    return xxh3_64_hexdigest(told.encode()) if told else ""
+
+
+def _mark_of_s3(options: Mapping[str, str]) -> str:
+    endpoint = options.get("aws_endpoint_url_s3") or options.get("endpoint") or ""
+    amazon = _AMAZON.search(urlsplit(endpoint).hostname or "") if endpoint else None
+    if not endpoint or amazon is not None:
+        region = options.get("region") or options.get("default_region") or ""
+        if amazon is not None and amazon[1]:
+            return "aws-cn"
+        return next((name for prefix, name in _PARTITIONS.items() if region.startswith(f"{prefix}-")), "")
+    return f"{endpoint.rstrip('/').lower()}\0{_account_of(options)}"
+
+
+def _account_of(options: Mapping[str, str]) -> str:
+    """Return what stands for the account that speaks, the same for each of its fresh tokens where that can be told."""
+    if _is_true(options.get("skip_signature", "0")):
+        return "anonymous"
+    key = options.get("access_key_id", "")
+    if "session_token" not in options:
+        return key or options.get("role_arn", "")
+    temporary = _AMAZONS_TEMPORARY_KEY.fullmatch(key)
+    if temporary is not None:  # 40 of its bits are the account's number
+        number = int.from_bytes(base64.b32decode(temporary[1])[:6], "big") >> 7 & (1 << 40) - 1
+        return f"account {number}"
+    return options.get("role_arn") or options.get(_PROFILE) or key
+
+
+def _is_true(text: str) -> bool:
+    try:
+        return parse_bool(text)
+    except ValueError:
+        return False
+
+
+# ---------------------------------------------------------------- where it comes from
+
+
+def _of_environment(scheme: str) -> dict[str, str]:
+    options = {}
+    for option, names in _OPTIONS.get(scheme, {}).items():
+        value = next((os.environ[name] for name in names if os.environ.get(name)), "")
+        if value:
+            options[option] = value
+    if scheme == "s3" and _is_true(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
+        options["skip_signature"] = "true"
+    return options
+
+
+_PROFILE: Final = "prefeed_profile"
+"""An option of ours: the profile that temporary keys are of."""
+
+
+def _of_profile() -> dict[str, str]:
+    """Return the options that a profile of ``~/.aws`` stands for; none without one.
+
+    botocore reads it, so that roles, SSO and programs that give credentials work as they do in boto3. It takes 0.2 s to
+    import, and is not where there are no such files.
+    """
+    named = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or ""
+    files = (
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+    )
+    if not named and not any(os.path.exists(os.path.expanduser(file)) for file in files):
+        return {}
+    try:
+        return _of_botocore(named or "default")
+    except ImportError as err:
+        if not named:
+            return {}
+        raise CredentialsError(
+            f"AWS_PROFILE names the profile {named}, and reading it needs botocore: pip install 'prefeed[aws]'"
+        ) from err
+
+
+def _of_botocore(profile: str = "") -> dict[str, str]:
+    """Return what botocore's chain finds; ``profile`` is the one that it will read, if it is known."""
+    sessions: Any = importlib.import_module("botocore.session")
+    providers: Any = importlib.import_module("botocore.configprovider")
+    failures: Any = importlib.import_module("botocore.exceptions")
+    try:
+        session = sessions.Session()
+        session.get_component("credential_provider").remove("iam-role")  # the native client asks the instance itself
+        endpoint = providers.ConfiguredEndpointProvider(
+            full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
+        ).provide()
+        credentials = session.get_credentials()
+        speaker = None if credentials is None else credentials.get_frozen_credentials()
+        region = session.get_config_variable("region")
+    except failures.BotoCoreError as err:
+        raise CredentialsError(f"the profile {profile or 'default'} of ~/.aws cannot be used: {err}") from err
+    options = {"endpoint": endpoint, "region": region}
+    if speaker is not None:
+        options |= {
+            "access_key_id": speaker.access_key, "secret_access_key": speaker.secret_key,
+            "session_token": speaker.token, _PROFILE: profile,
+        }  # fmt: skip
+    return {name: value for name, value in options.items() if value}

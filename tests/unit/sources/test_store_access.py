@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefeed.client.node import access_told
+from prefeed.config import Config
+from prefeed.errors import CredentialsError
+from prefeed.sources import store_access
+from prefeed.sources.credentials import kept_variables, options_for, write_credentials
+from prefeed.sources.store_access import StoreAccess, forget_store_environment, mark_of, native_options, own_access
+from prefeed.sources.urls import open_source
+
+HUSH = "hush/hush+hush=="
+TEMPORARY = {"access_key_id": "ASIAIOSFODNN7EXAMPLE", "session_token": "t"}
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
+    monkeypatch.setattr(store_access.os, "environ", {"HOME": str(tmp_path)})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield Config(home=tmp_path / "home")
+    kept_variables.clear()
+
+
+def marks(url: str, *kinds: dict[str, str]) -> list[str]:
+    return [mark_of(url, StoreAccess(options=options)) for options in kinds]
+
+
+@pytest.mark.parametrize(
+    ("url", "one", "other"),
+    [
+        ("s3://b", {}, {"region": "eu-central-1"}),
+        ("s3://b", {}, {"access_key_id": "a"}),
+        ("s3://b", {"access_key_id": "a"}, {"endpoint": "https://s3.eu-west-1.amazonaws.com/"}),
+        ("s3://b", {"region": "cn-north-1"}, {"endpoint": "https://s3.cn-north-1.amazonaws.com.cn"}),
+        ("s3://b", {"endpoint": "http://x", "region": "a"}, {"endpoint": "http://X/", "region": "b"}),
+        ("s3://b", {"endpoint": "http://x", **TEMPORARY}, {"endpoint": "http://x", **TEMPORARY, "session_token": "u"}),
+        (
+            "s3://b", {"endpoint": "http://x", **TEMPORARY},
+            {"endpoint": "http://x", **TEMPORARY, "access_key_id": "ASIAIOSFODNN7EAAAAAA"},
+        ),
+        (
+            "s3://b", {"endpoint": "http://x", "access_key_id": "1", "session_token": "t", "role_arn": "r"},
+            {"endpoint": "http://x", "access_key_id": "2", "session_token": "u", "role_arn": "r"},
+        ),
+        ("gs://b", {"service_account": "a"}, {"service_account": "b"}),
+        ("az://b", {"account_name": "a", "account_key": "1"}, {"account_name": "a", "sas_key": "2"}),
+        ("https://h", {"username": "a", "password": "1"}, {"username": "a", "password": "2"}),
+    ],
+)  # fmt: skip
+def test_ways_to_one_store(url: str, one: dict[str, str], other: dict[str, str]) -> None:
+    first, second = marks(url, one, other)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("url", "one", "other"),
+    [
+        ("s3://b", {}, {"endpoint": "http://x"}),
+        ("s3://b", {}, {"region": "cn-north-1"}),
+        ("s3://b", {}, {"region": "us-gov-west-1"}),
+        ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://y"}),
+        ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://x:81"}),
+        ("s3://b", {"endpoint": "http://x"}, {"aws_endpoint_url_s3": "http://y", "endpoint": "http://x"}),
+        ("s3://b", {"endpoint": "http://x", "access_key_id": "a"}, {"endpoint": "http://x", "access_key_id": "b"}),
+        ("s3://b", {"endpoint": "http://x", "skip_signature": "1"}, {"endpoint": "http://x", "access_key_id": "b"}),
+        ("s3://b", {"endpoint": "http://amazonaws.com.example.org"}, {}),
+        (
+            "s3://b", {"endpoint": "http://x", **TEMPORARY},
+            {"endpoint": "http://x", **TEMPORARY, "access_key_id": "ASIAQQSFODNN7EXAMPLE"},
+        ),
+        ("gs://b", {}, {"base_url": "http://x"}),
+        ("az://b", {"account_name": "a"}, {"account_name": "b"}),
+        ("az://b", {"account_name": "a"}, {"account_name": "a", "endpoint": "http://x"}),
+        ("https://h", {}, {"username": "a"}),
+        ("https://h", {"username": "b"}, {"username": "a"}),
+    ],
+)  # fmt: skip
+def test_stores_that_share_a_name(url: str, one: dict[str, str], other: dict[str, str]) -> None:
+    first, second = marks(url, one, other)
+    assert first != second
+
+
+def test_users_of_a_url_are_users(config: Config) -> None:
+    found = {open_source(url, config).mark for url in ("http://h/d", "http://ann:x@h/d", "http://bob:x@h/d")}
+    assert len(found) == 3
+    assert open_source("http://ann:y@h/d", config).mark in found
+
+
+def test_what_the_environment_says(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": HUSH, "AWS_TOKEN": "t", "AWS_ENDPOINT": "http://x",
+        "AWS_ENDPOINT_URL_S3": "http://y", "AWS_DEFAULT_REGION": "r", "AWS_EMPTY": "", "AWS_PAGER": "less",
+        "HTTPS_PROXY": "http://p", "no_proxy": "x",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    access = own_access("s3://b", config)
+    assert access.options == {
+        "access_key_id": "a", "secret_access_key": HUSH, "session_token": "t", "endpoint": "http://y",
+        "default_region": "r",
+    }  # fmt: skip
+    assert access.proxies == {"https_proxy": "http://p", "no_proxy": "x"}
+    assert own_access("gs://b", config).options == {}
+    assert HUSH not in repr(access) + str(access)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    assert own_access("s3://b", config).options == {
+        "skip_signature": "true", "endpoint": "http://y", "default_region": "r",
+    }  # fmt: skip
+
+
+def test_the_file_of_the_home_speaks_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that the environment has is another's."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", HUSH)
+    monkeypatch.setenv("AWS_REGION", "r")
+    write_credentials(config.home, [{"url": "s3://b", "access-key": "k", "secret-key": "s"}])
+    assert own_access("s3://b/c", config).options == {"access_key_id": "k", "secret_access_key": "s", "region": "r"}
+
+
+def test_a_server_forgets_who_started_it(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what the home's own file names."""
+    write_credentials(
+        config.home, [{"url": "s3://b", "access-key": "k", "secret-key": {"env": "AWS_SECRET_ACCESS_KEY"}}]
+    )
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GOOGLE_BEARER_TOKEN", "https_proxy", "AZURE_CLIENT_ID"):
+        monkeypatch.setenv(name, name)
+    monkeypatch.setenv("AWSOME", "stays")
+    forget_store_environment()
+    assert set(store_access.os.environ) - {"PYTEST_CURRENT_TEST"} == {"HOME", "AWSOME"}
+    assert own_access("s3://other", config) == StoreAccess()
+    assert options_for("s3://b", config)["secret_access_key"] == "AWS_SECRET_ACCESS_KEY"
+
+
+def test_who_cannot_read_the_file_of_the_home_leaves_it_to_the_server(config: Config) -> None:
+    write_credentials(config.home, [{"url": "s3://b", "secret-key": {"env": "NOT_SET"}}])
+    assert access_told("s3://b/x", config) == (None, {})
+    assert access_told("pack+s3://b/x", config) == (None, {})
+    assert access_told("s3://c", config) == ({}, {})
+    assert (
+        access_told("/data", config)
+        == access_told("pack+file:///data", config)
+        == access_told("", config)
+        == (None, {})
+    )
+
+
+def test_files_that_are_named_travel_by_what_is_in_them(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key.json"
+    key.write_text(json.dumps({"type": "service_account", "private_key": HUSH}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    (options, _) = access_told("gs://b", config)
+    assert options == {"service_account_key": key.read_text()}
+    key.write_text(json.dumps({"type": "authorized_user"}))
+    assert access_told("gs://b", config)[0] == {"application_credentials": str(key)}
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_profile_counts_where_the_environment_does_not_speak(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = d\naws_secret_access_key = s\n")
+    (tmp_path / ".aws/config").write_text(
+        "[default]\nregion = r\n[profile team]\nregion = t\nservices = here\nsource_profile = default\n"
+        "[services here]\ns3 =\n  endpoint_url = http://y\n"
+    )
+    found = own_access("s3://b", config)
+    assert native_options(found) == {"access_key_id": "d", "secret_access_key": "s", "region": "r"}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
+    assert own_access("s3://b", config).options == {"access_key_id": "e"}
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    assert native_options(own_access("s3://b", config))["endpoint"] == "http://y"
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(CredentialsError, match="nobody"):
+        own_access("s3://b", config)
+
+
+def test_a_profile_without_its_reader_is_an_error_and_files_alone_are_none(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(store_access.importlib.sys.modules, "botocore.session", None)  # type: ignore[attr-defined]
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").touch()
+    assert own_access("s3://b", config).options == {}
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    with pytest.raises(CredentialsError, match=r"profile team.*pip install 'prefeed\[aws\]'"):
+        own_access("s3://b", config)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from prefeed.sources.filesystems import FileSystems
+from prefeed.sources.mounts import mounts_below, sources_of_devices
+from prefeed.sources.posix import PosixSource, stat_files
+from prefeed.sources.views import View, Views, mark_of_directory, open_own_root
+
+MOUNTINFO = """\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 0:55 / /data rw shared:1 - nfs4 server:/export\\040one rw,addr=10.0.0.1
+41 40 0:56 /part /data/be\\040low rw - fuse.sshfs host:/x rw
+42 27 0:57 / /database rw - tmpfs tmpfs rw
+not a line
+"""
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    return View((1, 2, 3))
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_paths_are_those_of_who_showed_its_root(tmp_path: Path, view: View) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_bytes(b"theirs")
+    (tmp_path / "data/link").symlink_to("/data/a")
+    (tmp_path / "data/out").symlink_to("../../../../../../data/a")
+    (tmp_path / "data/nowhere").symlink_to("/etc/hostname")
+    view.attach(os.open(tmp_path, os.O_PATH), {})
+    source = PosixSource("/data", view=view)
+    listed = sorted(info.path for batch in source.list_objects() for info in batch)
+    assert listed == ["a", "link", "out"]
+    assert [source.fetch(path).data for path in listed] == [b"theirs"] * 3
+    assert source.fetch_range("link", 1, 3).data == b"hei"
+    sizes, versions = source.versions(["/data/a", "/data/link", "/data/nowhere", "/etc/hostname", "nul\0"])
+    assert (sizes, versions[2:]) == ([6, 6, -1, -1, -1], ["", "", ""])
+    assert versions[0] == versions[1] == stat_files([f"{tmp_path}/data/a"])[1][0]
+    view.detach()
+
+
+def test_the_descriptor_is_closed_with_the_last_of_its_connections(tmp_path: Path, view: View) -> None:
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / "a").write_bytes(b"a")
+    for _ in range(2):
+        for _ in range(3):
+            view.attach(os.open(tmp_path, os.O_PATH), {})
+        view.detach()
+        view.detach()
+        assert view.stat("/a").st_size == 1
+        view.detach()
+        with pytest.raises(OSError, match="gone"):
+            view.stat("/a")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_who_sees_the_same_has_no_view_and_who_does_not_has_one(tmp_path: Path) -> None:
+    views = Views()
+    assert views.attach(open_own_root(), {}) is None
+    theirs = [views.attach(os.open(tmp_path, os.O_PATH), {}) for _ in range(2)]
+    (tmp_path / "other").mkdir()
+    other = views.attach(os.open(tmp_path / "other", os.O_PATH), {})
+    assert theirs[0] is theirs[1] is not None
+    assert other is not None
+    assert other.mark != theirs[0].mark
+    for view in (*theirs, other):
+        assert view is not None
+        view.detach()
+
+
+def test_a_version_tells_files_apart_that_have_one_size_and_time(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, ns=(5, 5))
+    os.link(tmp_path / "a", tmp_path / "same")
+    _, (first, second, same) = stat_files([f"{tmp_path}/{name}" for name in ("a", "b", "same")])
+    assert first == same != second
+
+
+def test_file_systems_are_known_by_what_they_hold_where_they_say_it(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    status = os.stat(tmp_path / "a")
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    found = {}
+    for kind in ("nfs4", "fuse.juicefs", "fuse.sshfs", "cifs", "ext4"):
+        systems = FileSystems()
+        systems.learn({device: (kind, "server:/export")})
+        found[kind] = systems.identify(status, str(tmp_path))
+    assert found["nfs4"] == f"nfs4:server:/export#{status.st_ino}"
+    assert found["fuse.juicefs"] == f"fuse.juicefs:server:/export#{status.st_ino}"
+    assert "#" not in found["fuse.sshfs"] + found["cifs"], "their numbers may change"
+    assert "mount-" in found["fuse.sshfs"]
+    assert found["ext4"].endswith(f"#{status.st_ino}")
+
+
+def test_what_mountinfo_says() -> None:
+    assert sources_of_devices(MOUNTINFO) == {
+        "254:0": ("ext4", "/dev/vda"), "0:55": ("nfs4", "server:/export one"), "0:56": ("fuse.sshfs", "host:/x"),
+        "0:57": ("tmpfs", "tmpfs"),
+    }  # fmt: skip
+    assert mounts_below("/data", MOUNTINFO) == [("41", "0:56", "/part", "/data/be low")]
+    assert mounts_below("/", MOUNTINFO)[0][3] == "/data"
+
+
+def test_a_directory_that_was_replaced_is_another(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    before = mark_of_directory(f"{tmp_path}/data")
+    (tmp_path / "data/new").touch()
+    assert mark_of_directory(f"{tmp_path}/data") == before
+    (tmp_path / "data").rename(tmp_path / "old")
+    (tmp_path / "data").mkdir()
+    assert mark_of_directory(f"{tmp_path}/data") != before
+    assert mark_of_directory(f"{tmp_path}/nowhere") == ""
