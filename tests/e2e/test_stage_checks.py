@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import random
@@ -101,16 +100,18 @@ RANDOM = [Seeded().numpys, Seeded().pythons, of_opencv, of_skimage, of_torchs_ge
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stage_whose_samples_differ_is_refused(make: Any, workers: int) -> None:
     def read() -> None:
-        cached = prefeed.CachedDataset(Numbers(make))
-        list(DataLoader(cached, batch_size=None, num_workers=workers))
+        iterator: Any = iter(DataLoader(prefeed.CachedDataset(Numbers(make)), batch_size=None, num_workers=workers))
+        try:
+            list(iterator)
+        finally:
+            if workers:  # an error that torch raises anew keeps the iterator: its workers would end after 5 s each
+                iterator._shutdown_workers()
 
     with pytest.raises(RandomStageError, match=r"Numbers|draws") as caught:
         read()
     with pytest.raises(RandomStageError):  # nor is anything left of it
         read()
     assert "prefeed.not_random" in str(caught.value)
-    del caught
-    gc.collect()  # an error that torch raises anew refers to itself, and to the iterator that has the workers
 
 
 class Flipped:
