@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ class Dataset:
         view: See ``Opened``.
         listed_at: When the last listing that found this manifest began; see ``Opened``.
         opened_at: When it was last handed to a client, by the server's clock.
+        other_views: Views of other clients that have it, and what reads through them.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Dataset:
     opened_at: float = 0.0
     view: View | None = None
     lookups: int = 0
+    other_views: dict[View | None, Source] = field(default_factory=dict)
 
     @property
     def catalogue(self) -> CatalogueWriter | None:
@@ -76,6 +78,32 @@ class Dataset:
     def entry_keys(self) -> memoryview:
         """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
         return self.manifest.known_keys() if isinstance(self.manifest, CatalogueWriter) else self.manifest.keys
+
+    @property
+    def is_shared(self) -> bool:
+        """True when clients in several mount namespaces have it: the same files, by other paths perhaps."""
+        return bool(self.other_views)
+
+    def is_seen_through(self, view: View | None) -> bool:
+        """Return True when clients of this view were given the dataset."""
+        return view is self.view or view in self.other_views
+
+    def see_through(self, source: Source, view: View | None) -> None:
+        """A client that has this view was given it, whose listing is the same."""
+        if view is self.view:
+            self.renew(source)
+        else:
+            self.other_views[view] = source
+        self.choose_view()
+
+    def choose_view(self) -> None:
+        """Read through a view that is there: whoever showed the one before may have gone."""
+        if self.view is None or self.view.is_attached:
+            return
+        found = next((view for view in self.other_views if view is None or view.is_attached), self.view)
+        if found is not self.view:
+            self.other_views[self.view] = self.source
+            self.view, self.source = found, self.other_views.pop(found)
 
     def renew(self, source: Source) -> bool:
         """A client reaches the origin by this source: so does the server from now on; False when it is another origin."""

@@ -154,6 +154,8 @@ class Handlers:
             self._expect_foreign_readers()
         if connection.view is not None:
             connection.view.detach()
+            for dataset in self.node.datasets.values():
+                dataset.choose_view()
         self._settle_later()
         self.node.reclaim_dead_readers()
 
@@ -255,7 +257,7 @@ class Handlers:
     def _locate(self, connection: Connection, request: m.Locate) -> None:
         for dataset in reversed(self.node.datasets.values()):  # of several listings of a root the newest
             root = dataset.source.url
-            is_seen = is_of_store(root) or dataset.view is connection.view
+            is_seen = is_of_store(root) or dataset.is_seen_through(connection.view)
             is_origin = is_seen and dataset.source.mark == request.mark
             if dataset.catalogue is None and is_origin and is_below(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
-from prefeed.errors import StoreError, ThrottledError, TierFullError
+from prefeed.errors import PassedThroughError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
 from prefeed.server.disk import DiskTier
@@ -263,6 +264,9 @@ class Node:
                 self._fetch_failed(result)
                 continue
             ticket, data = result.job.ticket, result.fetched.data
+            if self.datasets[ticket.dataset].is_shared and is_changed(result):
+                self._fetch_failed(replace(result, fetched=None, error=_changed_in_one_view(result)))
+                continue
             size = len(data) if not isinstance(data, memoryview) else data.nbytes
             self._observe(result, size)
             if changed := is_changed(result):
@@ -400,3 +404,11 @@ class Node:
         self._answerers[token] = answer
         self.fetchers.is_urgent = True
         return token
+
+
+def _changed_in_one_view(result: Result) -> PassedThroughError:
+    """Return what readers of several mount namespaces are told of a file that changed in that of whoever was asked."""
+    path = result.job.manifest.path(result.job.ticket.object_id)
+    return PassedThroughError(
+        f"{path} is another file by now, at least for one of those who listed it: open it", path=path
+    )

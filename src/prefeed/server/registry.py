@@ -19,6 +19,7 @@ from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
+from prefeed.sources.urls import is_of_store
 from prefeed.sources.views import View
 from prefeed.sources.written import Change
 from prefeed.store.tier import stored_bytes
@@ -71,12 +72,12 @@ class Registry:
 
     def add(self, opened: Opened) -> Dataset:
         """It is in use; what the tier holds of it is known, whoever fetched it."""
-        found = self.find(opened.manifest.directory, opened.view)  # a manifest is named after its content
+        found = self.find(opened.manifest.directory, opened.view) or self._same_files(opened)
         if found is not None:
             found.opened_at = self._clock()
             if opened.is_settled:
                 found.listed_at = max(found.listed_at, opened.listed_at)
-            found.renew(opened.source)
+            found.see_through(opened.source, opened.view)
             self.inherit_from_older(found.number)
             return found
         number = 1 + max(self.datasets, default=ORPHANS)
@@ -96,6 +97,16 @@ class Registry:
         self._retire_older(dataset)
         opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
+
+    def _same_files(self, opened: Opened) -> Dataset | None:
+        """Return the dataset of the same files, listed by who sees them in another mount namespace.
+
+        A manifest is named after its content, and its versions say which files they are.
+        """
+        if not isinstance(opened.manifest, Manifest) or is_of_store(opened.source.url):
+            return None
+        alike = (one for one in self.datasets.values() if one.source.url == opened.source.url)
+        return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
 
     def inherit_from_older(self, number: int) -> None:
         """What other listings of the same root have in the tier is this one's, if nobody reads them any more."""

@@ -33,6 +33,7 @@ from prefeed.sources.manifest_writer import (
 )
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
+from prefeed.sources.views import NAMESPACE_DIGITS
 from prefeed.types import ListingProgress
 
 _DIRECTORY: Final = "manifests"
@@ -81,7 +82,7 @@ class ManifestLibrary:
 
     def find(self, url: str, listing_age: float, *, mark: str = "") -> Listed | None:
         """Return the manifest in force if its listing began at most so many seconds ago; None: there is no such one."""
-        found = _try_listed(self.directory_of(url, mark))
+        found = self._last(url, mark)
         return found if found is not None and found.is_as_young(listing_age, self._clock()) else None
 
     def open(
@@ -146,9 +147,17 @@ class ManifestLibrary:
                 _note_time(directory, began_at)
                 return Listed(manifest, began_at)
             except SourceError as err:
-                raise _with_way_out(err, _try_listed(directory), self._clock()) from err
+                raise _with_way_out(err, self._last(url, mark), self._clock()) from err
             finally:
                 source.close()
+
+    def _last(self, url: str, mark: str) -> Listed | None:
+        """Return what was listed last; of a directory that is gone, what this mount namespace had there."""
+        directory = self.directory_of(url, mark)
+        if len(mark) != NAMESPACE_DIGITS:
+            return _try_listed(directory)
+        listed = [found for path in self._root.glob(f"{directory.name}*") if (found := _try_listed(path)) is not None]
+        return max(listed, key=lambda one: one.began_at, default=None)
 
     def find_by_names(self, url: str, *, mark: str = "") -> Listed | None:
         """Return the manifest in force if its directories say that the names are the same now; see ``known_directories``."""

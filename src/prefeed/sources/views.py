@@ -18,6 +18,8 @@ from prefeed.sources.mounts import mounts_below
 _OPENAT2: Final = 437
 _RESOLVE_IN_ROOT: Final = 0x10
 _MOST_TRIES: Final = 100
+NAMESPACE_DIGITS: Final = 8
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -65,6 +67,11 @@ class View:
             if self._attached == 0:
                 self.listed.clear()
                 self._close_unused()
+
+    @property
+    def is_attached(self) -> bool:
+        """True while there is a client whose view this is."""
+        return self._attached > 0
 
     def open(self, path: str, flags: int) -> int:
         """Return a descriptor, as ``os.open``."""
@@ -138,15 +145,21 @@ def open_own_root() -> int:
 def mark_of_directory(path: str) -> str:
     """Return what tells the directory, and all that this process sees below it, from others with that path.
 
-    Empty where there is none. Links that lead out of it are told by the root directory that they are resolved in.
+    The first ``NAMESPACE_DIGITS`` are this process's: links that lead out of the directory are told by the root directory
+    that they are resolved in. Where there is no directory they are all.
     """
     root = open_own_root()
     try:
-        told = [boot_id(), root_identity(root), OWN.identify(os.stat(path), path), mounts_below(os.path.realpath(path))]
-    except OSError:
-        return ""
+        namespace = _digest(boot_id(), root_identity(root))[:NAMESPACE_DIGITS]
     finally:
         os.close(root)
+    try:
+        return namespace + _digest(OWN.identify(os.stat(path), path), mounts_below(os.path.realpath(path)))
+    except OSError:
+        return namespace
+
+
+def _digest(*told: object) -> str:
     return xxh3_64_hexdigest("\0".join(map(repr, told)).encode(errors="surrogateescape"))
 
 

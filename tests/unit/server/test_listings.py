@@ -15,10 +15,12 @@ import pytest
 import prefeed.server.openings as openings
 from desk import Client, Desk, desk
 from prefeed.config import Config
-from prefeed.errors import TransientSourceError
+from prefeed.errors import AccessDeniedError, TransientSourceError
 from prefeed.sources import known_directories, library
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
+from prefeed.sources.store_access import StoreAccess
+from prefeed.sources.views import View
 from prefeed.testing.sources import MemorySource
 from prefeed.types import ObjectInfo
 from prefeed.wire import messages as m
@@ -191,6 +193,73 @@ def test_one_that_fails_is_told_to_those_who_waited_for_it(server: Desk, clock: 
     assert listed(later) == 1
 
 
+class Stores:
+    """Stores with a bucket of one name: each account has its own, and a token that has expired is refused."""
+
+    def __init__(self) -> None:
+        self.listed_by: list[str] = []
+        self.expired: set[str] = set()
+
+    def open(self, _: str, __: Config, *, access: StoreAccess | None, view: View | None) -> Source:
+        assert access is not None
+        assert view is None
+        return Spoken(self, **access.options)
+
+
+class Spoken(MemorySource):
+    def __init__(self, stores: Stores, account: str, token: str) -> None:
+        super().__init__({"a": account.encode()}, url=URL)
+        self.stores, self.token, self.mark = stores, token, account
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        if self.token in self.stores.expired:
+            raise AccessDeniedError(f"{self.token} has expired")
+        self.stores.listed_by.append(self.token)
+        yield from super().list_objects()
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> Stores:
+    made = Stores()
+    monkeypatch.setattr(openings, "open_source", made.open)
+    return made
+
+
+def test_only_who_speaks_to_the_same_account_shares_a_listing(server: Desk, clock: Seconds, stores: Stores) -> None:
+    """The last token is used, and that of another who asked when it is refused; it is also renewed where nothing is listed."""
+
+    def opened(client: Client) -> m.DatasetOpened:
+        while isinstance(answer := client.hear(m.Message), m.Listing):
+            pass
+        assert isinstance(answer, m.DatasetOpened), answer
+        return answer
+
+    def source_of(answer: m.DatasetOpened) -> Spoken:
+        source = server.node.datasets[answer.dataset].source
+        assert isinstance(source, Spoken)
+        return source
+
+    stores.expired = {"old"}
+    clients = [server.connect() for _ in range(3)]
+    told = [{"account": "aa", "token": "new"}, {"account": "aa", "token": "old"}, {"account": "bb", "token": "other"}]
+    for client, options in zip(clients, told, strict=True):
+        client.say(m.OpenDataset(1, URL, options=options))
+    read(server)
+    clock.now += 1
+    first, second, third = map(opened, clients)
+    assert sorted(stores.listed_by) == ["new", "other"]
+    assert (first.dataset, first.manifest_dir) == (second.dataset, second.manifest_dir)
+    assert first.dataset != third.dataset
+    assert Manifest.open(first.manifest_dir).key(0) != Manifest.open(third.manifest_dir).key(0)
+    assert (source_of(first).mark, source_of(third).mark) == ("aa", "bb")
+    clients[1].say(m.OpenDataset(2, URL, math.inf, options={"account": "aa", "token": "newer"}))
+    assert opened(clients[1]).dataset == first.dataset
+    assert source_of(first).token == "newer"
+    clients[2].say(m.OpenDataset(3, URL, manifest_dir=first.manifest_dir, options=told[2]))
+    assert "another endpoint or account" in clients[2].hear(m.Refused).text
+    assert sorted(stores.listed_by) == ["new", "other"]
+
+
 def test_a_directory_of_this_machine_is_listed_at_once(server: Desk) -> None:
     client = server.connect()
     root = server.config.home / "data"
@@ -219,6 +288,27 @@ def ask_by_names(client: Client, root: Path) -> m.DatasetOpened:
         pass
     assert isinstance(answer, m.DatasetOpened), answer
     return answer
+
+
+def test_another_file_behind_a_link_is_another_though_size_and_time_are_the_same(server: Desk, files: Path) -> None:
+    target = files.with_name("target")
+    target.write_bytes(b"1")
+    (files / "link").symlink_to(target)
+    for path in (target, files):
+        os.utime(path, (0, time.time() - 3600))
+    client = server.connect()
+    first = ask_by_names(client, files)
+    assert first.is_settled
+    new = files.with_name("new")
+    new.write_bytes(b"2")
+    os.utime(new, ns=(0, target.stat().st_mtime_ns))
+    new.replace(target)
+    named = ask_by_names(client, files)
+    assert (named.is_settled, named.manifest_dir) == (False, first.manifest_dir)
+    settled = client.ask(m.OpenDataset(2, str(files), manifest_dir=named.manifest_dir, settle=True), m.DatasetOpened)
+    before, now = Manifest.open(first.manifest_dir), Manifest.open(settled.manifest_dir)
+    changed = [now.path(index) for index in range(4) if before.key(index) != now.key(index)]
+    assert changed == ["link"]
 
 
 def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(

@@ -300,6 +300,39 @@ def test_a_directory_is_another_dataset_in_another_view(server: Desk, files: lis
     assert read[1] == Path(f"{jail}{root}", name).read_bytes() != read[0]
 
 
+def test_the_same_files_in_two_views_are_one_dataset_until_one_has_others(
+    server: Desk, files: list[str], jail: Path
+) -> None:
+    for path in files:
+        Path(f"{jail}{path}").unlink()
+        os.link(path, f"{jail}{path}")
+    root = str(Path(files[0]).parent)
+    theirs, ours = server.connect(root=jail), server.connect()
+    numbers = []
+    for client in (theirs, ours):
+        client.say(m.OpenDataset(3, root))
+        while isinstance(opened := client.hear(m.Message), m.Listing):
+            pass
+        assert isinstance(opened, m.DatasetOpened)
+        numbers.append(opened.dataset)
+    assert numbers[0] == numbers[1]
+    manifest = Manifest.open(opened.manifest_dir)
+    shared, changed, last = (Path(root, manifest.path(index)) for index in range(3))
+    for client in (theirs, ours):
+        assert client.ask(m.Demand(11, 0, numbers[0], 0), m.Answered).outcome == Outcome.STORED
+    assert server.tier.get(manifest.key(0)) == shared.read_bytes()
+    assert server.node.statistics().origin_requests == 1
+    Path(f"{jail}{changed}").unlink()
+    Path(f"{jail}{changed}").write_bytes(b"of one view")
+    answer = ours.ask(m.Demand(12, 0, numbers[0], 1), m.Answered)
+    assert (answer.outcome, answer.code) == (Outcome.FAILED, "passed-through")
+    theirs.sock.close()
+    server.turn_until(lambda: server.node.datasets[numbers[0]].view is None)
+    Path(f"{jail}{last}").unlink()
+    assert ours.ask(m.Demand(13, 0, numbers[0], 2), m.Answered).outcome == Outcome.STORED
+    assert server.tier.get(manifest.key(2)) == last.read_bytes()
+
+
 def test_ids_of_one_view_mean_nothing_in_another(server: Desk, files: list[str], jail: Path) -> None:
     """A loader finds another server than it had, one that was started in another container."""
     opened = open_files(server.connect(), files)
