@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import socket
@@ -28,11 +29,15 @@ def boot_name() -> str:
 
     Where the kernel has no boot id, as in some sandboxes, they are of the host name.
     """
+    return hashlib.sha256(boot_id().encode()).hexdigest()[:_NAME_DIGITS]
+
+
+def boot_id() -> str:
+    """Return what tells this boot of this kernel from all others; where the kernel has no boot id, the host name."""
     try:
-        text = BOOT_ID.read_text().strip()
+        return BOOT_ID.read_text().strip()
     except OSError:
-        text = f"host {host_name()}"
-    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]
+        return f"host {host_name()}"
 
 
 def host_name() -> str:
@@ -76,6 +81,17 @@ def is_on_own_disk(path: Path) -> bool:
     """
     there = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
     return filesystem_of(there) in _OWN_TYPES
+
+
+def try_flock(descriptor: int) -> bool:
+    """Return whether there is nothing to wait for: the lock is held, or there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def filesystem_of(path: Path) -> str | None:

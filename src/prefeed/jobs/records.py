@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
-from prefeed.machine import Process, process_mark
+from prefeed.machine import Process, process_mark, try_flock
 from prefeed.sampleset.records import directory_of, names
 from prefeed.sampleset.strict import require_name
 from prefeed.sources.credentials import publish_private, write_private
@@ -178,7 +178,7 @@ class Records:
         file = os.open(self.directory / ".records", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + _PATIENCE_SECONDS
-            while not _try_lock(file) and time.monotonic() < deadline:
+            while not try_flock(file) and time.monotonic() < deadline:
                 select.select([], [], [], _LOOK_AGAIN_SECONDS)
             yield
         finally:
@@ -201,7 +201,7 @@ class Records:
             os.close(file)
 
     def _try_turn(self, file: int, name: str) -> bool:
-        if not _try_lock(file):
+        if not try_flock(file):
             return False
         if not self._before(name):
             self.note(name, phase=RUNNING, started=time.time())
@@ -217,17 +217,6 @@ class Records:
         waiting = [job for job in self.all() if not job.is_over]
         at = next((index for index, job in enumerate(waiting) if job.id == name), len(waiting))
         return waiting[:at] + [job for job in waiting[at + 1 :] if job.phase == RUNNING]
-
-
-def _try_lock(file: int) -> bool:
-    """Return whether the lock is held, or there are no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def all_jobs(config: Config) -> list[tuple[Records, JobRecord]]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import struct
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
+from prefeed.machine import boot_id
 from prefeed.sources.mounts import sources_of_devices
 
 _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
@@ -29,14 +28,6 @@ _AT_EMPTY_PATH: Final = 0x1000
 _MASK = struct.Struct("=I")
 _MOUNT = struct.Struct("=Q")
 _MOUNT_OFFSET: Final = 144
-
-
-def boot_id() -> str:
-    """Return what tells this machine, since it was started, from all others."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 class FileSystems:

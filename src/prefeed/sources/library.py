@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import select
@@ -20,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import SourceError, StoreFormatError
-from prefeed.machine import is_on_own_disk
+from prefeed.machine import is_on_own_disk, try_flock
 from prefeed.sources.known_directories import directories_if_unchanged, known_stamps, note_stamps, stamps_now
 from prefeed.sources.manifest import CURRENT, ENCODING, HEADER, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
@@ -340,19 +339,8 @@ def _locked(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _try_lock(descriptor) and time.monotonic() < deadline:
+        while not try_flock(descriptor) and time.monotonic() < deadline:
             select.select([], [], [], _LOOK_AGAIN_SECONDS)
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Return whether there is nothing to wait for: the lock is held, or there are no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

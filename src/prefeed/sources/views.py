@@ -12,7 +12,8 @@ from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
-from prefeed.sources.filesystems import OWN, FileSystems, boot_id
+from prefeed.machine import boot_id
+from prefeed.sources.filesystems import OWN, FileSystems
 from prefeed.sources.mounts import mounts_below
 
 _OPENAT2: Final = 437

@@ -15,11 +15,11 @@ import os
 from pathlib import Path
 from typing import Final
 
+from prefeed.machine import BOOT_ID
 from prefeed.store.holders import is_open_elsewhere
 from prefeed.store.layout import namespace_paths
 
 _OWN: Final = "/proc/self/ns/pid"
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _UNKNOWN: Final = "unknown"
 _log = logging.getLogger("prefeed")
 
@@ -97,4 +97,4 @@ def say_in_use_elsewhere(directory: Path) -> None:
 
 @functools.cache
 def _boot_id() -> str:
-    return _BOOT_ID.read_text().strip()
+    return BOOT_ID.read_text().strip()

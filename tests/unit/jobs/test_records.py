@@ -89,7 +89,7 @@ def test_a_job_of_another_node_is_not_ended_from_here(records: Records, on_node:
 
 def test_one_of_all_who_claim_a_job_has_it(records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen that there is none, or that it is over; the one that is late writes nothing."""
-    monkeypatch.setattr(records_module, "_try_lock", lambda _: True)
+    monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     records.directory.mkdir()
     on_node("a")
     records.claim(job("j", created=1))
@@ -130,7 +130,7 @@ def test_two_nodes_do_not_run_at_once_without_locks(
     records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch, clocks: str
 ) -> None:
     """Whoever came first runs, also when the clock of the other one says that it did."""
-    monkeypatch.setattr(records_module, "_try_lock", lambda _: True)
+    monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     waited: list[list[str]] = []
     on_node("a")
     recorded(records, job("first", created=10))
@@ -151,7 +151,7 @@ def test_two_nodes_do_not_run_at_once_without_locks(
 def test_two_that_begin_at_once_see_each_other(
     records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_module, "_try_lock", lambda _: True)
+    monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     on_node("b")
     recorded(records, job("j", created=2))
     note = Records.note

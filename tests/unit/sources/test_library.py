@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prefeed import machine
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources import library as library_module
@@ -181,7 +182,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The home may be mounted by other nodes: what is unlinked is lost to them, and locks may exclude nobody."""
     for module in (library_module, manifest_writer):
         monkeypatch.setattr(module, "is_on_own_disk", lambda _: False)
-    monkeypatch.setattr(library_module.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(machine.fcntl, "flock", lambda *_: None)
 
 
 def renewed(library: ManifestLibrary, source: CountingSource, content: bytes) -> Manifest:
@@ -230,6 +231,6 @@ def test_a_lock_that_nobody_gives_back_holds_up_nobody_for_ever(
     def refuse(*_: object) -> None:
         raise type(error)(*error.args)  # one that is raised again holds on to what was open
 
-    monkeypatch.setattr(library_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(machine.fcntl, "flock", refuse)
     monkeypatch.setattr(library_module, "_PATIENCE_SECONDS", 0.0)
     assert library.open("s3://bucket/p", source_factory=lambda _: source).num_objects == 2
