@@ -14,7 +14,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 
-.PHONY: help demo bench check lint format test test-all test-frameworks gpu system clean
+.PHONY: help demo bench check lint format test test-all test-frameworks soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 	@for name in $(FRAMEWORKS); do \
 	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
 	done
+
+soak: $(VENV)/.installed-dev system  ## ten minutes of kills, pauses and failures at random, every byte compared
+	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
 
 gpu: $(VENV)/.installed-dev  ## the tests and the benchmark that need a CUDA device, figures in build/; fails without one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make gpu: torch sees no CUDA device")'
