@@ -94,8 +94,8 @@ def error_of_killed_worker(loader: Any) -> int:
 
 @pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_killed_trainer(root: Path, workers: str) -> None:
-    """Its plan ends, its transients are freed, its residents stay for the next."""
+def test_killed_trainer(root: Path, sandbox: Sandbox, workers: str) -> None:
+    """Its plan ends, its transients are freed, its residents stay for the next, and no worker outlives it."""
     with trainer(root, "--gated", "--workers", workers) as first:
         first.step()
         wait_for(lambda: prefeed.statistics().transient_objects > 0, "transients to be fetched")
@@ -106,6 +106,7 @@ def test_killed_trainer(root: Path, workers: str) -> None:
         kill(first.pid)
         wait_for(lambda: (found := status()) is not None and found.plans == 0, "the plan to end")
         wait_for(lambda: prefeed.statistics().transient_objects == 0, "the transients to be freed")
+        wait_for(lambda: processes_of(sandbox) == [server], "workers that nobody reads from to end")
     before = prefeed.statistics()
     assert before.resident_objects > 0
     with trainer(root, "--workers", workers) as second:
@@ -114,7 +115,6 @@ def test_killed_trainer(root: Path, workers: str) -> None:
     assert server_pid() == server
     assert after.origin_requests - before.origin_requests <= 1.1 * (NUM_OBJECTS - before.resident_objects) + 16
     assert after.transient_objects <= 30  # at most what it had fetched for an epoch that did not come
-    # Its workers are torch's affair: one that waits to hand over a batch outlives a killed parent, without prefeed too.
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

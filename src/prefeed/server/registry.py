@@ -29,8 +29,8 @@ ORPHANS: Final = 0
 """Number of the dataset of entries that no open manifest names, left by an earlier server."""
 
 
-_RETIRE_SECONDS: Final = 600.0
-"""A client that was handed a dataset has opened its manifest after that long."""
+_RETIRE_SECONDS: Final = 30.0
+"""A client that was handed a dataset has opened its manifest after that long; one that was held up opens it anew."""
 
 
 class Registry:

@@ -6,10 +6,11 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from multiprocessing import util
-from typing import Any
+from typing import Any, Final
 
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
@@ -25,6 +26,9 @@ from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
+
+_BEFORE_QUEUES_ARE_JOINED: Final = -4
+"""``multiprocessing.Queue`` joins its thread at -5."""
 
 
 class Served:
@@ -250,5 +254,15 @@ class WorkerStart:
                 served.writes.begin()
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place
+        util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
         if self._then is not None:
             self._then(worker_id)
+
+
+def _end_orphan(loader: int) -> None:
+    """End a worker whose loader was killed: torch's own would wait for ever, for somebody to read its last batches.
+
+    What it has open, the tier and its connection, would count as in use for as long.
+    """
+    if os.getppid() != loader:
+        os._exit(1)
