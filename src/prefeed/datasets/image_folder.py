@@ -100,8 +100,8 @@ def _class_and_directory(directory: bytes) -> tuple[str, str]:
 
 def _are_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
     """Return which objects lie in a class folder and are called as images are, shape (num_objects,)."""
-    blob = np.frombuffer(manifest.contents()["paths"], np.uint8)
-    bounds = np.frombuffer(manifest.contents()["offsets"], np.uint64).astype(np.int64)
+    blob = np.frombuffer(manifest.path_blob, np.uint8)
+    bounds = manifest.offsets.astype(np.int64)
     starts, ends = bounds[:-1], bounds[1:]
     slashes = np.flatnonzero(blob == ord("/"))
     first = np.searchsorted(slashes, starts)

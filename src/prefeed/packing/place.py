@@ -19,8 +19,9 @@ from prefeed.packing.environment import DATA_FILE, LOCK_FILE
 from prefeed.packing.journal import JOURNAL_NAME
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.objectstore import ObjectStoreSource
-from prefeed.sources.pack_index import INDEX_NAME, PackIndex, sync_directory, write_durably
+from prefeed.sources.pack_index import INDEX_NAME, PackIndex, write_durably
 from prefeed.sources.packed import PackedSource
+from prefeed.sources.private_files import sync
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
 from prefeed.types import Buffer
@@ -135,7 +136,7 @@ class LocalPlace:
     def publish(self, written: Path, name: str) -> None:
         """See ``Place.publish``."""
         os.replace(written, self.work / name)
-        sync_directory(self.work)
+        sync(self.work)
 
     def withdraw(self, names: Iterable[str]) -> None:
         """See ``Place.withdraw``."""

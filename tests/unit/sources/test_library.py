@@ -103,7 +103,7 @@ def test_an_origin_that_cannot_be_listed_now_is_an_error_that_names_the_old_list
 
 def test_a_damaged_manifest_is_built_again(library: ManifestLibrary, source: CountingSource) -> None:
     old = library.open("s3://bucket/p", source_factory=lambda _: source)
-    (old.directory / "offsets").write_bytes(b"short")
+    (old.directory / "columns").write_bytes(b"short")
     library.open("s3://bucket/p", source_factory=lambda _: source).validate()
     (library.directory_of("s3://bucket/p") / "current").write_text("../..")
     library.open("s3://bucket/p", source_factory=lambda _: source).validate()
