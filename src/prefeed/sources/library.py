@@ -362,7 +362,7 @@ def _say_damaged(directory: Path, err: ManifestDamagedError) -> None:
         which = str(directory), 0
     if which not in _said:
         _said.add(which)
-        _log.warning("prefeed: %s; what it lists is listed anew", err)
+        _log.warning("prefeed: %s; what it lists is listed anew", str(err))
 
 
 def _is_in_force(manifest: Manifest) -> bool:
