@@ -137,11 +137,12 @@ class _Walk:
         try:
             with self._scandir(relative) as entries:
                 while batch := list(islice(entries, _ENTRIES)):
-                    for entry in batch:
-                        if entry.is_file(follow_symlinks=False):
-                            names.append(entry.name)
-                        else:
-                            self._take_other(entry, relative, chain, names, below)
+                    files = [entry.name for entry in batch if entry.is_file(follow_symlinks=False)]
+                    names += files
+                    if len(files) != len(batch):
+                        for entry in batch:
+                            if not entry.is_file(follow_symlinks=False):
+                                self._take_other(entry, relative, chain, names, below)
                     self._num_found += len(batch)
         except FileNotFoundError:
             self._is_whole = False  # removed while the listing was under way

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,13 +64,6 @@ class FileTable:
     systems: NDArray[np.uint64]
     is_beside: NDArray[np.bool_]
 
-    @classmethod
-    def unknown(cls, num_files: int) -> FileTable:
-        """Return a table of files of which nothing is known."""
-        numbers = np.zeros((2, num_files), np.uint64)
-        sizes, changed_ns = np.full(num_files, -1, np.int64), np.zeros(num_files, np.int64)
-        return cls(sizes, changed_ns, numbers[0], numbers[1], np.zeros(num_files, np.bool_))
-
     def take(self, ids: NDArray[Any]) -> FileTable:
         """Return the lines of these files: their ids, or a mask."""
         return FileTable(
@@ -121,8 +115,10 @@ class _Questions:
         self._view = view
         self._file_systems = OWN if view is None else view.file_systems
         self._is_strict = strict
-        self._table = FileTable.unknown(len(paths))
+        self._num_files = len(paths)
         self._num_asked = self._num_bytes = 0
+        self._answers: dict[int, tuple[array[int], int]] = {}  # by id of the first file; and the directory's device
+        self._numbers: dict[int, tuple[int, bool]] = {}
         tasks: list[tuple[bytes, int, list[bytes]]] = []
         at = 0
         for directory, found in groupby(paths, key=lambda path: path[: path.rfind(b"/") + 1]):
@@ -136,31 +132,40 @@ class _Questions:
     def asked(self, progress: ListingProgress | None) -> FileTable:
         def report() -> None:
             if progress is not None:
-                progress(len(self._table.sizes), self._num_bytes)
+                progress(self._num_files, self._num_bytes)
 
         work_off(self._todo, self._ask, found=lambda: self._num_asked, report=report)
-        return self._table
+        return self._table()
 
     def _ask(self, task: tuple[bytes, int, list[bytes]]) -> None:
-        """Fill the lines of some files of one directory."""
+        """Ask some files of one directory."""
         relative, start, names = task
         directory = self._prefix + relative
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        found: list[int] = []
+        own = 0
         try:
             path = os.fsdecode(directory)
             descriptor = os.open(path, flags) if self._view is None else self._view.open(path, flags)
         except OSError as err:
             self._note_error(err, directory)
+            found += _GONE * len(names)
         else:
             try:
-                self._fill(start, descriptor, directory, names)
+                own = os.fstat(descriptor).st_dev
+                self._ask_names(names, descriptor, directory, found)
+                self._know(own, descriptor)
+                for device in set(found[3::4]) - self._numbers.keys() - {0}:  # what links lead to
+                    self._know(device, os.fsdecode(directory + names[found[3::4].index(device)]))
             finally:
                 os.close(descriptor)
+        self._answers[start] = _packed(found), own
         self._num_asked += len(names)
+        self._num_bytes += sum(found[::4])
 
-    def _fill(self, start: int, descriptor: int, directory: bytes, names: list[bytes]) -> None:
-        found: list[int] = []
-        ask, is_file, kind = self._question(directory), stat.S_IFREG, stat.S_IFMT
+    def _ask_names(self, names: list[bytes], descriptor: int, directory: bytes, found: list[int]) -> None:
+        """Append size, time, inode and device of each file."""
+        ask, type_bits, is_file = self._question(directory), 0o170000, stat.S_IFREG
         for name in names:
             try:
                 status = ask(name, dir_fd=descriptor)
@@ -168,22 +173,27 @@ class _Questions:
                 self._note_error(err, directory + name)
                 found += _GONE
                 continue
-            if kind(status.st_mode) == is_file:
+            if status.st_mode & type_bits == is_file:
                 found += (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
             else:
                 found += _GONE
-        sizes, changed_ns, inodes, devices = _columns(found)
-        lines, table, own = slice(start, start + len(names)), self._table, os.fstat(descriptor).st_dev
-        table.sizes[lines], table.changed_ns[lines] = sizes, changed_ns
-        table.is_beside[lines] = devices == own
-        for device in {own} if table.is_beside[lines].all() else set(devices[sizes >= 0].tolist()):
-            where = descriptor if device == own else os.fsdecode(directory + names[devices.tolist().index(device)])
-            number, is_numbered = self._file_systems.number(device, where)
+
+    def _know(self, device: int, where: str | int) -> None:
+        if device not in self._numbers:
+            self._numbers[device] = self._file_systems.number(device, where)
+
+    def _table(self) -> FileTable:
+        answers = [self._answers[start] for start in sorted(self._answers)]
+        joined = b"".join(answer.tobytes() for answer, _ in answers)
+        sizes, changed_ns, inodes, devices = np.ascontiguousarray(np.frombuffer(joined, np.int64).reshape(-1, 4).T)
+        own = np.repeat(np.array([device for _, device in answers], np.int64), [len(one) // 4 for one, _ in answers])
+        systems = np.zeros(self._num_files, np.uint64)
+        for device, (number, is_numbered) in self._numbers.items():
             is_on = devices == device
-            table.systems[lines][is_on] = number
-            if is_numbered:
-                table.inodes[lines][is_on] = inodes.view(np.uint64)[is_on]
-        self._num_bytes += int(np.maximum(sizes, 0).sum())
+            systems[is_on] = number
+            if not is_numbered:
+                inodes[is_on] = 0
+        return FileTable(sizes, changed_ns, inodes.view(np.uint64), systems, devices == own)
 
     def _question(self, directory: bytes) -> Any:
         """Return what asks for a name in an open directory; links lead where the view's process would find them."""
@@ -202,10 +212,9 @@ class _Questions:
             raise_translated(err, os.fsdecode(path), listing=True)
 
 
-def _columns(found: list[int]) -> NDArray[np.int64]:
-    """Return size, time, inode and device of files, shape (4, num_files); what is larger wraps around."""
+def _packed(numbers: list[int]) -> array[int]:
+    """Return numbers of 8 bytes each; what is larger wraps around."""
     try:
-        numbers = np.array(found, np.int64)
+        return array("q", numbers)
     except OverflowError:
-        numbers = np.array([number & _BITS for number in found], np.uint64).view(np.int64)
-    return np.ascontiguousarray(numbers.reshape(-1, 4).T)
+        return array("q", array("Q", [number & _BITS for number in numbers]).tobytes())
