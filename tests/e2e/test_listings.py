@@ -337,9 +337,7 @@ def test_who_wants_an_old_listing_says_so(root: Path, place: Place, monkeypatch:
 
 
 @pytest.mark.parametrize("column", ["paths", "offsets"])
-def test_a_damaged_listing_never_names_a_file_wrongly(
-    root: Path, monkeypatch: pytest.MonkeyPatch, column: str
-) -> None:
+def test_a_damaged_listing_never_names_a_file_wrongly(root: Path, monkeypatch: pytest.MonkeyPatch, column: str) -> None:
     """Found on the disk by the next server: one line in its log, and the listing is made anew though an old one would do."""
     monkeypatch.setenv("PREFEED_LISTING_AGE", "inf")
     assert seen(str(root)) == expected(root)

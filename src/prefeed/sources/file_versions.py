@@ -1,7 +1,7 @@
 """Sizes and versions of files, as columns: which file each one is, and when it last changed.
 
-A version is a record of four numbers of 8 bytes, as hexadecimal digits: nanoseconds of the last change, size, inode, and
-file system. So the versions of many files are made by one conversion of an array, and not one by one.
+A version is a record as hexadecimal digits: a mark that it is a file's, and four numbers of 8 bytes, nanoseconds of the last
+change, size, inode, and file system. So the versions of many files are made by one conversion of an array, and not one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _FILES: Final = 200
 """Files of one directory that a thread asks in a row."""
 
 _BITS: Final = 2**64 - 1
-_RECORD: Final = struct.Struct(">QQQQ")
+_RECORD: Final = struct.Struct(">4sQQQQ")
+_MARK: Final = b"file"
+_RECORDS: Final = np.dtype([("mark", "S4"), ("numbers", ">u8", 4)])
 _GONE: Final = (-1, 0, 0, 0)
 
 
@@ -43,7 +45,17 @@ def version_of(status: os.stat_result, where: str | int, file_systems: FileSyste
     """
     number, is_numbered = file_systems.number(status.st_dev, where)
     inode = status.st_ino if is_numbered else 0
-    return _RECORD.pack(status.st_mtime_ns & _BITS, status.st_size, inode, number).hex()
+    return _RECORD.pack(_MARK, status.st_mtime_ns & _BITS, status.st_size, inode, number).hex()
+
+
+def changed_ns_of(version: str) -> int | None:
+    """Return when a file of this version last changed; None when it is not the version of a file."""
+    if len(version) != 2 * _RECORD.size or not version.startswith(_MARK.hex()):
+        return None
+    try:
+        return int.from_bytes(bytes.fromhex(version)[4:12], "big", signed=True)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +84,11 @@ class FileTable:
 
     def versions(self) -> list[bytes]:
         """Return the version of each file, as ``version_of``; of what is no file it means nothing."""
-        records = np.empty((len(self.sizes), 4), ">u8")  # records: (num_files, 4)
+        records = np.empty(len(self.sizes), _RECORDS)
+        records["mark"] = _MARK
         columns = self.changed_ns.view(np.uint64), self.sizes.view(np.uint64), self.inodes, self.systems
         for at, column in enumerate(columns):
-            records[:, at] = column
+            records["numbers"][:, at] = column
         digits: list[bytes] = np.array(
             [] if not len(records) else np.frombuffer(records.tobytes().hex().encode("ascii"), f"S{2 * _RECORD.size}")
         ).tolist()

@@ -222,7 +222,7 @@ def test_stat_files_is_told_nothing_by_what_cannot_be_asked(tmp_path: Path) -> N
     os.utime(tmp_path / "a.bin", ns=(5, 7))
     sizes, versions = stat_files([f"{tmp_path}/a.bin", f"{tmp_path}/missing", "nul\0byte", f"{tmp_path}/a.bin/below"])
     assert (sizes, versions[1:]) == ([3, -1, -1, -1], ["", "", ""])
-    assert versions[0].startswith(f"{7:016x}{3:016x}{(tmp_path / 'a.bin').stat().st_ino:016x}")
+    assert versions[0].startswith(f"{b'file'.hex()}{7:016x}{3:016x}{(tmp_path / 'a.bin').stat().st_ino:016x}")
 
 
 def test_directories_are_read_at_the_same_time_where_the_storage_is_slow(
