@@ -330,6 +330,26 @@ def test_names_are_those_that_a_walk_finds_in_the_order_of_their_bytes(tmp_path:
                            "to directory/y"}  # fmt: skip
 
 
+def test_what_vanishes_meanwhile_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "vanishing", "two"):
+        (tmp_path / name).mkdir()
+    for index in range(20):
+        (tmp_path / f"{index:02}").touch()
+    stat = os.stat
+
+    def vanish(path: Any, **how: Any) -> os.stat_result:
+        if os.fsencode(path).endswith(b"/vanishing"):
+            raise FileNotFoundError
+        return stat(path, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", vanish)
+        names = PosixSource(str(tmp_path)).list_names()
+    assert split_paths(names.blob, names.offsets) == [f"{index:02}".encode() for index in range(20)]
+    assert [directory.path for directory in names.directories if directory.path] in ([b"one", b"two"], [b"two", b"one"])
+    assert not names.is_whole
+
+
 def test_versions_in_columns_are_those_of_each_file(tmp_path: Path) -> None:
     """Also of links to another file system, and of times and inodes that no signed number holds."""
     make_tree(tmp_path)
