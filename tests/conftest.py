@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    warm.spare_the_disk()
     warm.install()
 
 

@@ -67,6 +67,7 @@ def test_change_before_the_first_fetch(tmp_path: Path) -> None:
     """Not in the cache yet: the bytes that are there now are read, each time anew, and never kept."""
     root = make_image_folder(tmp_path / "data")
     objects = prefeed.datasets.Objects(root)
+    objects.prefeed_state()  # sizes and times are known, which a dataset asks for before its first read
     change(image_files(root)[4])
     for _ in range(2):
         assert epoch(objects) == contents(root)

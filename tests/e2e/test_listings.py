@@ -24,6 +24,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.datasets.origin import Origin
 from prefeed.errors import SourceError
+from prefeed.sources.manifest import Manifest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -325,12 +326,34 @@ def test_who_wants_an_old_listing_says_so(root: Path, place: Place, monkeypatch:
         )
     monkeypatch.setenv("PREFEED_LISTING_AGE", "inf")
     assert len(prefeed.datasets.Objects(place.url)) == len(first)
-    assert len(prefeed.datasets.Objects(place.url, listing_age=0)) == len(first) + 1
+    latest = prefeed.datasets.Objects(place.url, listing_age=0)
+    assert latest[len(first)]  # it is in force when something of it was read
+    assert len(latest) == len(first) + 1
     monkeypatch.setenv("PREFEED_ENABLED", "0")
     add_class(root)
     place.apply()
     assert len(prefeed.datasets.Objects(place.url)) == len(first) + 1
     assert len(prefeed.datasets.Objects(place.url, listing_age=0)) == len(first) + 2
+
+
+@pytest.mark.parametrize("column", ["paths", "offsets"])
+def test_a_damaged_listing_never_names_a_file_wrongly(root: Path, monkeypatch: pytest.MonkeyPatch, column: str) -> None:
+    """Found on the disk by the next server: one line in its log, and the listing is made anew though an old one would do."""
+    monkeypatch.setenv("PREFEED_LISTING_AGE", "inf")
+    assert seen(str(root)) == expected(root)
+    with NodeClient.connect(current()) as node:
+        log = node.connection.runtime_dir / "server.log"
+        file = Path(node.open_dataset(str(root), listing_age=math.inf).manifest_dir) / "columns"
+        node.stop()
+    manifest = Manifest.open(file.parent)
+    data = bytearray(file.read_bytes())
+    at = data.rindex(manifest.path_blob if column == "paths" else manifest.offsets.data)
+    del manifest
+    data[at + 6 if column == "paths" else at + 8] ^= 1  # class0 becomes class1; the second path begins elsewhere
+    file.write_bytes(data)
+    assert seen(str(root)) == expected(root)
+    assert log.read_text().count(f"its column '{column}' is not what was written") == 1
+    assert prefeed.statistics().errors == {}
 
 
 def test_an_origin_that_is_gone_is_an_error_and_the_old_listing_can_be_had(root: Path) -> None:

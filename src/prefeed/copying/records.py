@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from prefeed.config import Config
 from prefeed.machine import host_name
+from prefeed.sources.private_files import make_private
 from prefeed.store.directory import is_private
 
 FORMAT: Final = 1
@@ -116,7 +117,7 @@ def write_record(record: CopyRecord, config: Config) -> None:
     directory = Path(record.directory)
     _replace(directory / MARKER, text)
     with contextlib.suppress(OSError):  # lists would miss a copy on disk; nothing else needs it
-        _home_file(record.directory, config).parent.mkdir(parents=True, exist_ok=True)
+        make_private(_home_file(record.directory, config).parent)
         _replace(_home_file(record.directory, config), text)
 
 

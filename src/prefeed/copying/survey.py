@@ -9,7 +9,8 @@ from pathlib import Path
 
 from prefeed.copying.versions import FoundFile
 from prefeed.errors import EmptyListingError
-from prefeed.sources.posix import Chain, PosixSource
+from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.types import ListingProgress, ObjectInfo
 
@@ -29,10 +30,11 @@ class PosixTree(PosixSource):
         status = target.stat()
         self._target = (status.st_dev, status.st_ino)
 
-    def _scan(self, relative: str, chain: Chain) -> tuple[list[str], list[tuple[str, Chain]]]:
-        if relative:
-            self.directories.append(relative.rstrip("/"))  # from several threads: append needs no lock
-        return super()._scan(relative, chain | {self._target})
+    def list_names(self, *, progress: ListingProgress | None = None) -> FileNames:
+        """Return the names of every file, and note the directories."""
+        names = list_names(self.url, progress=progress, avoid=frozenset({self._target}))
+        self.directories = [os.fsdecode(directory.path) for directory in names.directories if directory.path]
+        return names
 
 
 def list_all(source: Source, progress: ListingProgress) -> list[ObjectInfo]:

@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from prefeed.sources.file_versions import changed_ns_of
 from prefeed.types import ObjectInfo
 
-_TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+(?:-.*[#/].*)?")
+_TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+")
 _LEAST_NANOSECONDS: Final = 10**12
 """Smaller numbers are seconds: stores without etags tell those."""
 
@@ -33,6 +34,9 @@ COARSEST_STEP: Final = 2 * 10**9
 
 def time_of(version: str) -> int:
     """Return the time in nanoseconds that a copy of this version has."""
+    changed_ns = changed_ns_of(version)
+    if changed_ns is not None and changed_ns >= 0:
+        return min(changed_ns, _MOST_NANOSECONDS)
     match = _TIME_AND_SIZE.fullmatch(version)
     if match is None:
         return xxh3_64_intdigest(version.encode("utf-8", "surrogateescape")) % _MOST_SECONDS * _NANOSECONDS

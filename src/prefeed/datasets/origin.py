@@ -136,7 +136,8 @@ class Origin:
         except (PrefeedError, OSError) as err:
             print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
             mark = listing_mark(open_source(self._given, self.config))
-            self.manifest = ManifestLibrary(self.config.home).settle(self.manifest, mark=mark).manifest
+            library = ManifestLibrary(self.config.home)
+            self.manifest = library.settle(self.manifest, mark=mark, began_at=self.listed_at).manifest
             self._dataset = None
         self._is_settled = True
         return self.manifest

@@ -25,6 +25,12 @@ class StoreFormatError(StoreError):
     code = "store-format"
 
 
+class ManifestDamagedError(StoreFormatError):
+    """What a manifest holds is not what was written."""
+
+    code = "manifest-damaged"
+
+
 class EntryFormatError(StoreError):
     """The bytes are no entry of a stage cache, are damaged, or hold what may not be decoded."""
 

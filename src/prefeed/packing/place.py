@@ -19,8 +19,9 @@ from prefeed.packing.environment import DATA_FILE, LOCK_FILE
 from prefeed.packing.journal import JOURNAL_NAME
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.objectstore import ObjectStoreSource
-from prefeed.sources.pack_index import INDEX_NAME, PackIndex, sync_directory, write_durably
+from prefeed.sources.pack_index import INDEX_NAME, PackIndex, write_durably
 from prefeed.sources.packed import PackedSource
+from prefeed.sources.private_files import make_private, sync
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
 from prefeed.types import Buffer
@@ -135,7 +136,7 @@ class LocalPlace:
     def publish(self, written: Path, name: str) -> None:
         """See ``Place.publish``."""
         os.replace(written, self.work / name)
-        sync_directory(self.work)
+        sync(self.work)
 
     def withdraw(self, names: Iterable[str]) -> None:
         """See ``Place.withdraw``."""
@@ -169,7 +170,7 @@ class StorePlace:
 
     def prepare(self) -> None:
         """See ``Place.prepare``."""
-        self.work.mkdir(parents=True, exist_ok=True)
+        make_private(self.work)
         if (self.work / JOURNAL_NAME).exists():
             return
         source = open_plain_source(self.url, self._config)

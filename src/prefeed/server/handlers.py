@@ -26,6 +26,7 @@ from prefeed.server.registry import is_below
 from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
+from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
 from prefeed.sources.written import WrittenFiles
@@ -214,14 +215,10 @@ class Handlers:
                 m.DatasetOpened(token, dataset.number, str(manifest.directory), manifest.uid, dataset.listed_at),
             )
 
-        def found(dataset: Dataset, found_at: float) -> None:
-            self._openings.renew(dataset, request.url, reach)
-            manifest = dataset.manifest
+        def found(number: int, manifest: Manifest, found_at: float) -> None:
             self.loop.send(
                 connection,
-                m.DatasetOpened(
-                    token, dataset.number, str(manifest.directory), manifest.uid, found_at, is_settled=False
-                ),
+                m.DatasetOpened(token, number, str(manifest.directory), manifest.uid, found_at, is_settled=False),
             )
 
         waiter = self._waiter(connection, token, opened, found if request.by_names else None)
@@ -245,7 +242,7 @@ class Handlers:
         connection: Connection,
         token: int,
         opened: Callable[[Dataset], None],
-        found: Callable[[Dataset, float], None] | None = None,
+        found: Callable[[int, Manifest, float], None] | None = None,
     ) -> Waiter:
         return Waiter(
             opened=opened,

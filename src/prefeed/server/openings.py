@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,9 @@ _GATHER_SECONDS = 0.1
 _RANKS_SECONDS = 1.0
 """The same when ranks of a job ask, unless all of this node have asked before."""
 
+_KEPT_SECONDS = 600.0
+"""So long copies of a dataset that was made by names get the sizes and versions that the first one got, whatever is listed since."""
+
 _Open = Callable[[ListingProgress], Opened]
 _Result = TypeVar("_Result")
 _Key = tuple[str, str, str]
@@ -48,8 +52,9 @@ class Waiter:
     opened: Callable[[Dataset], None]
     failed: Callable[[PrefeedError], None]
     listing: ListingProgress
-    found: Callable[[Dataset, float], None] | None = None
-    """Told the dataset, and when it was found, when only its names are of then; None: waits for sizes and versions too."""
+    found: Callable[[int, Manifest, float], None] | None = None
+    """Told the dataset's number, 0 if it has none yet, its manifest, and when it was found, when only its names are of then;
+    None: waits for sizes and versions too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,16 @@ class _Settling:
     """Sizes and times of one manifest's files, being asked for or known.
 
     Attributes:
+        key: See ``_Listing``.
+        listed_at: When the names were found last, in seconds since 1970.
         waiters: Who waits for them.
         is_running: They are being asked for.
         is_due: They are to be asked for once more: it was found by its names meanwhile.
         result: The dataset with them, since the last time that they were asked for.
     """
 
+    key: _Key
+    listed_at: float = 0.0
     waiters: list[Waiter] = field(default_factory=list)
     is_running: bool = True
     is_due: bool = False
@@ -169,10 +178,13 @@ class Openings:
             return None if found is None else self._opened_of(asked, found)
 
         def done(found: Opened | None) -> None:
-            if found is None:
-                self._list(key, asked, waiter, listing_age, ranks)
-            else:
+            settling = None if found is not None else self._young_settling(key, listing_age)
+            if found is not None:
                 waiter.opened(self._add_dataset(found))
+            elif settling is not None:
+                settling.waiters.append(waiter)
+            else:
+                self._list(key, asked, waiter, listing_age, ranks)
 
         self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
 
@@ -210,13 +222,14 @@ class Openings:
             return self._listed(ways[0], progress, may_be_found=may_be_found)
 
         def opened(result: Opened) -> None:
-            dataset = self._add_dataset(result)
             if result.view is not None:
                 result.view.listed.add(root)
             if not result.is_settled:
-                self._settle(dataset.manifest.directory, ways[-1])
+                self._found(listing, result, ways[-1])
+                return
+            dataset = self._add_dataset(result)
             for waiter in self._end_listing(listing):
-                _tell(waiter, dataset, result)
+                waiter.opened(dataset)
 
         def failed(error: PrefeedError) -> None:
             for waiter in self._end_listing(listing):
@@ -231,10 +244,34 @@ class Openings:
     def _listed(self, asked: _Asked, progress: ListingProgress, *, may_be_found: bool) -> Opened:
         source = self.source_of(asked.url, asked.reach)
         mark = _mark_of(source, _view_of(source.url, asked.reach))
-        if may_be_found and (by_names := self._library.find_by_names(asked.url, mark=mark)) is not None:
-            return self._opened_of(asked, by_names)
+        if may_be_found:
+            by_names = self._library.find_by_names(source, progress=progress, mark=mark)
+            if by_names is not None:
+                return self._opened_of(asked, by_names)
         found = self._library.open_listed(asked.url, source_factory=lambda _: source, progress=progress, mark=mark)
         return self._opened_of(asked, found)
+
+    def _found(self, listing: _Listing, result: Opened, asked: _Asked) -> None:
+        """Names are of now; who is told of them may not read anything before the files were asked."""
+        manifest = result.manifest
+        assert isinstance(manifest, Manifest)
+        number = self._add_dataset(result).number if manifest.is_settled else 0  # nothing can be read by mere names
+        settling = self._settle(manifest.directory, asked, listing.key, listed_at=result.listed_at)
+        for directory, other in list(self._settlings.items()):
+            is_old = result.listed_at - other.listed_at > _KEPT_SECONDS
+            if other.key == listing.key and not other.is_running and is_old:
+                del self._settlings[directory]
+        for waiter in self._end_listing(listing):
+            if waiter.found is None:
+                settling.waiters.append(waiter)
+            else:
+                waiter.found(number, manifest, result.listed_at)
+
+    def _young_settling(self, key: _Key, age_seconds: float) -> _Settling | None:
+        """Return what is about to be the manifest in force, when that is young enough."""
+        now = time.time()
+        running = (one for one in self._settlings.values() if one.is_running and one.key == key and one.listed_at)
+        return next((one for one in running if now - one.listed_at <= age_seconds), None)
 
     def _end_listing(self, listing: _Listing) -> list[Waiter]:
         """Return who waited for the listing that is done; the next one begins if somebody waits for it."""
@@ -264,33 +301,36 @@ class Openings:
         self._require_own(directory)
         if reach.view is not None:
             raise PrefeedError(f"{directory.name} was not listed in this client's mount namespace")
-        asked = _Asked(url, reach)
+        asked, key = _Asked(url, reach), (canonical_url(url), "", "")
         settling = self._settlings.get(directory)
         if settling is None:
-            settling = self._settle(directory, asked)
+            settling = self._settle(directory, asked, key)
         if settling.result is not None and self._find_dataset(settling.result.manifest.directory, None) is None:
-            settling = self._settle(directory, asked)  # it was let go of meanwhile
+            settling = self._settle(directory, asked, key)  # it was let go of meanwhile
         if settling.result is not None:
             waiter.opened(settling.result)
         else:
             settling.waiters.append(waiter)
 
-    def _settle(self, directory: Path, asked: _Asked) -> _Settling:
-        """Ask all files of a manifest for size and time, from now on."""
+    def _settle(self, directory: Path, asked: _Asked, key: _Key, *, listed_at: float = 0.0) -> _Settling:
+        """Ask all files of a manifest for size and time, from now on; its names are of then, or of nobody knows when."""
         settling = self._settlings.get(directory)
         if settling is not None and settling.is_running:
             settling.is_due = True  # those that were asked may have changed: all are asked once more
+            settling.listed_at = max(settling.listed_at, listed_at)
         else:
-            settling = self._settlings[directory] = _Settling()
+            settling = self._settlings[directory] = _Settling(key, listed_at)
             self._ask_files(settling, directory, asked)
         return settling
 
     def _ask_files(self, settling: _Settling, directory: Path, asked: _Asked) -> None:
         settling.is_due = False
+        listed_at = settling.listed_at
 
         def ask(_: ListingProgress) -> Opened:
             mark = listing_mark(self.source_of(asked.url, asked.reach))
-            return self._opened_of(asked, self._library.settle(Manifest.open(directory), mark=mark))
+            found = self._library.settle(Manifest.open(directory), mark=mark, began_at=listed_at)
+            return self._opened_of(asked, found)
 
         def done(result: Opened) -> None:
             dataset = self._add_dataset(result)
@@ -356,6 +396,8 @@ class Openings:
             manifest = Manifest.open(directory, locked=False)
             with contextlib.suppress(OSError):
                 os.utime(manifest.directory)  # in use again: see ``remove_replaced``
+            if not manifest.is_settled:
+                raise PrefeedError(f"{directory.name} has names alone: ask for sizes and versions first")
             source = self.source_of(url or manifest.url, reach)
             if is_of_store(source.url) and not self._library.is_of(directory.parent, source.url, source.mark):
                 # Its keys say which store they are of; what another store has must not be put under them.
@@ -453,13 +495,6 @@ def _view_of(root: str, reach: Reach) -> View | None:
 def _mark_of(source: Source, view: View | None) -> str:
     """Return what tells the origin from others of its URL. **Blocking**: a directory is looked at."""
     return listing_mark(source) if view is None else view.mark
-
-
-def _tell(waiter: Waiter, dataset: Dataset, result: Opened) -> None:
-    if result.is_settled or waiter.found is None:
-        waiter.opened(dataset)
-    else:
-        waiter.found(dataset, result.listed_at)
 
 
 def _take_paths(paths_file: Path) -> list[str]:

@@ -75,6 +75,8 @@ class Registry:
         found = self.find(opened.manifest.directory, opened.view) or self._same_files(opened)
         if found is not None:
             found.opened_at = self._clock()
+            if isinstance(opened.manifest, Manifest) and opened.manifest.directory == found.manifest.directory:
+                found.manifest = opened.manifest  # its sums are right; what was mapped long ago may lie on a bad disk
             if opened.is_settled:
                 found.listed_at = max(found.listed_at, opened.listed_at)
             found.see_through(opened.source, opened.view)

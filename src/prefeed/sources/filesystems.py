@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from xxhash import xxh3_64_intdigest
+
 from prefeed.machine import boot_id
 from prefeed.sources.mounts import sources_of_devices
 
@@ -41,6 +43,7 @@ class FileSystems:
         self._opened = opened
         self._devices: Mapping[str, tuple[str, str]] = {}
         self._names: dict[int, tuple[str, bool]] = {}
+        self._numbers: dict[int, tuple[int, bool]] = {}
 
     def learn(self, devices: Mapping[str, tuple[str, str]] | None = None) -> None:
         """Look at each again: the kernel gives the number of a file system that was unmounted to the next one.
@@ -49,7 +52,7 @@ class FileSystems:
             devices: What ``mounted_devices`` says in the process that sees them; None: this one.
         """
         self._devices = mounted_devices() if devices is None else devices
-        self._names = {}
+        self._names, self._numbers = {}, {}
 
     def identify(self, status: os.stat_result, where: str | int) -> str:
         """Return which file this is: the same text only for the same file, as long as it has its number.
@@ -60,6 +63,15 @@ class FileSystems:
         """
         name, is_numbered = self._names.get(status.st_dev) or self._look(status.st_dev, where)
         return f"{name}#{status.st_ino}" if is_numbered else name
+
+    def number(self, device: int, where: str | int) -> tuple[int, bool]:
+        """Return 64 bits for a file system, and whether numbers of its files say which file it is; see ``identify``."""
+        found = self._numbers.get(device)
+        if found is None:
+            name, is_numbered = self._names.get(device) or self._look(device, where)
+            digest = xxh3_64_intdigest(os.fsencode(f"{name}#" if is_numbered else name))
+            found = self._numbers[device] = digest, is_numbered
+        return found
 
     def _look(self, device: int, where: str | int) -> tuple[str, bool]:
         if self._opened is not None and isinstance(where, str):

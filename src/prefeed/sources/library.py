@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import select
@@ -14,26 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import SourceError, StoreFormatError
+from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError
 from prefeed.machine import is_on_own_disk, try_flock
-from prefeed.sources.known_directories import directories_if_unchanged, known_stamps, note_stamps, stamps_now
-from prefeed.sources.manifest import CURRENT, ENCODING, HEADER, Manifest, current_generation
+from prefeed.sources.known_directories import directories_if_unchanged, files_now, is_trusted
+from prefeed.sources.manifest import COLUMNS, CURRENT, ENCODING, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
     SHARED_SECONDS,
     adopt_generation,
+    bring_into_force,
     build_manifest,
     is_in_use,
+    note_time,
     remove_replaced,
     with_files_of_now,
+    write_names,
 )
+from prefeed.sources.posix import PosixSource
+from prefeed.sources.private_files import close_to_others, make_private
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.sources.views import NAMESPACE_DIGITS
 from prefeed.types import ListingProgress
+
+_log = logging.getLogger("prefeed")
 
 _DIRECTORY: Final = "manifests"
 _UNUSED_SECONDS: Final = 30 * 24 * 3600
@@ -132,7 +139,7 @@ class ManifestLibrary:
         if source_factory is None and config is None:
             raise ValueError("to list an origin, give either its settings or a source_factory")
         directory = self.directory_of(url, mark)
-        with _locked(directory):
+        with self._locked(directory):
             renewed = _try_listed(directory)
             if renewed is not None and asked_at <= renewed.began_at <= self._clock():
                 return renewed  # Another one listed it while this one waited.
@@ -143,7 +150,6 @@ class ManifestLibrary:
             try:
                 began_at = self._clock()
                 manifest = build_manifest(source, directory, progress=progress, began_at=began_at)
-                _note_time(directory, began_at)
                 return Listed(manifest, began_at)
             except SourceError as err:
                 raise _with_way_out(err, self._last(url, mark), self._clock()) from err
@@ -158,52 +164,73 @@ class ManifestLibrary:
         listed = [found for path in self._root.glob(f"{directory.name}*") if (found := _try_listed(path)) is not None]
         return max(listed, key=lambda one: one.began_at, default=None)
 
-    def find_by_names(self, url: str, *, mark: str = "") -> Listed | None:
-        """Return the manifest in force if its directories say that the names are the same now; see ``known_directories``."""
-        began_at = self._clock()
-        found = _try_listed(self.directory_of(url, mark))
-        if found is None or directories_if_unchanged(found.manifest) is None:
-            return None
-        return Listed(found.manifest, began_at, is_settled=False)
+    def find_by_names(
+        self, source: Source, *, progress: ListingProgress | None = None, mark: str = ""
+    ) -> Listed | None:
+        """Return a manifest whose names are those of now, and whose sizes and versions are still to be asked for.
 
-    def settle(self, manifest: Manifest, *, mark: str = "") -> Listed:
+        It is the one in force if its directories say that the names are the same now; see ``known_directories``. Else, of a
+        local directory, only names are listed now. None: all of it has to be listed.
+
+        Raises:
+            SourceError: The listing failed.
+        """
+        began_at = self._clock()
+        directory = self.directory_of(source.url, mark)
+        found = _try_listed(directory)
+        if found is not None and directories_if_unchanged(found.manifest) is not None:
+            return Listed(found.manifest, began_at, is_settled=False)
+        if not (isinstance(source, PosixSource) and source.is_own_view and is_trusted(source.url)):
+            return None
+        try:
+            self._make_home(directory)
+            return Listed(
+                write_names(source, directory, progress=progress, began_at=began_at), began_at, is_settled=False
+            )
+        except SourceError as err:
+            raise _with_way_out(err, self._last(source.url, mark), self._clock()) from err
+
+    def settle(self, manifest: Manifest, *, mark: str = "", began_at: float = 0.0) -> Listed:
         """Return the manifest with the same paths in which each file has the size and time that it has now.
 
-        What is no file any more stays as it was listed. It comes into force if the one given is in force, and is of the
-        origin of this mark: in another mount namespace the same paths may lead to other files.
+        What is no file any more stays as it was listed. It comes into force if the one in force is no newer, all files are
+        there, and it is of the origin of this mark: in another mount namespace the same paths may lead to other files.
+
+        Args:
+            manifest: Whose files are asked.
+            mark: See ``open``.
+            began_at: When its names were listed, or were found to be those of then; 0: that is not known.
+
+        Raises:
+            SourceError: A file of which only the name is known cannot be asked.
         """
-        with _locked(manifest.directory.parent):
+        with self._locked(manifest.directory.parent):
             is_own = manifest.directory.parent == self.directory_of(manifest.url, mark)
-            return self._with_times_of_now(manifest, may_be_in_force=is_own)[0]
+            return self._with_files_of_now(manifest, began_at, may_be_in_force=is_own and began_at > 0)[0]
 
     def _settled(self, manifest: Manifest) -> Listed | None:
         """Return the manifest as a listing now would find it, if the names are the same; None: list it."""
+        began_at = self._clock()
         if directories_if_unchanged(manifest) is None:
             return None
-        settled, num_gone = self._with_times_of_now(manifest)
-        return None if num_gone else settled
+        settled, is_whole = self._with_files_of_now(manifest, began_at)
+        return settled if is_whole else None
 
-    def _with_times_of_now(self, manifest: Manifest, *, may_be_in_force: bool = True) -> tuple[Listed, int]:
-        began_at = self._clock()
-        sizes, stamps = stamps_now(manifest)
-        known = known_stamps(manifest)
-        gone = sizes < 0
-        is_other = (sizes.view(np.uint64) != manifest.sizes) | (
-            True if known is None else (stamps != known).any(axis=0)
-        )
-        changed = np.flatnonzero(is_other & ~gone)
+    def _with_files_of_now(
+        self, manifest: Manifest, began_at: float, *, may_be_in_force: bool = True
+    ) -> tuple[Listed, bool]:
+        """Return the manifest with what its files are now, and whether all of them are there; then it is in force, if it may."""
+        table = files_now(manifest)
+        renewed = with_files_of_now(manifest, table)
+        is_whole = bool((table.sizes >= 0).all())
         directory = manifest.directory.parent
-        is_in_force = may_be_in_force and current_generation(directory) == manifest.directory
-        renewed = manifest
-        if len(changed):
-            renewed, changed_stamps = with_files_of_now(manifest, changed, in_force=is_in_force)
-            if known is not None:
-                stamps = np.where(gone, known, stamps)
-                stamps[:, changed] = changed_stamps
-                note_stamps(renewed, stamps, like=manifest)
-        if is_in_force and not gone.any():
-            _note_time(directory, began_at)
-        return Listed(renewed, began_at), int(gone.sum())
+        is_newer = not began_at < _time_of(directory) <= self._clock()  # a time to come is none
+        if may_be_in_force and is_whole and is_newer:
+            if _is_in_force(renewed):
+                note_time(directory / CURRENT, began_at)
+            else:
+                bring_into_force(renewed, began_at=began_at)
+        return Listed(renewed, began_at), is_whole
 
     def adopt(self, manifest: Manifest) -> Path:
         """Return the directory of this generation in this library.
@@ -215,8 +242,9 @@ class ManifestLibrary:
         """
         of_url = manifest.directory.parent.name
         directory = self._root / of_url if self.is_of(Path(of_url), manifest.url) else self.directory_of(manifest.url)
-        if manifest.directory.parent == directory and (manifest.directory / HEADER).exists():
+        if manifest.directory.parent == directory and (manifest.directory / COLUMNS).exists():
             return manifest.directory
+        self._make_home(directory)
         return adopt_generation(manifest, directory)
 
     def list(self) -> list[Manifest]:
@@ -247,12 +275,35 @@ class ManifestLibrary:
         """
         found = [directory for directory in self._directories_of(url) if (directory / CURRENT).exists()]
         for directory in found:
-            with _locked(directory):
+            with self._locked(directory):
                 if is_on_own_disk(directory):
                     shutil.rmtree(directory, ignore_errors=True)
                 else:
                     (directory / CURRENT).unlink(missing_ok=True)
         return bool(found)
+
+    @contextmanager
+    def _locked(self, directory: Path) -> Iterator[None]:
+        """Hold the directory's lock, so that an origin is listed once and not by all who want it; the kernel frees it.
+
+        Nothing else depends on it: generations have unique names until they are whole. So where the file system has no locks,
+        or a node that is gone keeps one, the origin is listed all the same.
+        """
+        self._make_home(directory)
+        lock = directory.with_name(directory.name + ".lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while not try_flock(descriptor) and time.monotonic() < deadline:
+                select.select([], [], [], _LOOK_AGAIN_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_home(self, directory: Path) -> None:
+        """The directory is there, and it and all others are this user's alone, also in a home of an earlier version."""
+        make_private(directory)
+        close_to_others(self._root)
 
     def _directories_of(self, url: str) -> tuple[Path, ...]:
         unmarked = self.directory_of(url)
@@ -264,6 +315,7 @@ class ManifestLibrary:
         And those of one of several origins of a URL that nobody had in use for 30 days: each start of the machine and each
         container makes some, of what it has at a path.
         """
+        close_to_others(self._root)
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:
             for entry in list(entries):
                 if not entry.is_dir(follow_symlinks=False):
@@ -289,23 +341,47 @@ def _is_unused(directory: Path) -> bool:
 
 
 def _try_open(directory: Path) -> Manifest | None:
+    """Return the manifest in force; None if there is none that can be read. One that is damaged is said, once."""
     try:
         return Manifest.open(directory)
+    except ManifestDamagedError as err:
+        _say_damaged(directory, err)
     except (StoreFormatError, OSError):
-        return None
+        pass
+    return None
 
 
-def _note_time(directory: Path, began_at: float) -> None:
-    """The manifest in force is of a listing that began then."""
-    os.utime(directory / CURRENT, ns=(int(began_at * 1e9), int(began_at * 1e9)))
+_said: set[tuple[str, int]] = set()
+
+
+def _say_damaged(directory: Path, err: ManifestDamagedError) -> None:
+    try:
+        generation = current_generation(directory)
+        which = str(generation), 0 if generation is None else os.stat(generation / COLUMNS).st_ino
+    except (StoreFormatError, OSError):
+        which = str(directory), 0
+    if which not in _said:
+        _said.add(which)
+        _log.warning("prefeed: %s; what it lists is listed anew", str(err))
+
+
+def _is_in_force(manifest: Manifest) -> bool:
+    with contextlib.suppress(StoreFormatError):
+        return current_generation(manifest.directory.parent) == manifest.directory
+    return False
+
+
+def _time_of(directory: Path) -> float:
+    """Return when the listing in force began, in seconds since 1970; 0 without one."""
+    try:
+        return (directory / CURRENT).stat().st_mtime_ns / 1e9
+    except OSError:
+        return 0.0
 
 
 def _try_listed(directory: Path) -> Listed | None:
-    try:
-        began_at = (directory / CURRENT).stat().st_mtime_ns / 1e9
-    except OSError:
-        return None
-    manifest = _try_open(directory)
+    began_at = _time_of(directory)
+    manifest = _try_open(directory) if began_at else None
     return None if manifest is None else Listed(manifest, began_at)
 
 
@@ -326,21 +402,3 @@ def described_age(seconds: float) -> str:
         if seconds < limit:
             return f"{max(0.0, seconds) / unit:.0f} {name}"
     return f"{seconds / 86400:.0f} days"
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, so that an origin is listed once and not by all who want it; the kernel frees it.
-
-    Nothing else depends on it: generations have unique names until they are whole. So where the file system has no locks,
-    or a node that is gone keeps one, the origin is listed all the same.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not try_flock(descriptor) and time.monotonic() < deadline:
-            select.select([], [], [], _LOOK_AGAIN_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -15,31 +16,40 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.machine import is_on_own_disk
-from prefeed.sources.known_directories import Stamps, Times, note_directories
+from prefeed.sources.file_versions import FileTable
+from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
 from prefeed.sources.manifest import (
+    COLUMNS,
     CURRENT,
     ENCODING,
-    HEADER,
-    KEYS,
     UNKNOWN_SIZE,
     Header,
     Manifest,
     current_generation,
+    encoded,
     entry_key,
+    entry_keys,
     version_hash,
+    version_hashes,
 )
-from prefeed.sources.posix import PosixSource, stamp_of, stat_files
+from prefeed.sources.mapped_files import split_paths
+from prefeed.sources.posix import PosixSource
+from prefeed.sources.private_files import make_private, open_in_private, sync
 from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
 _TEMPORARY: Final = ".building-"
+_LOCKED_BEFORE: Final = "keys"
+"""Locked instead of the columns by who has a manifest of an earlier layout open."""
+
+_GONE: Final = "gone"
+"""Version of a file that was there when names were listed, and not when it was asked."""
+
 _ABANDONED_SECONDS: Final = 24 * 3600
 _REPLACED_SECONDS: Final = 600
 SHARED_SECONDS: Final = 24 * 3600
@@ -68,6 +78,8 @@ def build_manifest(
         EmptyListingError: The source lists nothing.
         SourceError: The listing failed; see ``Source.list_objects``.
     """
+    if isinstance(source, PosixSource):
+        return _build_of_files(source, Path(directory), progress=progress, began_at=began_at)
     columns = Columns(source.url, mark=source.mark)
     listed_bytes = 0
     for batch in source.list_objects():
@@ -75,51 +87,113 @@ def build_manifest(
         if progress is not None:
             listed_bytes += sum(max(0, info.size_bytes) for info in batch)
             progress(len(columns), listed_bytes)
-    if not len(columns):
-        raise EmptyListingError(f"{source.url} has no objects below it; check the path or prefix", url=source.url)
-    ordered = columns.sorted()
-    manifest = ordered.write(directory)
-    if isinstance(source, PosixSource) and source.is_listed_wholly and began_at is not None:
-        note_directories(manifest, source.listed_directories, ordered.stamps(), began_at=began_at)
+    _require_some(len(columns), source)
+    return columns.sorted().write(directory, began_at=began_at)
+
+
+def _build_of_files(
+    source: PosixSource, directory: Path, *, progress: ListingProgress | None, began_at: float | None
+) -> Manifest:
+    names = source.list_names(progress=progress)
+    paths = split_paths(names.blob, names.offsets)
+    table = source.ask(paths, progress=progress)
+    blob, offsets, are_files = names.blob, names.offsets, table.sizes >= 0
+    if not are_files.all():
+        paths, table = list(itertools.compress(paths, are_files.tolist())), table.take(are_files)
+        lengths = np.diff(names.offsets.astype(np.int64))[are_files]
+        blob, offsets = b"".join(paths), np.concatenate(([0], np.cumsum(lengths))).astype(np.uint64)
+    _require_some(len(paths), source)
+    versions = table.versions()
+    generation = write_generation(
+        directory,
+        source.url,
+        path_blob=blob,
+        offsets=offsets,
+        sizes=table.sizes.view(np.uint64),
+        version_hashes=version_hashes(versions),
+        keys=entry_keys(source.url, paths, versions),
+        stamps=stamps_of(table),
+    )
+    if names.is_whole and are_files.all() and source.is_own_view and began_at is not None:
+        note_directories(generation, names.directories, began_at=began_at)
+    return bring_into_force(generation, began_at=began_at)
+
+
+def write_names(source: PosixSource, directory: Path, *, progress: ListingProgress | None, began_at: float) -> Manifest:
+    """List the names of a source's files and return a manifest of them that is not settled; it is not brought into force.
+
+    Raises:
+        EmptyListingError: There are none.
+        SourceError: The listing failed.
+    """
+    names = source.list_names(progress=progress)
+    count = len(names)
+    _require_some(count, source)
+    manifest = write_generation(
+        directory,
+        source.url,
+        path_blob=names.blob,
+        offsets=names.offsets,
+        sizes=np.full(count, UNKNOWN_SIZE, np.uint64),
+        version_hashes=np.zeros(count, np.uint64),
+        keys=np.zeros(count * ENTRY_KEY_BYTES, np.uint8),
+        is_settled=False,
+    )
+    if names.is_whole and source.is_own_view:
+        note_directories(manifest, names.directories, began_at=began_at)
     return manifest
 
 
-def with_files_of_now(manifest: Manifest, changed: Times, *, in_force: bool) -> tuple[Manifest, Stamps]:
-    """Return the manifest with the same paths in which some files are as they are now, and their stamps, shape (2, num_changed).
+def _require_some(count: int, source: Source) -> None:
+    if not count:
+        raise EmptyListingError(f"{source.url} has no objects below it; check the path or prefix", url=source.url)
 
-    All others, and what is no file now, keep their keys.
+
+def with_files_of_now(manifest: Manifest, table: FileTable) -> Manifest:
+    """Return the manifest with the same paths in which each file is what it is now; it is not brought into force.
+
+    What is no file now stays as it was listed. Where nothing was known of it either it has a version that no file has, so that
+    nothing is ever kept of it.
 
     Args:
         manifest: Of a directory.
-        changed: Which files are asked, shape (num_changed,).
-        in_force: Bring it into force in its directory.
+        table: What its files are now, in its order.
     """
+    stamps, known = stamps_of(table), manifest.stamps
+    is_other = np.full(manifest.num_objects, not manifest.is_settled or known is None)
+    if known is not None:
+        is_other |= (table.sizes.view(np.uint64) != manifest.sizes) | (stamps != known).any(axis=0) | ~table.is_beside
+    is_gone = table.sizes < 0
+    changed = np.flatnonzero(is_other & ~is_gone)
     sizes, versions = manifest.sizes.copy(), manifest.version_hashes.copy()
     keys = np.frombuffer(manifest.keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES).copy()  # keys: (num_objects, 16)
-    stamps = np.zeros((2, len(changed)), np.int64)
-    root = manifest.url.rstrip("/")
-    paths = [manifest.path(index) for index in changed.tolist()]
-    found = zip(changed.tolist(), paths, *stat_files([f"{root}/{path}" for path in paths]), strict=True)
-    for at, (index, path, size, version) in enumerate(found):
-        if not version:
-            continue
-        stamps[:, at] = stamp_of(version)
-        sizes[index], versions[index] = size, version_hash(version)
-        keys[index] = np.frombuffer(entry_key(manifest.url, path, version, size), np.uint8)
-    if np.array_equal(versions, manifest.version_hashes):
-        return manifest, stamps
-    contents = manifest.contents()
-    renewed = write_manifest(
+    told = table.take(changed).versions()
+    sizes[changed], versions[changed] = table.sizes[changed].view(np.uint64), version_hashes(told)
+    paths = manifest.all_paths() if len(changed) == manifest.num_objects else []
+    keys[changed] = entry_keys(manifest.url, paths or [manifest.path_bytes(i) for i in changed.tolist()], told)
+    if manifest.is_settled:
+        stamps = stamps if known is None else np.where(is_gone, known, stamps)
+        if np.array_equal(versions, manifest.version_hashes) and known is not None:
+            return manifest
+    else:
+        gone = np.flatnonzero(is_gone)
+        versions[gone] = version_hash(_GONE)
+        keys[gone] = entry_keys(
+            manifest.url, [manifest.path_bytes(i) for i in gone.tolist()], [_GONE.encode()] * len(gone)
+        )
+    renewed = write_generation(
         manifest.directory.parent,
         manifest.url,
-        path_blob=contents["paths"],
-        offsets=np.frombuffer(contents["offsets"], np.uint64),
+        path_blob=manifest.path_blob,
+        offsets=manifest.offsets,
         sizes=sizes,
         version_hashes=versions,
         keys=keys,
-        in_force=in_force,
+        stamps=stamps,
     )
-    return renewed, stamps
+    if not is_gone.any():
+        copy_directories(manifest, renewed)
+    return renewed
 
 
 class Columns:
@@ -134,9 +208,6 @@ class Columns:
         self._sizes = array("Q")
         self._versions = array("Q")
         self._keys = bytearray()
-        self._times = array("q")
-        self._inodes = array("q")
-        self._has_stamps = url.startswith("/")
 
     def __len__(self) -> int:
         """Return the number of objects so far."""
@@ -150,14 +221,6 @@ class Columns:
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
             self._versions.append(version_hash(info.version))
             self._keys += entry_key(self.url, info.path, info.version, info.size_bytes, mark=self._mark)
-            if self._has_stamps:
-                changed_ns, inode = stamp_of(info.version)
-                self._times.append(changed_ns)
-                self._inodes.append(inode)
-
-    def stamps(self) -> Stamps:
-        """Return when each file of a directory last changed, in nanoseconds, and its inode, shape (2, num_objects)."""
-        return np.stack([np.frombuffer(column, np.int64) for column in (self._times, self._inodes)])
 
     def sorted(self) -> Columns:
         """Return the listing in order of its paths, each once; itself if it is so already."""
@@ -179,12 +242,10 @@ class Columns:
         taken._versions = array("Q", np.frombuffer(self._versions, np.uint64)[order].tobytes())
         keys = np.frombuffer(self._keys, np.uint8).reshape(-1, ENTRY_KEY_BYTES)  # keys: (num_objects, 16)
         taken._keys = bytearray(keys[order].tobytes())
-        if self._has_stamps:
-            taken._times, taken._inodes = (array("q", column[order].tobytes()) for column in self.stamps())
         return taken
 
-    def write(self, directory: str | os.PathLike[str]) -> Manifest:
-        """Bring the listing into force in ``directory``."""
+    def write(self, directory: str | os.PathLike[str], *, began_at: float | None = None) -> Manifest:
+        """Bring the listing, which began then, into force in ``directory``."""
         return write_manifest(
             directory,
             self.url,
@@ -193,14 +254,8 @@ class Columns:
             sizes=np.frombuffer(self._sizes, np.uint64),
             version_hashes=np.frombuffer(self._versions, np.uint64),
             keys=self._keys,
+            began_at=began_at,
         )
-
-
-def split_paths(blob: Buffer, offsets: NDArray[np.uint64]) -> list[bytes]:
-    """Return the paths of a blob, one ``bytes`` each."""
-    view = memoryview(blob)
-    ends = offsets.tolist()
-    return [bytes(view[start:end]) for start, end in pairwise(ends)]
 
 
 def write_manifest(
@@ -212,22 +267,50 @@ def write_manifest(
     sizes: NDArray[np.uint64],
     version_hashes: NDArray[np.uint64],
     keys: Buffer | NDArray[np.uint8],
-    in_force: bool = True,
+    began_at: float | None = None,
 ) -> Manifest:
     """Write arrays as a manifest, bring it into force in ``directory`` and return it.
 
-    Written beside, renamed, then named by ``current``: at every instant the directory holds the old
-    manifest or the new one, whole. The manifest before it is kept for those who are about to open it.
+    See ``write_generation`` and ``bring_into_force``.
+    """
+    generation = write_generation(
+        Path(directory),
+        url,
+        path_blob=path_blob,
+        offsets=offsets,
+        sizes=sizes,
+        version_hashes=version_hashes,
+        keys=keys,
+    )
+    return bring_into_force(generation, began_at=began_at)
+
+
+def write_generation(  # noqa: PLR0913 - one parameter a column
+    directory: Path,
+    url: str,
+    *,
+    path_blob: Buffer,
+    offsets: NDArray[np.uint64],
+    sizes: NDArray[np.uint64],
+    version_hashes: NDArray[np.uint64],
+    keys: Buffer | NDArray[np.uint8],
+    stamps: NDArray[np.int64] | None = None,
+    is_settled: bool = True,
+) -> Manifest:
+    """Write arrays as a generation and return it; the one in force stays.
+
+    Written beside and renamed: under its name it is whole.
 
     Args:
-        directory: Made if absent.
+        directory: Made if absent, for this user alone.
         url: Canonical URL of the root.
         path_blob: All paths, one after the other; they ascend strictly, byte by byte.
         offsets: Where each begins, and the end, shape (num_objects + 1,).
         sizes: Shape (num_objects,); ``UNKNOWN_SIZE`` where not known.
         version_hashes: Shape (num_objects,); 0 where not known.
         keys: 16 bytes an object.
-        in_force: False: leave the one in force that is.
+        stamps: See ``Manifest.stamps``.
+        is_settled: See ``Manifest.is_settled``.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -235,16 +318,18 @@ def write_manifest(
     count = len(sizes)
     if not (count and len(offsets) == count + 1 and len(version_hashes) == count):
         raise ValueError(f"{count} sizes, {len(offsets)} offsets and {len(version_hashes)} versions are no manifest")
-    keys = keys.data if isinstance(keys, np.ndarray) else memoryview(keys)
+    keys = np.ascontiguousarray(keys).data if isinstance(keys, np.ndarray) else memoryview(keys)
     if keys.nbytes != count * ENTRY_KEY_BYTES or memoryview(path_blob).nbytes != int(offsets[-1]):
         raise ValueError(f"{keys.nbytes} bytes of keys, {memoryview(path_blob).nbytes} of paths for {count}")
-    files: dict[str, Buffer] = {
+    columns: dict[str, Buffer] = {
         "sizes": np.ascontiguousarray(sizes, np.uint64).data,
         "versions": np.ascontiguousarray(version_hashes, np.uint64).data,
-        KEYS: keys,
+        "keys": keys,
         "offsets": np.ascontiguousarray(offsets, np.uint64).data,
         "paths": path_blob,
     }
+    if stamps is not None:
+        columns["stamps"] = np.ascontiguousarray(stamps, np.int64).data
     known = sizes[sizes != np.uint64(UNKNOWN_SIZE)]
     header = Header(
         url=url,
@@ -252,29 +337,40 @@ def write_manifest(
         total_bytes=int(known.sum()),
         num_unknown_sizes=count - len(known),
         path_bytes=int(offsets[-1]),
+        is_settled=is_settled,
+        sums={},
     )
-    generation = _write_generation(Path(directory), msgspec.json.encode(header), files)
-    manifest = Manifest.open(generation)
-    if in_force:
-        before = _replace_current(Path(directory), generation.name)
-        remove_replaced(Path(directory), keep={generation.name, before})
-    return manifest
+    return Manifest.open(_write(directory, *encoded(header, columns)))
 
 
-def _write_generation(directory: Path, header: bytes, files: dict[str, Buffer]) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    digest = xxh3_128(header)
+def _write(directory: Path, name: str, parts: Iterable[Buffer]) -> Path:
+    """Write the file of a generation and give the generation its name; a whole one of that name stays."""
+    make_private(directory)
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
     try:
-        for name, content in files.items():
-            digest.update(memoryview(content).cast("B"))
-            (temporary / name).write_bytes(content)
-        (temporary / HEADER).write_bytes(header)
-        generation = directory / digest.hexdigest()
-        _adopt(temporary, generation)
+        with open_in_private(temporary / COLUMNS) as file:
+            file.writelines(parts)
+        _adopt(temporary, directory / name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return generation
+    return directory / name
+
+
+def bring_into_force(manifest: Manifest, *, began_at: float | None = None) -> Manifest:
+    """The generation is the one in force in its directory; a power failure leaves the one before it, or this one, whole.
+
+    The manifest before it is kept for those who are about to open it.
+
+    Args:
+        manifest: Any generation that is settled.
+        began_at: When the listing that it is of began; None: now.
+    """
+    directory, generation = manifest.directory.parent, manifest.directory
+    sync(generation / COLUMNS)
+    sync(generation)
+    before = _replace_current(directory, generation.name, began_at)
+    remove_replaced(directory, keep={generation.name, before})
+    return manifest
 
 
 def is_in_use(generation: Path) -> bool:
@@ -295,8 +391,9 @@ def _remove_unused(generation: Path) -> None:
 @contextmanager
 def _unused(generation: Path) -> Iterator[bool]:
     """Yield whether nobody has a generation open; then nobody opens it for the time of the block."""
+    name = COLUMNS if (generation / COLUMNS).exists() else _LOCKED_BEFORE
     try:
-        descriptor = os.open(generation / KEYS, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
+        descriptor = os.open(generation / name, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
     except OSError as err:
         yield isinstance(err, FileNotFoundError)
         return
@@ -313,15 +410,7 @@ def _unused(generation: Path) -> Iterator[bool]:
 
 def adopt_generation(manifest: Manifest, directory: Path) -> Path:
     """Write an open generation into a directory of its URL, without bringing it into force there; return where it is."""
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
-    try:
-        for name, content in manifest.contents().items():
-            (temporary / name).write_bytes(content)
-        _adopt(temporary, directory / manifest.uid)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return directory / manifest.uid
+    return _write(directory, manifest.uid, [manifest.contents()])
 
 
 def _adopt(temporary: Path, generation: Path) -> None:
@@ -342,7 +431,7 @@ def _adopt(temporary: Path, generation: Path) -> None:
         shutil.rmtree(damaged, ignore_errors=True)
 
 
-def _replace_current(directory: Path, name: str) -> str:
+def _replace_current(directory: Path, name: str, began_at: float | None) -> str:
     """Name the generation in force; return the name of the one before, or ``""``."""
     try:
         before = current_generation(directory)
@@ -351,8 +440,18 @@ def _replace_current(directory: Path, name: str) -> str:
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=directory)
     with os.fdopen(descriptor, "w") as file:
         file.write(name)
+        file.flush()
+        os.fsync(descriptor)
+    if began_at is not None:
+        note_time(Path(temporary), began_at)
+    sync(directory)  # the generation has its name before it is named
     os.replace(temporary, directory / CURRENT)
     return before.name if before is not None else ""
+
+
+def note_time(current: Path, began_at: float) -> None:
+    """The manifest that this file names is of a listing that began then."""
+    os.utime(current, ns=(int(began_at * 1e9), int(began_at * 1e9)))
 
 
 def remove_replaced(

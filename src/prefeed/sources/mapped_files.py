@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import StoreFormatError, TierFullError
-from prefeed.types import ENTRY_KEY_BYTES, EntryKey
+from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 
 def allocate(path: Path, size_bytes: int) -> None:
@@ -60,6 +61,12 @@ def as_numbers(view: memoryview) -> NDArray[np.uint64]:
     if len(view) % 8:
         raise StoreFormatError(f"a file of {len(view)} bytes does not hold numbers of 8 bytes")
     return np.frombuffer(view, np.uint64)
+
+
+def split_paths(blob: Buffer, offsets: NDArray[np.uint64]) -> list[bytes]:
+    """Return the paths of a blob, one ``bytes`` each."""
+    joined, ends = bytes(blob), offsets.tolist()
+    return [joined[start:end] for start, end in pairwise(ends)]
 
 
 def key_at(keys: memoryview, index: int) -> EntryKey:

@@ -34,6 +34,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 from prefeed.errors import StoreFormatError
 from prefeed.machine import process_mark
 from prefeed.sources.manifest import ENCODING
+from prefeed.sources.private_files import sync
 from prefeed.types import Buffer, ObjectInfo
 
 INDEX_NAME: Final = "prefeed-pack.index"
@@ -283,16 +284,7 @@ def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def _decode_header(data: memoryview, where: str) -> PackHeader:

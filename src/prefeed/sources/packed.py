@@ -17,6 +17,7 @@ from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, Store
 from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
+from prefeed.sources.private_files import make_private
 from prefeed.sources.protocol import RangeSource
 from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
@@ -182,7 +183,7 @@ class PackedSource:
         return _validated(PackIndex(memoryview(b"".join(self._chunks(head))), self._source.locate(INDEX_NAME)))
 
     def _copy_to_home(self, head: Head, copy: Path) -> PackIndex:
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        make_private(copy.parent)
         descriptor, temporary = tempfile.mkstemp(prefix=_COPYING, dir=copy.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

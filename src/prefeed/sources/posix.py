@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.errors import (
-    AccessDeniedError,
-    ObjectNotFoundError,
-    PassedThroughError,
-    SourceError,
-    TransientSourceError,
-    TruncatedBodyError,
-)
+from prefeed.errors import PassedThroughError, TruncatedBodyError
+from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.file_versions import FileTable, ask_files, version_of
 from prefeed.sources.filesystems import OWN, FileSystems
-from prefeed.sources.known_directories import INODE_BITS, Directory
+from prefeed.sources.listing_threads import LISTING_THREADS
+from prefeed.sources.mapped_files import split_paths
+from prefeed.sources.os_errors import raise_translated
 from prefeed.sources.views import View
-from prefeed.types import FetchedObject, ObjectInfo
+from prefeed.types import FetchedObject, ListingProgress, ObjectInfo
 
-LISTING_THREADS: Final = 32
 _LIST_BATCH: Final = 1000
-_STAT_BATCH: Final = 100
-_PATIENCE_SECONDS: Final = 0.005
-"""A listing in which nothing is found for so long waits for its storage: twice as many threads ask."""
-
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer must not hold a thread
-
-_PERMANENT: Final = frozenset(
-    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP}
-)
-"""What asking a second time does not change; whoever opens the file is told in the system's own words."""
-
-Chain = frozenset[tuple[int, int]]
-"""Device and inode of a directory and of all its parents."""
-
-_Todo = tuple[str, Chain | list[str]]
-"""A directory to be read, with its chain; or files of one to be asked for size and time, with their names."""
-
-
-def version_of(status: os.stat_result, where: str | int, file_systems: FileSystems = OWN) -> str:
-    """Return the version of a file: nanoseconds of its last change, size, and which file it is.
-
-    Args:
-        status: Of the file.
-        where: Path or descriptor that leads to it.
-        file_systems: Of the view that it was asked in.
-    """
-    return f"{status.st_mtime_ns}-{status.st_size}-{file_systems.identify(status, where)}"
-
-
-def stamp_of(version: str) -> tuple[int, int]:
-    """Return the time of the last change and the inode, 0 where it means nothing, that the version of a file tells."""
-    changed_ns, _, inode = version.partition("-")[0], *version.rpartition("#")[1:]
-    return int(changed_ns) if changed_ns.isdigit() else 0, int(inode) & INODE_BITS if inode.isdigit() else 0
 
 
 def identity_of(status: os.stat_result) -> int:
@@ -90,11 +52,6 @@ class PosixSource:
     Paths are relative to the directory. An absolute path is taken as it is, so that a manifest made from a
     dataset's own list of files may reach outside its root.
 
-    Attributes:
-        listed_directories: What the last listing read, as it was just before that.
-        is_listed_wholly: False when that listing left out what may become a file without a change of its directory, or is
-            of another process's view.
-
     **Threads and processes.** Holds no handle between calls: any thread and any forked child may use it.
     """
 
@@ -115,8 +72,11 @@ class PosixSource:
         self._file_systems = OWN if view is None else view.file_systems
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
-        self.listed_directories: list[Directory] = []
-        self.is_listed_wholly = True
+
+    @property
+    def is_own_view(self) -> bool:
+        """Whether paths mean what they mean to this process."""
+        return self._view is None
 
     def locate(self, path: str) -> str:
         """Return the absolute path of an object."""
@@ -135,7 +95,7 @@ class PosixSource:
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as err:
-            _raise_translated(err, self.locate(path))
+            raise_translated(err, self.locate(path))
 
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
         """Return a part of the file; see ``RangeSource.fetch_range``."""
@@ -153,7 +113,7 @@ class PosixSource:
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as err:
-            _raise_translated(err, where)
+            raise_translated(err, where)
         if len(data) != size_bytes:
             raise TruncatedBodyError(
                 f"{where} ends early: {size_bytes} bytes wanted from {offset}, and it has {status.st_size} bytes",
@@ -203,136 +163,30 @@ class PosixSource:
             path=where,
         )
 
-    def list_objects(self) -> Iterator[list[ObjectInfo]]:
-        """Yield every file below the directory; see ``Source.list_objects``.
+    def list_names(self, *, progress: ListingProgress | None = None) -> FileNames:
+        """Return the names of every file below the directory; see ``file_names.list_names``."""
+        return list_names(self.url, self._view, progress=progress)
 
-        While the storage answers at once one thread reads directories and asks files for their size: more would only wait
-        for each other. Where questions wait for a server, as on network storage, there are soon 32. What vanishes meanwhile, broken links, sockets and devices are left out;
-        a link that leads back to one of its own parents is not followed.
-        """
-        try:
-            root = self._stat(self.url)
-            if not stat.S_ISDIR(root.st_mode):
-                raise NotADirectoryError
-        except OSError as err:
-            _raise_translated(err, self.url, listing=True)
-        self.listed_directories, self.is_listed_wholly = [_seen("", root)], self._view is None
-        todo: deque[_Todo] = deque([("", frozenset({(root.st_dev, root.st_ino)}))])
-        with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
-            pending: set[Future[list[ObjectInfo]]] = set()
-            threads = 1
-            try:
-                while todo or pending:
-                    for _ in range(min(len(todo), threads - len(pending))):
-                        pending.add(pool.submit(self._work, todo))
-                    done, pending = wait(pending, _PATIENCE_SECONDS, FIRST_COMPLETED)
-                    if not done:
-                        threads = min(2 * threads, LISTING_THREADS)
-                    for future in done:
-                        if objects := future.result():
-                            yield objects
-            finally:
-                todo.clear()
+    def ask(self, paths: Sequence[bytes], *, progress: ListingProgress | None = None) -> FileTable:
+        """Return what these files are now, as a listing asks for them; see ``file_versions.ask_files``."""
+        return ask_files(self.url, paths, self._view, strict=True, progress=progress)
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every file below the directory; see ``Source.list_objects``. Manifests are made of columns instead."""
+        names = self.list_names()
+        paths = split_paths(names.blob, names.offsets)
+        table = self.ask(paths)
+        files = zip(paths, table.sizes.tolist(), table.versions(), strict=True)
+        infos = (
+            ObjectInfo(path=os.fsdecode(path), size_bytes=size, version=version.decode("ascii"))
+            for path, size, version in files
+            if size >= 0
+        )
+        while batch := list(islice(infos, _LIST_BATCH)):
+            yield batch
 
     def close(self) -> None:
         """Do nothing: no handle is held."""
-
-    def _work(self, todo: deque[_Todo]) -> list[ObjectInfo]:
-        """Read directories and ask files until a thousand were found, or nothing is left to do at present."""
-        objects: list[ObjectInfo] = []
-        while len(objects) < _LIST_BATCH:
-            try:
-                relative, task = todo.pop()
-            except IndexError:
-                break
-            if isinstance(task, list):
-                self._stat_files(relative, task, objects)
-                continue
-            names, directories = self._scan(relative, task)
-            todo.extend(directories)
-            todo.extend((relative, names[start : start + _STAT_BATCH]) for start in range(0, len(names), _STAT_BATCH))
-        return objects
-
-    def _scan(self, relative: str, chain: Chain) -> tuple[list[str], list[tuple[str, Chain]]]:
-        """Return the names in one directory that are none, and the directories. ``chain``: it and all its parents."""
-        names: list[str] = []
-        directories: list[tuple[str, Chain]] = []
-        try:
-            with self._scandir(self._prefix + relative) as entries:
-                for entry in entries:
-                    if self._is_directory(entry, relative):
-                        path = relative + entry.name
-                        status = self._stat(self._prefix + path)
-                        identity = (status.st_dev, status.st_ino)
-                        if identity not in chain:
-                            self.listed_directories.append(_seen(path, status))
-                            directories.append((path + "/", chain | {identity}))
-                    else:
-                        names.append(entry.name)
-        except FileNotFoundError:
-            self.is_listed_wholly = False  # Removed while the listing was under way.
-        except OSError as err:
-            _raise_translated(err, self._prefix + relative, listing=True)
-        return names, directories
-
-    def _stat_files(self, relative: str, names: list[str], objects: list[ObjectInfo]) -> None:
-        ask, prefix, identify = self._ask_below, self._prefix + relative, self._file_systems.identify
-        try:
-            directory = self._open(prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self.is_listed_wholly = False
-            return
-        except OSError as err:
-            _raise_translated(err, self._prefix + relative, listing=True)
-        try:
-            for name in names:
-                try:
-                    status = ask(name, directory, prefix)
-                except (FileNotFoundError, NotADirectoryError):
-                    self.is_listed_wholly = False
-                    continue
-                except OSError as err:
-                    _raise_translated(err, self._prefix + relative + name, listing=True)
-                if stat.S_ISREG(status.st_mode):
-                    size = status.st_size
-                    version = f"{status.st_mtime_ns}-{size}-{identify(status, prefix + name)}"
-                    objects.append(ObjectInfo(path=relative + name, size_bytes=size, version=version))
-                else:
-                    self.is_listed_wholly = False
-        finally:
-            os.close(directory)
-
-    @contextmanager
-    def _scandir(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
-        if self._view is None:
-            with os.scandir(path) as entries:
-                yield entries
-            return
-        descriptor = self._view.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with os.scandir(descriptor) as entries:
-                yield entries
-        finally:
-            os.close(descriptor)
-
-    def _is_directory(self, entry: os.DirEntry[str], relative: str) -> bool:
-        if self._view is None or not entry.is_symlink():
-            return entry.is_dir()
-        try:
-            return stat.S_ISDIR(self._view.stat(self._prefix + relative + entry.name).st_mode)
-        except OSError:
-            return False
-
-    def _ask_below(self, name: str, directory: int, prefix: str) -> os.stat_result:
-        """Return what a name in an open directory is; links lead where the view's process would find them."""
-        if self._view is None:
-            return os.stat(name, dir_fd=directory)
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        return self._view.stat(prefix + name) if stat.S_ISLNK(status.st_mode) else status
-
-
-def _seen(path: str, status: os.stat_result) -> Directory:
-    return Directory(os.fsencode(path), status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _read_rest(descriptor: int, first: bytes, size: int) -> bytes:
@@ -372,22 +226,3 @@ def stat_files(
             sizes.append(status.st_size)
             versions.append(version_of(status, path, file_systems))
     return sizes, versions
-
-
-def _raise_translated(err: OSError | ValueError, path: str, *, listing: bool = False) -> NoReturn:
-    """Raise the error of the tree that stands for one of the operating system's."""
-    if isinstance(err, SourceError):
-        raise err
-    if isinstance(err, FileNotFoundError):
-        advice = "check the path, and that the storage is mounted on this node" if listing else "was it removed?"
-        raise ObjectNotFoundError(f"{path} does not exist; {advice}", path=path) from err
-    if isinstance(err, NotADirectoryError | IsADirectoryError):
-        wanted = "directory; pass the directory that holds the files" if listing else "file"
-        raise ObjectNotFoundError(f"{path} is not a {wanted}", path=path) from err
-    if isinstance(err, PermissionError):
-        raise AccessDeniedError(f"{path} may not be read by user {os.geteuid()}; change its mode", path=path) from err
-    if isinstance(err, OSError) and err.errno in _PERMANENT and not listing:
-        raise PassedThroughError(f"{path}: {err.strerror}", path=path) from err
-    if isinstance(err, ValueError):
-        raise ObjectNotFoundError(f"{path!r} cannot be the name of a file: {err}", path=path) from err
-    raise TransientSourceError(f"{path}: {err.strerror or err}", path=path, errno=err.errno) from err

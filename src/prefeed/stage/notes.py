@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from prefeed.errors import EntryFormatError
+from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
-from prefeed.sources.posix import stat_paths, version_of
+from prefeed.sources.posix import stat_paths
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)

@@ -107,6 +107,8 @@ class Listing(Message, frozen=True):
 class DatasetOpened(Message, frozen=True):
     """The manifest, or catalogue, lies in this directory; the number names it on this server. The rest: see ``OpenedDataset``.
 
+    The number is 0 where only names were listed: nothing can be read by them.
+
     ``uid`` is its own: what a client finds at that path may be another one's, where it sees another home there.
     """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.copying.versions import FoundFile, is_copy_of, time_of
+from prefeed.sources.file_versions import version_of
 from prefeed.types import ObjectInfo
 
 
@@ -15,7 +16,11 @@ def copy_at(path: Path, data: bytes, time_ns: int) -> FoundFile:
     return FoundFile.of(path.lstat())
 
 
-def test_a_file_keeps_its_time() -> None:
+def test_a_file_keeps_its_time(tmp_path: Path) -> None:
+    for time_ns in (0, 5, 1700000000123456789):
+        copy_at(tmp_path / "a", b"abc", time_ns)
+        assert time_of(version_of(os.stat(tmp_path / "a"), str(tmp_path / "a"))) == time_ns
+    assert time_of(b"file".hex() + "g" * 64) == time_of(b"file".hex() + "g" * 64)  # no file's, whatever it looks like
     assert time_of("1700000000123456789-42") == 1700000000123456789
     assert time_of("1700000000-42") == 1700000000 * 10**9  # a store without etags tells seconds
 

@@ -16,8 +16,9 @@ import prefeed.server.openings as openings
 from desk import Client, Desk, desk
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, TransientSourceError
-from prefeed.sources import known_directories, library
+from prefeed.sources import known_directories, library, urls
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View
@@ -290,6 +291,14 @@ def ask_by_names(client: Client, root: Path) -> m.DatasetOpened:
     return answer
 
 
+def settled(client: Client, named: m.DatasetOpened, root: Path) -> m.DatasetOpened:
+    return client.ask(m.OpenDataset(9, str(root), manifest_dir=named.manifest_dir, settle=True), m.DatasetOpened)
+
+
+def is_of_mere_names(opened: m.DatasetOpened) -> bool:
+    return not opened.is_settled and not Manifest.open(opened.manifest_dir).is_settled
+
+
 def test_another_file_behind_a_link_is_another_though_size_and_time_are_the_same(server: Desk, files: Path) -> None:
     target = files.with_name("target")
     target.write_bytes(b"1")
@@ -297,16 +306,14 @@ def test_another_file_behind_a_link_is_another_though_size_and_time_are_the_same
     for path in (target, files):
         os.utime(path, (0, time.time() - 3600))
     client = server.connect()
-    first = ask_by_names(client, files)
-    assert first.is_settled
+    first = settled(client, ask_by_names(client, files), files)
     new = files.with_name("new")
     new.write_bytes(b"2")
     os.utime(new, ns=(0, target.stat().st_mtime_ns))
     new.replace(target)
     named = ask_by_names(client, files)
     assert (named.is_settled, named.manifest_dir) == (False, first.manifest_dir)
-    settled = client.ask(m.OpenDataset(2, str(files), manifest_dir=named.manifest_dir, settle=True), m.DatasetOpened)
-    before, now = Manifest.open(first.manifest_dir), Manifest.open(settled.manifest_dir)
+    before, now = Manifest.open(first.manifest_dir), Manifest.open(settled(client, named, files).manifest_dir)
     changed = [now.path(index) for index in range(4) if before.key(index) != now.key(index)]
     assert changed == ["link"]
 
@@ -316,18 +323,17 @@ def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
 ) -> None:
     """A file that changes after it was asked, and before another client makes its dataset, is new for that one."""
     asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
-    stamps_now = library.stamps_now
+    files_now = library.files_now
 
     def held(manifest: Manifest) -> Any:
-        found = stamps_now(manifest)
+        found = files_now(manifest)
         asked.release()
         assert go_on.acquire(timeout=60)
         return found
 
     first, second = server.connect(), server.connect()
-    listed = ask_by_names(first, files)
-    assert listed.is_settled
-    monkeypatch.setattr(library, "stamps_now", held)
+    listed = settled(first, ask_by_names(first, files), files)
+    monkeypatch.setattr(library, "files_now", held)
     found = ask_by_names(first, files)
     assert (found.is_settled, found.manifest_dir) == (False, listed.manifest_dir)
     assert asked.acquire(timeout=60)
@@ -338,11 +344,11 @@ def test_sizes_are_asked_for_again_for_who_found_the_names_meanwhile(
     read(server)
     go_on.release()
     go_on.release()
-    settled = [Manifest.open(client.hear(m.DatasetOpened).manifest_dir) for client in (first, second)]
-    assert [manifest.size(1) for manifest in settled] == [6, 6]
-    assert settled[0].key(0) == Manifest.open(listed.manifest_dir).key(0)
+    told = [Manifest.open(client.hear(m.DatasetOpened).manifest_dir) for client in (first, second)]
+    assert [manifest.size(1) for manifest in told] == [6, 6]
+    assert told[0].key(0) == Manifest.open(listed.manifest_dir).key(0)
     first.say(m.OpenDataset(3, str(files), manifest_dir=found.manifest_dir, settle=True))  # a copy of it, later
-    assert first.hear(m.DatasetOpened).manifest_dir == str(settled[0].directory)
+    assert first.hear(m.DatasetOpened).manifest_dir == str(told[0].directory)
 
 
 @pytest.mark.parametrize("change", ["add", "remove", "touch", "young", "link", "other file system"])
@@ -353,7 +359,7 @@ def test_names_are_listed_where_the_directory_does_not_say_that_they_are_the_sam
     if change == "link":
         (files / "later").symlink_to(files.parent / "not there yet")
         os.utime(files, (0, time.time() - 3600))
-    ask_by_names(client, files)
+    settled(client, ask_by_names(client, files), files)
     if change == "add":
         (files / "d").write_bytes(b"d")
     elif change == "remove":
@@ -362,15 +368,130 @@ def test_names_are_listed_where_the_directory_does_not_say_that_they_are_the_sam
         os.utime(files, (0, time.time() - 1800))
     elif change == "young":
         os.utime(files)
-        ask_by_names(client, files)
+        settled(client, ask_by_names(client, files), files)
     elif change == "link":
         (files.parent / "not there yet").write_bytes(b"now")
     else:
         monkeypatch.setattr(known_directories, "mount_type", lambda _: "fuse.something")
     opened = ask_by_names(client, files)
-    assert opened.is_settled
+    assert opened.is_settled if change == "other file system" else is_of_mere_names(opened)
+    settled(client, opened, files)
     expected = {"add": 4, "remove": 2, "link": 4}.get(change, 3)
     assert Manifest.open(opened.manifest_dir).num_objects == expected
+
+
+class Asking:
+    """Files are asked when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        files_now = library.files_now
+
+        def held(manifest: Manifest) -> Any:
+            self.begun.release()
+            assert self.go_on.acquire(timeout=60)
+            return files_now(manifest)
+
+        monkeypatch.setattr(library, "files_now", held)
+
+
+def test_the_first_dataset_of_a_directory_is_there_before_a_file_was_asked(
+    server: Desk, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its names alone nothing can be read or planned; who allows an age, or wants all at once, gets the first listing too."""
+    asking = Asking(monkeypatch)
+    first, aged, whole = server.connect(), server.connect(), server.connect()
+    named = ask_by_names(first, files)
+    assert is_of_mere_names(named)
+    assert named.dataset == 0
+    manifest = Manifest.open(named.manifest_dir)
+    assert [manifest.path(index) for index in range(3)] == ["a", "b", "c"]
+    assert [manifest.size(0), manifest.total_bytes, any(manifest.keys)] == [None, 0, False]
+    assert asking.begun.acquire(timeout=60)
+    assert "names alone" in first.ask(m.OpenDataset(3, str(files), manifest_dir=named.manifest_dir), m.Refused).text
+    assert "does not have" in first.ask(m.Demand(4, 0, 0, 0), m.Refused).text
+    (files / "d").write_bytes(b"since")
+    aged.say(m.OpenDataset(1, str(files), math.inf))
+    read(server)
+    first.say(m.OpenDataset(2, str(files), manifest_dir=named.manifest_dir, settle=True))
+    asking.go_on.release()
+    told = [first.hear(m.DatasetOpened), aged.hear(m.DatasetOpened)]
+    assert (told[0].dataset, told[0].manifest_dir) == (told[1].dataset, told[1].manifest_dir)
+    assert (told[0].listed_at, told[0].is_settled) == (pytest.approx(named.listed_at), True)
+    now = Manifest.open(told[0].manifest_dir)
+    assert (now.num_objects, now.sizes.tolist(), all(now.version_hashes)) == (3, [1, 1, 1], True)
+    assert first.ask(m.Demand(7, 0, told[0].dataset, 1), m.Answered).token == 7
+    whole.say(m.OpenDataset(1, str(files)))
+    assert listed(whole) == 4
+    aged.say(m.OpenDataset(1, str(files), math.inf))
+    assert listed(aged) == 4
+
+
+def test_what_was_added_after_the_names_were_listed_is_in_the_next_listing(
+    server: Desk, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late sizes are known: the listing is as old as its names."""
+    asking = Asking(monkeypatch)
+    client = server.connect()
+    before = time.time()
+    named = ask_by_names(client, files)
+    assert asking.begun.acquire(timeout=60)
+    known_at = time.time()
+    (files / "later").write_bytes(b"1")
+    asking.go_on.release()
+    settled(client, named, files)
+    found = library.ManifestLibrary(server.config.home).find(
+        str(files), math.inf, mark=urls.listing_mark(PosixSource(str(files)))
+    )
+    assert found is not None
+    assert before <= found.began_at <= known_at
+
+
+def test_a_file_that_is_gone_when_it_is_asked_keeps_its_place_and_nothing_is_kept_of_it(
+    server: Desk, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(monkeypatch)
+    client = server.connect()
+    named = ask_by_names(client, files)
+    assert asking.begun.acquire(timeout=60)
+    (files / "b").unlink()
+    asking.go_on.release()
+    opened = settled(client, named, files)
+    now = Manifest.open(opened.manifest_dir)
+    assert [now.path(index) for index in range(3)] == ["a", "b", "c"]
+    assert [now.size(index) for index in range(3)] == [1, None, 1]
+    refused = client.ask(m.Demand(5, 0, opened.dataset, 1), m.Answered)
+    assert (refused.code, refused.data) == ("object-not-found", b"")
+    (files / "b").write_bytes(b"back")
+    again = ask_by_names(client, files)
+    assert is_of_mere_names(again)
+    asking.go_on.release()
+    assert Manifest.open(settled(client, again, files).manifest_dir).key(1) != now.key(1)
+
+
+@pytest.mark.parametrize("column", ["paths", "offsets", "sizes", "keys"])
+def test_a_listing_that_is_damaged_under_a_server_is_made_anew(
+    server: Desk, files: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has it mapped and goes on with a whole one; one line says so, and nobody opens the damaged one."""
+    client = server.connect()
+    first = settled(client, ask_by_names(client, files), files)
+    kept = Manifest.open(first.manifest_dir)
+    data = Path(first.manifest_dir, "columns").read_bytes()
+    inside = {"paths": kept.path_blob, "offsets": kept.offsets.data, "sizes": kept.sizes.data, "keys": kept.keys}
+    at = data.rindex(bytes(inside[column]))
+    with open(Path(first.manifest_dir, "columns"), "r+b") as file:
+        file.seek(at)
+        file.write(bytes([data[at] ^ 1]))
+    again = ask_by_names(client, files)
+    opened = settled(client, again, files)
+    lines = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert len(lines) == 1
+    assert f"{first.manifest_dir}/columns is damaged: its column '{column}'" in lines[0]
+    assert "listed anew" in lines[0]
+    assert (opened.dataset, opened.manifest_dir) == (first.dataset, first.manifest_dir)
+    assert [Manifest.open(opened.manifest_dir).path(index) for index in range(3)] == ["a", "b", "c"]
+    assert [server.node.datasets[opened.dataset].manifest.path(index) for index in range(3)] == ["a", "b", "c"]
 
 
 # ------------------------------------------------------------ older listings

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nodes import content
@@ -21,6 +20,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, VersionMismatchError
 from prefeed.server.main import run_foreground
+from prefeed.sources.manifest import Manifest
 from prefeed.store.tier import TierReader
 from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
@@ -206,8 +206,7 @@ def test_what_a_killed_server_left_is_found_by_the_next(servers: list[Server], s
 
 
 def _key(manifest_dir: str, object_id: int) -> bytes:
-    keys = np.fromfile(Path(manifest_dir) / "keys", dtype="V16")
-    return bytes(keys[object_id].tobytes())
+    return Manifest.open(manifest_dir).key(object_id)
 
 
 def test_a_server_that_was_told_to_stop_is_not_reached(servers: list[Server]) -> None:

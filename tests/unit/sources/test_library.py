@@ -15,6 +15,7 @@ from prefeed.sources import library as library_module
 from prefeed.sources import manifest_writer
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import CountingSource, MemorySource
 from prefeed.types import ObjectInfo
@@ -103,11 +104,89 @@ def test_an_origin_that_cannot_be_listed_now_is_an_error_that_names_the_old_list
 
 def test_a_damaged_manifest_is_built_again(library: ManifestLibrary, source: CountingSource) -> None:
     old = library.open("s3://bucket/p", source_factory=lambda _: source)
-    (old.directory / "offsets").write_bytes(b"short")
+    (old.directory / "columns").write_bytes(b"short")
     library.open("s3://bucket/p", source_factory=lambda _: source).validate()
     (library.directory_of("s3://bucket/p") / "current").write_text("../..")
     library.open("s3://bucket/p", source_factory=lambda _: source).validate()
     assert source.listings == 3
+
+
+def test_one_line_says_that_a_listing_was_damaged(
+    library: ManifestLibrary, source: CountingSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what another layout is, nor that there is none; each damage once, however often it is met."""
+    old = library.open("s3://bucket/p", source_factory=lambda _: source)
+    assert caplog.messages == []
+    data = (old.directory / "columns").read_bytes()
+    for number in range(1, 3):
+        (old.directory / "columns").unlink()
+        (old.directory / "columns").write_bytes(data[:-8] + bytes(8))
+        for _ in range(2):
+            assert library.find("s3://bucket/p", math.inf) is None
+        assert len(caplog.messages) == number
+        assert "is damaged: its column 'paths' is not what was written; what it lists is listed anew" in caplog.text
+        library.open("s3://bucket/p", source_factory=lambda _: source)
+        assert library.find("s3://bucket/p", math.inf) is not None
+    assert len(caplog.messages) == 2
+
+
+def test_a_home_of_an_earlier_version_is_listed_anew_and_closed_to_others(
+    library: ManifestLibrary, source: CountingSource, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Its manifests had the umask's mode, and a layout that is not misread."""
+    directory = library.directory_of("s3://bucket/p")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch(mode=0o644)
+    for old in (directory, library.directory_of("s3://other")):
+        (old / "0123").mkdir(parents=True)
+        for name in ("keys", "paths", "offsets", "sizes", "versions"):
+            (old / "0123" / name).write_bytes(b"12345678")
+        (old / "0123" / "header.json").write_text('{"format":2,"url":"s3://bucket/p","num_objects":1}')
+        (old / "current").write_text("0123")
+        (old / "link").symlink_to(elsewhere)
+    home = tmp_path / "home" / "manifests"
+    for path in [home, *home.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert library.find("s3://bucket/p", math.inf) is None
+    manifest = library.open("s3://bucket/p", source_factory=lambda _: source)
+    assert [manifest.path(index) for index in range(2)] == ["a", "b"]
+    assert caplog.messages == []
+    found = [path for path in (home, *home.rglob("*")) if not path.is_symlink()]
+    assert {path: oct(path.stat().st_mode) for path in found if path.stat().st_mode & 0o077} == {}
+    assert elsewhere.stat().st_mode & 0o777 == 0o644
+    for path in (home, directory):
+        path.chmod(0o755)
+    library.remove_unused()  # what a server does when it starts
+    assert (home.stat().st_mode | directory.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_listing_is_as_old_as_its_names(tmp_path: Path) -> None:
+    """Sizes are asked later; who asked for a listing in between gets one with what was there then."""
+    now = Time()
+    library = ManifestLibrary(tmp_path / "home", clock=now)
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a").write_bytes(b"1")
+    source = PosixSource(str(root))
+    named = library.find_by_names(source)
+    assert named is not None
+    assert (named.is_settled, named.manifest.is_settled) == (False, False)
+    assert library.find(str(root), math.inf) is None
+    now.now += 10
+    (root / "b").write_bytes(b"22")
+    now.now += 10
+    settled = library.settle(named.manifest, began_at=named.began_at)
+    assert (settled.began_at, settled.manifest.sizes.tolist()) == (1e9, [1])
+    found = library.find(str(root), math.inf)
+    assert found is not None
+    assert (found.began_at, found.manifest.uid) == (1e9, settled.manifest.uid)
+    newer = library.open_listed(str(root), source_factory=lambda _: source)
+    assert newer.manifest.num_objects == 2
+    assert library.settle(named.manifest, began_at=named.began_at).manifest.uid == settled.manifest.uid
+    found = library.find(str(root), math.inf)
+    assert found is not None, "an older listing does not come into force again"
+    assert found.manifest.uid == newer.manifest.uid
 
 
 @pytest.mark.usefixtures("sandbox")

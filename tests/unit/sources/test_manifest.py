@@ -1,6 +1,7 @@
 import os
 import pickle
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
-from prefeed.errors import EmptyListingError, StoreFormatError
-from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
-from prefeed.sources.manifest_writer import build_manifest, write_manifest
+from prefeed.errors import EmptyListingError, ManifestDamagedError, StoreFormatError
+from prefeed.sources.manifest import (
+    COLUMNS,
+    UNKNOWN_SIZE,
+    Manifest,
+    entry_key,
+    entry_keys,
+    version_hash,
+    version_hashes,
+)
+from prefeed.sources.manifest_writer import build_manifest, write_generation, write_manifest
 from prefeed.testing.sources import FaultySource, MemorySource
 from prefeed.types import ObjectInfo
 from profiles import examples
-
-FILES = ("header.json", "keys", "offsets", "paths", "sizes", "versions")
 
 
 class ListedSource(MemorySource):
@@ -103,6 +110,17 @@ def test_one_file_has_one_key_whichever_root_it_is_listed_below() -> None:
     assert entry_key("/", "data/train/a.bin", "v") == entry_key("/other", "/data/train/a.bin", "v")
     assert entry_key("/data", "a.bin", "v") != entry_key("/data", "a.bin", "w")
     assert len(entry_key("/data", "a.bin", "")) == 16
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.binary(min_size=1, max_size=9)), max_size=5))
+def test_keys_and_hashes_of_many_are_those_of_each(pairs: list[tuple[bytes, bytes]]) -> None:
+    paths = [path.replace(b"/", b"_") for path, _ in pairs]
+    versions = [version for _, version in pairs]
+    each = [
+        entry_key("/d", os.fsdecode(path), os.fsdecode(version)) for path, version in zip(paths, versions, strict=True)
+    ]
+    assert [row.tobytes() for row in entry_keys("/d", paths, versions)] == each
+    assert version_hashes(versions).tolist() == [version_hash(os.fsdecode(version)) for version in versions]
 
 
 def test_pickle_and_reopen(tmp_path: Path) -> None:
@@ -230,8 +248,8 @@ def test_equal_listings_share_one_generation(tmp_path: Path) -> None:
     assert len(list((tmp_path / "m").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", [*FILES, "current"])
-@pytest.mark.parametrize("damage", ["missing", "short", "long", "zeros"])
+@pytest.mark.parametrize("name", [COLUMNS, "current"])
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "zeros", "empty"])
 def test_damage_is_noticed_when_it_is_opened(tmp_path: Path, name: str, damage: str) -> None:
     manifest = small(tmp_path / "m")
     file = tmp_path / "m" / name if name == "current" else manifest.directory / name
@@ -239,28 +257,97 @@ def test_damage_is_noticed_when_it_is_opened(tmp_path: Path, name: str, damage: 
     if damage == "missing":
         file.unlink()
     else:
-        file.write_bytes({"short": data[:-1], "long": data + b"!", "zeros": bytes(len(data))}[damage])
-    if damage == "zeros" and name in ("sizes", "versions", "paths"):
-        with pytest.raises(StoreFormatError) if name != "versions" else pytest.raises(AssertionError):
-            Manifest.open(tmp_path / "m").validate()
-            raise AssertionError  # Unknown versions are what zeros mean.
-        return
+        damaged = {"short": data[:-1], "long": data + b"!", "zeros": bytes(len(data)), "empty": b""}
+        file.write_bytes(damaged[damage])
     with pytest.raises(StoreFormatError):
         Manifest.open(tmp_path / "m")
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_no_byte_of_a_manifest_can_change_unnoticed(tmp_path: Path, is_settled: bool) -> None:
+    """Names, offsets, sizes, versions, keys, stamps, the header: one flipped bit anywhere but in what is never read."""
+    manifest = write_generation(
+        tmp_path,
+        "/d",
+        path_blob=b"a/bb/cc",
+        offsets=np.array([0, 1, 4, 7], np.uint64),
+        sizes=np.array([1, 2, 3], np.uint64),
+        version_hashes=np.array([4, 5, 6], np.uint64),
+        keys=np.arange(48, dtype=np.uint8),
+        stamps=np.arange(6).reshape(2, 3),
+        is_settled=is_settled,
+    )
+    file = manifest.directory / COLUMNS
+    whole = file.read_bytes()
+    told = told_by(manifest)
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with suppress(StoreFormatError):
+            assert told_by(Manifest.open(manifest.directory)) == told, f"byte {at} of {len(whole)}"
+            assert whole[at] == 0, "only bytes between columns may change"
+    for size in range(len(whole)):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ManifestDamagedError):
+            Manifest.open(manifest.directory)
+
+
+def told_by(manifest: Manifest) -> list[object]:
+    assert manifest.stamps is not None
+    columns = manifest.sizes, manifest.version_hashes, manifest.stamps, manifest.offsets
+    return [*(column.tolist() for column in columns), manifest.all_paths(), bytes(manifest.keys), manifest.header]
+
+
 def test_a_damaged_generation_is_written_again(tmp_path: Path) -> None:
     manifest = small(tmp_path / "m")
-    (manifest.directory / "keys").write_bytes(b"")
+    (manifest.directory / COLUMNS).write_bytes(b"")
     small(tmp_path / "m").validate()
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path / "m")
-    header = manifest.directory / "header.json"
-    header.write_text(header.read_text().replace('"format":2', '"format":1'))
-    with pytest.raises(StoreFormatError, match="layout 1; this version reads 2"):
+    file = manifest.directory / COLUMNS
+    file.write_bytes(file.read_bytes().replace(b"PFLIST\x03", b"PFLIST\x04", 1))
+    with pytest.raises(StoreFormatError, match="layout 4; this version reads 3"):
         Manifest.open(tmp_path / "m")
+    file.rename(manifest.directory / "keys")
+    (manifest.directory / "header.json").write_text('{"format":2}')
+    with pytest.raises(StoreFormatError, match="older layout; this version reads 3"):
+        Manifest.open(tmp_path / "m")
+    small(tmp_path / "m").validate()
+
+
+def test_what_comes_into_force_is_on_the_disk_before_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure ``current`` names a generation that is whole: each step is durable before the next."""
+    done: list[str] = []
+
+    def named(descriptor: int) -> str:
+        return os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def note_rename(old: object, new: object) -> None:
+        done.append(f"{Path(str(new)).name} named")
+        replace(str(old), str(new))
+
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(named(descriptor)))
+    monkeypatch.setattr(os, "replace", note_rename)
+    manifest = small(tmp_path / "m")
+    current, done[2] = done[2], "the file that becomes current"
+    assert current.startswith(".building-")
+    assert done == [COLUMNS, manifest.uid, "the file that becomes current", "m", "current named"]
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022])
+def test_manifests_are_for_this_user_alone_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        manifest = small(tmp_path / "home" / "m")
+    finally:
+        os.umask(before)
+    found = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
+    assert manifest.directory / COLUMNS in found
+    assert {path: path.stat().st_mode & 0o077 for path in found if path.stat().st_mode & 0o077} == {}
 
 
 def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:

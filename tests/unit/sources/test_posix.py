@@ -1,5 +1,6 @@
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import numpy as np
 import pytest
 
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PassedThroughError, TruncatedBodyError
+from prefeed.sources import listing_threads
+from prefeed.sources.file_versions import _packed
+from prefeed.sources.mapped_files import split_paths
 from prefeed.sources.posix import PosixSource, stat_files, stat_paths
 from prefeed.testing.source_contract import list_all
 
@@ -218,46 +222,147 @@ def test_stat_files_is_told_nothing_by_what_cannot_be_asked(tmp_path: Path) -> N
     os.utime(tmp_path / "a.bin", ns=(5, 7))
     sizes, versions = stat_files([f"{tmp_path}/a.bin", f"{tmp_path}/missing", "nul\0byte", f"{tmp_path}/a.bin/below"])
     assert (sizes, versions[1:]) == ([3, -1, -1, -1], ["", "", ""])
-    assert versions[0].startswith("7-3-")
+    assert versions[0].startswith(f"{b'file'.hex()}{7:016x}{3:016x}{(tmp_path / 'a.bin').stat().st_ino:016x}")
 
 
-def test_directories_are_read_at_the_same_time_where_the_storage_is_slow(tmp_path: Path) -> None:
-    """Every directory is held up until 16 are being read."""
+def test_directories_are_read_at_the_same_time_where_the_storage_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every directory is held up until 16 are being read, and then until the files of 16 are being asked for."""
     for index in range(40):
         (tmp_path / f"class{index}").mkdir()
         (tmp_path / f"class{index}" / "a.bin").write_bytes(b"1")
+    changed = threading.Condition()
+    state = {"reading": 0, "most": 0}
 
-    class Slow(PosixSource):
-        reading = most = 0
-        changed = threading.Condition()
+    def hold() -> None:
+        with changed:
+            state["reading"] += 1
+            state["most"] = max(state["most"], state["reading"])
+            changed.notify_all()
+            assert changed.wait_for(lambda: state["most"] >= 16, timeout=60)
+            state["reading"] -= 1
 
-        def _scan(self, relative: str, chain: Any) -> Any:
-            if relative:
-                with self.changed:
-                    self.reading += 1
-                    self.most = max(self.most, self.reading)
-                    self.changed.notify_all()
-                    assert self.changed.wait_for(lambda: self.most >= 16, timeout=60)
-                    self.reading -= 1
-            return super()._scan(relative, chain)
+    def slow(original: Callable[..., Any]) -> Callable[..., Any]:
+        def held(path: Any, *arguments: Any, **named: Any) -> Any:
+            if b"class" in os.fsencode(path):
+                hold()
+            return original(path, *arguments, **named)
 
-    source = Slow(str(tmp_path))
-    assert sum(map(len, source.list_objects())) == 40
-    assert source.most >= 16
+        return held
+
+    source = PosixSource(str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", slow(os.scandir))
+        names = source.list_names()
+    assert (len(names), state["most"] >= 16) == (40, True)
+    state["most"] = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", slow(os.open))
+        table = source.ask(split_paths(names.blob, names.offsets))
+    assert (table.sizes.tolist(), state["most"] >= 16) == ([1] * 40, True)
 
 
 def test_a_storage_that_answers_at_once_is_read_by_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefeed.sources.posix._PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(listing_threads, "_PATIENCE_SECONDS", 60)
     for index in range(30):
         (tmp_path / f"class{index}").mkdir()
         for name in range(150):
             (tmp_path / f"class{index}" / str(name)).touch()
     threads: set[int] = set()
+    scandir, stat = os.scandir, os.stat
 
-    class Seen(PosixSource):
-        def _scan(self, relative: str, chain: Any) -> Any:
-            threads.add(threading.get_ident())
-            return super()._scan(relative, chain)
+    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread().name.startswith("prefeed-list"):
+                threads.add(threading.get_ident())
+            return original(*arguments, **named)
 
-    assert sum(map(len, Seen(str(tmp_path)).list_objects())) == 30 * 150
+        return noted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", seen(scandir))
+        names = PosixSource(str(tmp_path)).list_names()
+        assert (len(names), len(threads)) == (30 * 150, 1)
+        threads.clear()
+        patched.setattr(os, "stat", seen(stat))
+        PosixSource(str(tmp_path)).ask(split_paths(names.blob, names.offsets))
     assert len(threads) == 1
+
+
+# ------------------------------------------------------------ columns
+
+
+def make_tree(root: Path) -> None:
+    """Names whose order as paths is another than as names, links of all kinds, and what is no file."""
+    for path in ("a/b", "a.txt", "a/b.c/d", "a/b/c", "a!", "a0", "z/y/x", "z.d/1", "caf/\udce9", "b", "empty/"):
+        file = Path(os.fsdecode(os.fsencode(f"{root}/{path}")))
+        if path == "a/b":
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith("/"):
+            file.mkdir()
+        else:
+            file.write_bytes(path.encode("utf-8", "surrogateescape"))
+    (root / "to file").symlink_to(root / "a.txt")
+    (root / "to directory").symlink_to(root / "z")
+    (root / "up").symlink_to(root)
+    (root / "nowhere").symlink_to(root / "missing")
+    (root / "itself").symlink_to(root / "itself")
+    os.mkfifo(root / "pipe")
+
+
+def test_names_are_those_that_a_walk_finds_in_the_order_of_their_bytes(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    (tmp_path / "gone").mkdir()
+    walked = [
+        os.path.relpath(os.path.join(directory, name), os.fsencode(tmp_path))
+        for directory, below, names in os.walk(os.fsencode(tmp_path), followlinks=True)
+        if not (below.remove(b"up") if b"up" in below else None)
+        for name in names
+        if os.path.isfile(os.path.join(directory, name))
+    ]
+    names = PosixSource(str(tmp_path)).list_names()
+    assert split_paths(names.blob, names.offsets) == sorted(walked)
+    assert not names.is_whole, "what leads nowhere may become a file"
+    directories = {os.fsdecode(directory.path) for directory in names.directories}
+    assert directories == {"", "a", "a/b.c", "a/b", "z", "z/y", "z.d", "caf", "empty", "gone", "to directory",
+                           "to directory/y"}  # fmt: skip
+
+
+def test_what_vanishes_meanwhile_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "vanishing", "two"):
+        (tmp_path / name).mkdir()
+    for index in range(20):
+        (tmp_path / f"{index:02}").touch()
+    stat = os.stat
+
+    def vanish(path: Any, **how: Any) -> os.stat_result:
+        if os.fsencode(path).endswith(b"/vanishing"):
+            raise FileNotFoundError
+        return stat(path, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", vanish)
+        names = PosixSource(str(tmp_path)).list_names()
+    assert split_paths(names.blob, names.offsets) == [f"{index:02}".encode() for index in range(20)]
+    assert [directory.path for directory in names.directories if directory.path] in ([b"one", b"two"], [b"two", b"one"])
+    assert not names.is_whole
+
+
+def test_versions_in_columns_are_those_of_each_file(tmp_path: Path) -> None:
+    """Also of links to another file system, and of times and inodes that no signed number holds."""
+    make_tree(tmp_path)
+    (tmp_path / "elsewhere").symlink_to("/proc/self/status")
+    os.utime(tmp_path / "a0", ns=(0, -5))
+    source = PosixSource(str(tmp_path))
+    paths = [b"a!", b"a.txt", b"a/b/c", b"a0", b"elsewhere", b"gone", b"pipe", b"to directory/y/x", b"up"]
+    table = source.ask(paths)
+    versions = [version.decode() for version in table.versions()]
+    for path, size, version, is_beside in zip(paths, table.sizes.tolist(), versions, table.is_beside, strict=True):
+        if path in (b"gone", b"pipe", b"up"):
+            assert size == -1
+            continue
+        assert ([size], [version]) == source.versions([os.fsdecode(os.fsencode(tmp_path) + b"/" + path)])
+        assert is_beside == (path != b"elsewhere")
+    assert _packed([2**63 + 5, -7, 2**64 - 1, 3]).tolist() == [5 - 2**63, -7, -1, 3]
