@@ -5,10 +5,10 @@
     source, in key order ─┐
                           ├─ side by side ─→ same: skipped ─ else: copied, verified ──┐
     target, in key order ─┘        └──────→ only at the target: put by                │
-                                                     all copied, nothing failed ─→ deleted
+                             all copied, all looked at, all mounts as they were ─→ deleted
 
 Nothing is recorded beside the data: what is there says what it is a copy of, and each run compares anew. So a run that
-was killed is gone on with by running it again.
+was killed is gone on with by running it again. What was mounted below the source is recorded in the home (``mounted``).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from prefeed.config import Config
 from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.copying.flow import CopyLimits
-from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError
+from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.listed import Listed, is_newer, side_by_side
+from prefeed.jobs.mounted import MountRecord, first_below, lies_in, parents_of
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.ordering import Spool
 from prefeed.jobs.patterns import Rules
@@ -64,8 +65,8 @@ def sync(
 
     Raises:
         JobSpecError: These places or options cannot be, and nothing was done.
-        SourceError, JobError: A listing failed, or nothing more can be written; what was copied stays, and nothing was
-            deleted.
+        SourceError, JobError: A place cannot be listed at all, or nothing more can be written; what was copied stays, and
+            nothing was deleted.
     """
     source_root, source_config = located(source, config)
     target_root, target_config = located(target, config)
@@ -75,6 +76,9 @@ def sync(
     with contextlib.ExitStack() as stack:
         origin = stack.enter_context(contextlib.closing(open_root(ends.source, source_config)))
         place = stack.enter_context(contextlib.closing(open_target(ends.target, target_config, make=not options.dry)))
+        for one in (origin, place):
+            if isinstance(one, DirectoryPlace):
+                one.one_file_system = options.one_file_system
         if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(ends.target):
             _keep_apart(origin, place)
         return _Sync(origin, place, options, config, events or SyncEvents()).run()
@@ -130,6 +134,14 @@ class _Sync:
         self._empty: set[str] = set()
         self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
+        self._unlisted: CopyFailure | None = None
+        self._filled_mounts: set[str] = set()
+        self._record: MountRecord | None = None
+        if isinstance(origin, DirectoryPlace):
+            self._record = MountRecord(origin.url, place.url, config)
+            if not options.dry:
+                record = self._record
+                origin.on_mount = lambda path, point: record.note({path: point})
 
     def run(self) -> SyncResult:
         self._config.home.mkdir(parents=True, exist_ok=True)
@@ -141,9 +153,11 @@ class _Sync:
                 summary = self._pretend(extra, done)
             else:
                 summary = self._copy(extra, done)
-            result = self._result_of(summary)
+            result = _with_failures(self._result_of(summary), self._not_looked_at())
+            lost = self._lost_mounts(extra) if self._options.delete_dst else {}
             if self._options.delete_dst or self._options.delete_src:
-                result = self._delete(result, extra, done)
+                result = self._delete(result, extra, done, lost)
+            self._record_mounts(lost, is_whole=not lost and result.is_complete)
         return replace(result, seconds=time.monotonic() - self._started)
 
     # ---------------------------------------------------------------- what is to be done
@@ -151,13 +165,14 @@ class _Sync:
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
         """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
         theirs = self._place.list_target(self._rules)
-        for our, their in side_by_side(self._origin.list_in_order(self._rules), theirs):
+        for our, their in side_by_side(self._ours(), theirs):
             if our is None:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
                 continue
             self._require_own_name(our.path)
             self._num_listed += 1
+            self._filled_mounts.update(self._mounts_over(our.path))
             task = self._task_of(our, their)
             if task is None:
                 self._num_skipped += 1
@@ -169,6 +184,27 @@ class _Sync:
             self._num_to_copy += 1
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
+
+    def _ours(self) -> Iterator[Listed]:
+        """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
+
+        Raises:
+            SourceError: It lists nothing at all.
+        """
+        try:
+            yield from self._origin.list_in_order(self._rules)
+        except SourceError as err:
+            if not self._num_listed:
+                raise
+            self._unlisted = CopyFailure(
+                path="", code=err.code, message=f"the listing of {self._origin.url} broke off: {err}"
+            )
+
+    def _mounts_over(self, path: str) -> Iterator[str]:
+        """Yield the mounts below the source that a path lies in."""
+        points = self._origin.mounts.points if isinstance(self._origin, DirectoryPlace) else {}
+        if len(points) > 1:  # the root is one of them
+            yield from (above for above in parents_of(path) if above and above in points)
 
     def _require_own_name(self, path: str) -> None:
         """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
@@ -197,7 +233,7 @@ class _Sync:
 
     def _copy(self, extra: Spool, done: Spool) -> CopySummary:
         source = self._paced(self._origin.source())
-        sink = self._place.open_sink(source, perms=self._options.perms)
+        sink = self._place.open_sink(source, perms=self._options.perms, durable=self._options.delete_src)
         self._folded = {} if sink.folds_case else None
         with (
             contextlib.closing(sink),
@@ -210,10 +246,14 @@ class _Sync:
             finally:
                 self._stopped.set()
             self._make_directories(sink)
+            if self._options.delete_src:
+                sink.make_durable()
         self._num_skipped += sink.num_same
         return replace(
             summary,
-            failures=tuple(failure for failure in summary.failures if not self._is_marker(failure)),
+            failures=tuple(
+                failure for failure in summary.failures if not self._is_marker(failure) and not self._has_gone(failure)
+            ),
             num_copied=summary.num_copied - sink.num_same,
             bytes_copied=summary.bytes_copied - sink.bytes_same,
         )
@@ -221,6 +261,12 @@ class _Sync:
     def _is_marker(self, failure: CopyFailure) -> bool:
         """Return whether it is about no object: ``a/``, which consoles make for a directory, is listed as ``a``."""
         return failure.path in self._empty and failure.code == ObjectNotFoundError.code
+
+    def _has_gone(self, failure: CopyFailure) -> bool:
+        """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""
+        if failure.code != ObjectNotFoundError.code or not isinstance(self._origin, DirectoryPlace):
+            return False
+        return self._origin.has_lost(failure.path)
 
     def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[ObjectInfo]:
         for chunk in chunks:
@@ -269,10 +315,64 @@ class _Sync:
                 self._events.would("copy", self._origin.source().locate(listed.path))
         return CopySummary(num_copied=count, bytes_copied=self._bytes_to_copy, failures=(), full=None, seconds=0.0)
 
+    # ---------------------------------------------------------------- what is not known
+
+    def _not_looked_at(self) -> list[CopyFailure]:
+        """Return what the listings could not tell, and mounts that came or went meanwhile."""
+        found = [] if self._unlisted is None else [self._unlisted]
+        for place in (self._origin, self._place):
+            if not isinstance(place, DirectoryPlace):
+                continue
+            found += [CopyFailure(path=one.path, code=one.error.code, message=str(one.error)) for one in place.problems]
+            found += [_about_mount("", said) for said in place.mounts.changes()]
+        return found
+
+    def _lost_mounts(self, extra: Spool) -> dict[str, str]:
+        """Return sentences on what is to be deleted and may only not be mounted, by path below the source."""
+        origin, record = self._origin, self._record
+        if not isinstance(origin, DirectoryPlace) or record is None:
+            return {}
+        now, before = origin.mounts.points, record.before
+        gone = {path for path, point in before.items() if now.get(path) != point}
+        empty = now.keys() - self._filled_mounts - {""}
+        if self._options.one_file_system:
+            empty = set()  # they were not looked into, and nothing of them is deleted
+        return {
+            path: self._about_lost(path, first, before.get(path, "") if path in gone else "")
+            for path, first in first_below((one.path for one in extra), gone | empty).items()
+        }
+
+    def _about_lost(self, path: str, first: str, was: str) -> str:
+        """Return what to do about a directory, once mounted from ``was``, that does not have what there is a copy of."""
+        where = f"{self._origin.url.rstrip('/')}/{path}".rstrip("/") or "/"
+        how = f"{was} was mounted there at the last sync, and is not now" if was else "what is mounted there is empty"
+        copy = f"prefeed job rmr {self._place.url} {path or '--all'}"
+        remembered = f", or {self._record.file}, which remembers the mount" if was and self._record is not None else ""
+        return (
+            f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} is a copy of what may only not be "
+            f"mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}"
+        )
+
+    def _record_mounts(self, lost: Collection[str], *, is_whole: bool) -> None:
+        """Record what is mounted below the source; what was is forgotten when nothing at the target depends on it."""
+        if self._record is None or self._options.dry or not isinstance(self._origin, DirectoryPlace):
+            return
+        is_settled = is_whole and self._options.delete_dst and not self._options.start and not self._options.end
+        kept = {
+            path: point for path, point in self._record.before.items()
+            if path in lost or not is_settled or (path and not self._rules.takes_below(path))
+        }  # fmt: skip
+        self._record.replace({**self._origin.mounts.points, **kept})
+
     # ---------------------------------------------------------------- deleting
 
-    def _delete(self, result: SyncResult, extra: Spool, done: Spool) -> SyncResult:
-        """Delete what is to go, now that all was copied; nothing when something was not."""
+    def _delete(self, result: SyncResult, extra: Spool, done: Spool, lost: Mapping[str, str]) -> SyncResult:
+        """Delete what is to go, now that all was copied; nothing when something was not, or is not known."""
+        unknown = [_about_mount(path, said) for path, said in lost.items()] + self._unknown_mounts()
+        result = _with_failures(result, unknown)
+        if not result.is_complete:
+            self._events.note("nothing was deleted, because not everything could be copied, or looked at")
+            return result
         if not self._num_listed and self._options.delete_dst:
             raise EmptyListingError(
                 f"{self._origin.url} has nothing that is to be copied: nothing was deleted, for a storage that is not "
@@ -283,34 +383,77 @@ class _Sync:
                 f"{self._origin.source().locate(self._origin.broken_links[0])} is a link that leads nowhere: nothing was deleted, "
                 "for what it led to may only not be mounted. Remove or --exclude it, or mount what it leads to"
             )
-        if not result.is_complete:
-            self._events.note("nothing was deleted, because not everything could be copied")
-            return result
         if self._options.delete_dst:
-            num_deleted, failures = self._delete_from(self._place, extra, keep=self._folded or ())
+            num_deleted, failures = self._delete_from(self._place, self._deletable(extra), keep=self._folded or ())
             result = _with_failures(replace(result, num_deleted_dst=num_deleted), failures)
             self._remove_directories()
         if self._options.delete_src:
-            num_deleted, failures = self._delete_from(self._origin, done)
+            num_deleted, failures = self._delete_originals(done)
             result = _with_failures(replace(result, num_deleted_src=num_deleted), failures)
         return result
 
-    def _delete_from(self, place: Root, listed: Spool, *, keep: Collection[str] = ()) -> tuple[int, list[CopyFailure]]:
+    def _unknown_mounts(self) -> list[CopyFailure]:
+        """Return why nothing may be deleted where the kernel does not tell mounts apart."""
+        if self._options.one_file_system is False:
+            return []
+        return [
+            _about_mount(
+                "",
+                f"{place.url}: nothing was deleted, for the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
+            )
+            for place in (self._origin, self._place) if isinstance(place, DirectoryPlace) and not place.mounts.is_known
+        ]  # fmt: skip
+
+    def _deletable(self, extra: Iterable[Listed]) -> Iterator[Listed]:
+        """Yield what the source does not have, and may have: with ``one_file_system`` not what is below mounts, on either side."""
+        points: set[str] = set()
+        if self._options.one_file_system:
+            for place in (self._origin, self._place):
+                points |= place.mounts.points.keys() - {""} if isinstance(place, DirectoryPlace) else set()
+        return (one for one in extra if not lies_in(one.path, points))
+
+    def _delete_originals(self, done: Spool) -> tuple[int, list[CopyFailure]]:
+        """As ``_delete_from``, of what the target has."""
+        kept: list[CopyFailure] = []
+
+        def safe() -> Iterator[Listed]:
+            for one in done:
+                reason = self._why_not_kept(one)
+                if reason:
+                    kept.append(self._not_deleted(self._origin, one, reason))
+                else:
+                    yield one
+
+        num_deleted, failures = self._delete_from(self._origin, safe())
+        return num_deleted, [*kept, *failures]
+
+    def _why_not_kept(self, one: Listed) -> str:
+        origin, place = self._origin, self._place
+        if self._options.dry or not isinstance(place, DirectoryPlace):
+            return ""
+        return place.why_not_kept(one, origin.status(one.path) if isinstance(origin, DirectoryPlace) else None)
+
+    def _delete_from(
+        self, place: Root, listed: Iterable[Listed], *, keep: Collection[str] = ()
+    ) -> tuple[int, list[CopyFailure]]:
         """Return how many went, and what did not; ``keep``: names in lower case that others have by now."""
+        num_deleted, failures = 0, []
         if self._options.dry:
             for one in listed:
+                num_deleted += 1
                 self._events.would("delete", place.source().locate(one.path))
-            return listed.num_listed, []
-        num_deleted, failures = 0, []
+            return num_deleted, []
         for one, reason in place.remove_unchanged(one for one in listed if not keep or one.path.casefold() not in keep):
             if reason:
-                where = place.source().locate(one.path)
-                failures.append(
-                    CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
-                )
+                failures.append(self._not_deleted(place, one, reason))
             else:
                 num_deleted += 1
         return num_deleted, failures
+
+    def _not_deleted(self, place: Root, one: Listed, reason: str) -> CopyFailure:
+        where = place.source().locate(one.path)
+        return CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
 
     def _remove_directories(self) -> None:
         """With ``dirs``: directories that the source does not have go, if nothing is in them."""
@@ -319,8 +462,9 @@ class _Sync:
             return  # behind the last key the source was not looked at
         if isinstance(place, DirectoryPlace) and isinstance(origin, DirectoryPlace):
             wanted = set(origin.directories)
+            not_entered = origin.mounts.points.keys() - {""} if self._options.one_file_system else set()
             for path in reversed(place.directories_there(self._rules)):
-                if path not in wanted:
+                if path not in wanted and not lies_in(path, not_entered):
                     place.beneath.remove_empty(path)
 
     def _result_of(self, summary: CopySummary) -> SyncResult:
@@ -336,6 +480,10 @@ class _Sync:
             full=summary.full or "",
             seconds=summary.seconds,
         )
+
+
+def _about_mount(path: str, said: str) -> CopyFailure:
+    return CopyFailure(path=path, code="mount-changed", message=said)
 
 
 def _with_failures(result: SyncResult, failures: list[CopyFailure]) -> SyncResult:

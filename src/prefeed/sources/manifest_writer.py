@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from array import array
@@ -22,6 +21,7 @@ from xxhash import xxh3_128
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.machine import is_on_own_disk
+from prefeed.removing import remove_tree
 from prefeed.sources.known_directories import Stamps, Times, note_directories
 from prefeed.sources.manifest import (
     CURRENT,
@@ -273,7 +273,7 @@ def _write_generation(directory: Path, header: bytes, files: dict[str, Buffer]) 
         generation = directory / digest.hexdigest()
         _adopt(temporary, generation)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary, ignore_errors=True)
     return generation
 
 
@@ -289,7 +289,7 @@ def is_in_use(generation: Path) -> bool:
 def _remove_unused(generation: Path) -> None:
     with _unused(generation) as unused:
         if unused:
-            shutil.rmtree(generation, ignore_errors=True)
+            remove_tree(generation, ignore_errors=True)
 
 
 @contextmanager
@@ -320,7 +320,7 @@ def adopt_generation(manifest: Manifest, directory: Path) -> Path:
             (temporary / name).write_bytes(content)
         _adopt(temporary, directory / manifest.uid)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary, ignore_errors=True)
     return directory / manifest.uid
 
 
@@ -339,7 +339,7 @@ def _adopt(temporary: Path, generation: Path) -> None:
         damaged = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=generation.parent))
         generation.rename(damaged)
         temporary.rename(generation)
-        shutil.rmtree(damaged, ignore_errors=True)
+        remove_tree(damaged, ignore_errors=True)
 
 
 def _replace_current(directory: Path, name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import TransientSourceError
-from prefeed.jobs.trees import Tree
+from prefeed.jobs.trees import Tree, TreeEvents
 from unit.jobs.trees import make
 
 
@@ -18,9 +18,9 @@ def test_links_that_lead_nowhere_are_left_out_and_told(tmp_path: Path) -> None:
     (root / "z/through a file").symlink_to("../a/b")
     told: list[str] = []
 
-    assert [one.path for one in Tree(str(root), follow=True, on_broken=told.append)] == ["a", "z/b"]
+    assert [one.path for one in Tree(str(root), follow=True, events=TreeEvents(broken=told.append))] == ["a", "z/b"]
     assert sorted(told) == ["gone", "itself", "z/through a file"]
-    assert len(list(Tree(str(root), follow=False, on_broken=told.append))) == 5
+    assert len(list(Tree(str(root), follow=False, events=TreeEvents(broken=told.append)))) == 5
     assert len(told) == 3
 
 
