@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
+from prefeed.cli.main import cli
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobError, PrefeedError
 from prefeed.jobs.directory_place import DirectoryPlace
@@ -113,9 +116,13 @@ def _dead_mount(tmp_path: Path) -> None:
         result = run(source, target, delete_dst=True)
         assert (result.is_complete, result.num_deleted_dst) == (False, 0)
         assert str(target / "m") in said(result)
-        removed, failures = rmr(target, "m")
-        assert removed == 0
-        assert str(target / "m") in failures[0]
+        with pytest.raises(JobError, match=str(target / "m")):
+            rmr(target, "m")
+        root = make(tmp_path / "root", {"x/y": b"1"})
+        with dead_fuse(root / "x/m"):
+            removed, failures = rmr(root, "x")
+        assert removed == 1
+        assert [failure.partition(":")[0] for failure in failures] == [str(root / "x/m")]
     with dead_fuse(source), pytest.raises(PrefeedError, match=str(source)):
         run(source, target, delete_dst=True)
     assert tree(target) == {"m/b/c": b"1", "own": b"o", "extra": b"e", "new": b"n"}
@@ -342,7 +349,7 @@ def test_a_mount_that_goes_or_comes_meanwhile_stops_all_deletions(what: str, sid
 
 
 def _meanwhile(what: str, side: str, tmp_path: Path) -> None:
-    data = {"a": b"a", **{f"m/d{number:03}/x": b"1" for number in range(600)}, "z": b"z"}
+    data = {"a": b"a", **{f"m/d{number:03}/x": b"1" for number in range(300)}, "z": b"z"}
     source, target = make(tmp_path / "source", {"a": b"a"}), tmp_path / "target"
     root = source if side == "source" else target
     root.mkdir(exist_ok=True)
@@ -357,7 +364,7 @@ def _meanwhile(what: str, side: str, tmp_path: Path) -> None:
     outside = make(tmp_path / "outside", {"y": b"y"})
     _at_file(20, (lambda: unmount(point)) if what.endswith("gone") else (lambda: bind(outside, point) and None))
     result = None
-    with contextlib.suppress(JobError):
+    with contextlib.suppress(PrefeedError):
         result = run(source, target, delete_dst=True, delete_src=True)
     if result is not None:
         if side == "target" and what == "come":  # what was made there is not entered
@@ -394,3 +401,43 @@ def test_a_kernel_that_does_not_tell_mounts_apart_deletes_nothing(
     refused(source, target, target, "kernel does not say")
     assert (target / "own").exists()
     assert run(source, target, delete_dst=True, one_file_system=False).num_deleted_dst == 1
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def _commands(tmp_path: Path) -> None:
+    source, target = make(tmp_path / "source", {"own": b"o"}), make(tmp_path / "target", {"a/x": b"1", "b": b"2"})
+
+    def prefeed(*arguments: object) -> Result:
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+
+    bind(make(tmp_path / "outside", FILES), source / "m")
+    assert prefeed("job", "sync", source, target).exit_code == 0
+    unmount(source / "m")
+    for more in ((), ("--dry",), ("-x",), ("--no-one-file-system",), ("--json",)):
+        result = prefeed("job", "sync", source, target, "--delete-dst", *more)
+        assert result.exit_code == 1
+        assert str(source / "m") in result.output
+    assert set(tree(target)) == {"a/x", "b", "own", *(f"m/{path}" for path in FILES)}
+
+    point = bind(tmp_path / "outside", target / "a/point")
+    for more in ((), ("-x",)):
+        result = prefeed("job", "rmr", target, "a", "--yes", *more)
+        assert result.exit_code == 1
+        assert f"{point}: something is mounted there" in result.output
+    spec = {"type": "rmr", "rmrOptions": {"url": str(target), "paths": ["a"]}}
+    for name, option, phase in (("one", {}, "Failed"), ("two", {"one-file-system": False}, "Failed")):
+        document = {
+            "apiVersion": "batch.paddlepaddle.org/v1alpha1", "kind": "SampleJob", "metadata": {"name": name},
+            "spec": {**spec, "rmrOptions": {**spec["rmrOptions"], **option}},
+        }  # fmt: skip
+        (tmp_path / "job.yaml").write_text(json.dumps(document))
+        result = prefeed("job", "apply", "-f", tmp_path / "job.yaml", "--yes")
+        assert (result.exit_code, phase in result.output) == (1, True)
+        assert str(point) in result.output
+        assert bool(tree(tmp_path / "outside")) == (not option)
+
+
+def test_the_commands_end_with_1_and_name_the_mount(tmp_path: Path) -> None:
+    with_own_mounts(_commands, tmp_path)

@@ -22,6 +22,9 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 LEFT_ALONE: Final = "nothing in it is removed. Name it itself, or give --no-one-file-system to remove in it too"
 _IN_THE_WAY: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
+_NOT_THERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
+"""What is said of one directory, though others can be written to."""
+
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
 
 
@@ -177,6 +180,6 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
             "its own",
             path=where,
         ) from err
-    if err.errno in _BAD_NAME:
+    if err.errno in _BAD_NAME or err.errno in _NOT_THERE:
         raise BadTargetNameError(f"{where}: {reason}", path=where) from err
     raise JobError(f"{where} cannot be changed: {reason}; what was done stays", path=where) from err

@@ -106,7 +106,7 @@ class DirectoryPlace:
                 mount=on_mount,
             ),
         )
-        return _taken(tree, rules)
+        return _taken(self.mounts.filled_by(tree), rules)
 
     def list_target(self, rules: Rules) -> Iterator[Listed]:
         """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
@@ -139,12 +139,19 @@ class DirectoryPlace:
         return note
 
     def has_lost(self, path: str) -> bool:
-        """Return whether a file that was listed was removed since: its directory is there, and has it no more."""
-        above, _, name = path.rpartition("/")
-        try:
-            return name not in os.listdir(f"{self.url}/{above}")
-        except OSError:
-            return False
+        """Return whether a file that was listed was removed since: what it lay in is there, and has it no more."""
+        for above in parents_of(path):
+            try:
+                return path[len(above) :].strip("/") not in os.listdir(f"{self.url}/{above}")
+            except FileNotFoundError:
+                path = above  # removed with all that was in it, perhaps
+            except OSError:
+                return False
+        return False
+
+    def hides(self, path: str) -> bool:
+        """Return whether nobody knows if something of this path is there: it, or a directory above it, has problems."""
+        return any(problem.path in (path, *parents_of(path)) for problem in self.problems)
 
     def directories_there(self, rules: Rules) -> list[str]:
         """Return the directories that are not excluded, those above before those below; links are not followed."""
@@ -202,18 +209,30 @@ class DirectoryPlace:
         return ""
 
     def status(self, path: str) -> os.stat_result | None:
-        """Return what a path leads to; None when nothing is there, or it cannot be looked at."""
+        """Return what a path leads to; None when nothing is there.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
         try:
             return os.stat(f"{self.url}/{path}")
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def why_not_kept(self, one: Listed, original: os.stat_result | None) -> str:
-        """Return why this place would have no copy of an object once its original is removed; empty when it would."""
+    def why_not_kept(self, one: Listed, original: os.stat_result | None, *, folds_case: bool) -> str:
+        """Return why this place would have no copy of an object once its original is removed; empty when it would.
+
+        Args:
+            one: As the source listed it.
+            original: What it is now, if it is a file.
+            folds_case: Its copy may be there under another spelling.
+        """
         try:
             found = self.beneath.status(one.path)
         except (OSError, PrefeedError) as err:
             return f"its copy cannot be looked at: {err}"
+        if found is None and folds_case:
+            return ""
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != one.size_bytes >= 0:
             return "its copy is gone, or is another file by now"
         in_mount = lies_in(one.path, self.mounts.points.keys() - {""})

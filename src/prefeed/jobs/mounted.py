@@ -19,6 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import JobError
+from prefeed.jobs.listed import Listed
 from prefeed.machine import mount_number
 from prefeed.sources.credentials import write_private
 from prefeed.sources.mounts import Mount, mounts_by_number
@@ -36,11 +37,13 @@ class MetMounts:
     Attributes:
         points: By path below the root, where directories are mounted that are of another mount than those that they were
             entered from: by a link, or because they are mounted there. ``""`` is the root.
+        empty: Those of ``points`` below which no file was listed; never the root.
         is_known: Whether the kernel tells mounts apart.
     """
 
     def __init__(self, root: str) -> None:
         self.points: dict[str, str] = {}
+        self.empty: set[str] = set()
         self._root = root
         self._before = mounts_by_number()
         self.is_known = bool(self._before)
@@ -62,6 +65,15 @@ class MetMounts:
                 self._come.append(mount.point if mount else self._where(path))
         self._numbers[path] = number
         self.points[path] = mount.point if mount is not None else ""
+        if path:
+            self.empty.add(path)
+
+    def filled_by(self, listed: Iterable[Listed]) -> Iterator[Listed]:
+        """Yield what is listed at the root; mounts that it lies in are not ``empty``."""
+        for one in listed:
+            if self.empty:
+                self.empty.difference_update(parents_of(one.path))
+            yield one
 
     def link(self, path: str) -> None:
         """A link to a directory is followed: what is mounted there counts too."""

@@ -81,6 +81,8 @@ def sync(
                 one.one_file_system = options.one_file_system
         if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(ends.target):
             _keep_apart(origin, place)
+        if isinstance(origin, DirectoryPlace) and options.delete_src and not options.dry:
+            _ = origin.beneath  # open from now on: what is deleted is of the directory that is listed
         return _Sync(origin, place, options, config, events or SyncEvents()).run()
 
 
@@ -135,7 +137,6 @@ class _Sync:
         self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
         self._unlisted: CopyFailure | None = None
-        self._filled_mounts: set[str] = set()
         self._record: MountRecord | None = None
         if isinstance(origin, DirectoryPlace):
             self._record = MountRecord(origin.url, place.url, config)
@@ -172,7 +173,6 @@ class _Sync:
                 continue
             self._require_own_name(our.path)
             self._num_listed += 1
-            self._filled_mounts.update(self._mounts_over(our.path))
             task = self._task_of(our, their)
             if task is None:
                 self._num_skipped += 1
@@ -200,12 +200,6 @@ class _Sync:
                 path="", code=err.code, message=f"the listing of {self._origin.url} broke off: {err}"
             )
 
-    def _mounts_over(self, path: str) -> Iterator[str]:
-        """Yield the mounts below the source that a path lies in."""
-        points = self._origin.mounts.points if isinstance(self._origin, DirectoryPlace) else {}
-        if len(points) > 1:  # the root is one of them
-            yield from (above for above in parents_of(path) if above and above in points)
-
     def _require_own_name(self, path: str) -> None:
         """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
         if self._folded is None:
@@ -219,6 +213,8 @@ class _Sync:
 
     def _task_of(self, our: Listed, their: Listed | None) -> _Task | None:
         options = self._options
+        if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
+            return None  # a newer one may be there, and could not be looked at
         if their is None or options.force_update:
             return our, False
         is_same = self._place.is_same(our, their)
@@ -334,9 +330,7 @@ class _Sync:
             return {}
         now, before = origin.mounts.points, record.before
         gone = {path for path, point in before.items() if now.get(path) != point}
-        empty = now.keys() - self._filled_mounts - {""}
-        if self._options.one_file_system:
-            empty = set()  # they were not looked into, and nothing of them is deleted
+        empty = set() if self._options.one_file_system else origin.mounts.empty  # else nobody looked into them
         return {
             path: self._about_lost(path, first, before.get(path, "") if path in gone else "")
             for path, first in first_below((one.path for one in extra), gone | empty).items()
@@ -360,7 +354,7 @@ class _Sync:
         is_settled = is_whole and self._options.delete_dst and not self._options.start and not self._options.end
         kept = {
             path: point for path, point in self._record.before.items()
-            if path in lost or not is_settled or (path and not self._rules.takes_below(path))
+            if path in lost or not is_settled or not all(map(self._rules.takes_below, (path, *parents_of(path))))
         }  # fmt: skip
         self._record.replace({**self._origin.mounts.points, **kept})
 
@@ -429,10 +423,17 @@ class _Sync:
         return num_deleted, [*kept, *failures]
 
     def _why_not_kept(self, one: Listed) -> str:
-        origin, place = self._origin, self._place
+        origin, place, original = self._origin, self._place, None
         if self._options.dry or not isinstance(place, DirectoryPlace):
             return ""
-        return place.why_not_kept(one, origin.status(one.path) if isinstance(origin, DirectoryPlace) else None)
+        if isinstance(origin, DirectoryPlace):
+            try:
+                original = origin.status(one.path)
+            except OSError as err:
+                return f"it cannot be looked at: {err.strerror}"
+            if original is None:
+                return ""  # somebody else has removed it
+        return place.why_not_kept(one, original, folds_case=self._folded is not None)
 
     def _delete_from(
         self, place: Root, listed: Iterable[Listed], *, keep: Collection[str] = ()

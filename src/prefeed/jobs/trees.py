@@ -93,8 +93,8 @@ class TreeEvents:
         broken: Told the path of each link that is left out for it leads nowhere. **Threads**: any.
         problem: Told what could not be looked at, before anything that comes behind it in key order.
         link: Told the path of each link to a directory that is followed, before what is in it.
-        mount: Told the path of each directory that is of another mount than the one that it was entered from, and the
-            number of that mount, the root first; returns whether it is gone into.
+        mount: Told the path of each directory that is of another mount or file system than the one that it was entered
+            from, and the number of its mount, the root first; returns whether it is gone into.
     """
 
     directory: Callable[[str], None] = lambda _: None
@@ -184,8 +184,9 @@ class Tree:
             return
         if name.is_link:
             self._events.link(name.path)
-        number = scan.directory.identity[2]
-        goes_on = number == above.identity[2] or self._events.mount(name.path, number)
+        (device, _, number), entered_from = scan.directory.identity, above.identity
+        is_same = (device, number) == (entered_from[0], entered_from[2])
+        goes_on = is_same or self._events.mount(name.path, number)
         self._events.directory(name.path)
         if goes_on:
             yield from self._walk(pool, scan)
