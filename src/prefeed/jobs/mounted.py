@@ -23,6 +23,7 @@ from prefeed.jobs.listed import Listed
 from prefeed.machine import mount_number
 from prefeed.sources.credentials import write_private
 from prefeed.sources.mounts import Mount, mounts_by_number
+from prefeed.sources.pack_index import sync_directory
 
 FORMAT: Final = 1
 _DIRECTORY: Final = "mounts"
@@ -114,8 +115,8 @@ class MountRecord:
         self._now = dict(self.before)
 
     def note(self, points: Mapping[str, str]) -> None:
-        """These are mounted, beside what was recorded before; it is durable when this returns."""
-        self.replace({**self._now, **points})
+        """These are mounted, beside what was recorded before, which counts; it is durable when this returns."""
+        self.replace({**points, **self._now})
 
     def replace(self, points: Mapping[str, str]) -> None:
         """These are recorded, and no others; it is durable when this returns.
@@ -123,13 +124,14 @@ class MountRecord:
         Raises:
             JobError: It cannot be written.
         """
-        kept = {
-            path: point for path, point in points.items() if path or point != "/"
-        }  # the root directory stays mounted
+        # The root directory stays mounted: a source that lies in no other mount is not recorded for that.
+        kept = {path: point for path, point in points.items() if path or point != "/"}
         if kept == self._now:
             return
         try:
-            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.file.parent.is_dir():
+                self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_directory(self.file.parent.parent)
             write_private(self.file, json.dumps({"format": FORMAT, **self._names, "mounts": kept}, indent=1).encode())
         except OSError as err:
             raise JobError(
