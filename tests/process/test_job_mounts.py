@@ -295,6 +295,30 @@ def _vanished(how: str, tmp_path: Path) -> None:
     assert run(source, target, delete_dst=True).num_deleted_dst == 1  # forgotten by now
 
 
+@pytest.mark.parametrize("where", ["m", ""])
+def test_a_mount_of_the_destination_that_is_missing_stops_all_deletions(where: str, tmp_path: Path) -> None:
+    with_own_mounts(_unmounted_target, where, tmp_path)
+
+
+def _unmounted_target(where: str, tmp_path: Path) -> None:
+    source, target = make(tmp_path / "source", {"a": b"o"}), tmp_path / "target"
+    point = tmpfs(target / where)
+    run(source, target)
+    assert run(source, target, delete_dst=True).is_complete
+    unmount(point)
+    make(target, {"extra": b"e"})
+    for dry in (True, False, False):
+        result = refused(source, target, point, dry=dry, delete_src=True)
+    assert tree(source) == {"a": b"o"}
+    if where:
+        rules = (Rule("m/", True), Rule("extra", True))
+        assert run(source, target, delete_dst=True, rules=rules).is_complete
+        assert run(source, target, delete_dst=True, end="l").num_deleted_dst == 1
+        assert not run(source, target, delete_src=True).is_complete
+    Path(said(result).partition("remove ")[2].partition(",")[0]).unlink()
+    assert run(source, target, delete_src=True).num_deleted_src == 1
+
+
 def _empty_mount(tmp_path: Path) -> None:
     source, target = make(tmp_path / "source", {"own": b"o", "m/a": b"1"}), tmp_path / "target"
     run(source, target)

@@ -29,6 +29,9 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLO
 _PROBED_TIME: Final = 1_700_000_001_123_456_789
 _RESERVED_FROM_BYTES: Final = 1024**2
 _MODE_BITS: Final = 0o7777
+_MOST_PROBLEMS: Final = 10_000
+"""That are told one by one."""
+
 _NOT_SINGLE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """What file systems answer that cannot sync a directory by itself."""
 
@@ -50,6 +53,8 @@ class DirectoryPlace:
         self.directories: list[str] = []
         self.broken_links: list[str] = []
         self.problems: list[Problem] = []
+        self.num_problems = 0
+        self._hidden: set[str] = set()
         self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
         self._step_ns = TIME_STEPS[0]
         self._beneath: Beneath | None = None
@@ -88,9 +93,7 @@ class DirectoryPlace:
                 self.broken_links.append(path)
 
         def on_mount(path: str, number: int | None) -> bool:
-            self.mounts.meet(path, number)
-            if path in self.mounts.points:
-                self.on_mount(path, self.mounts.points[path])
+            self._meet(path, number)
             return not path or not self.one_file_system
 
         tree = Tree(
@@ -114,7 +117,7 @@ class DirectoryPlace:
             return iter(())
 
         def on_mount(path: str, number: int | None) -> bool:
-            self.mounts.meet(path, number)
+            self._meet(path, number)
             return True
 
         tree = Tree(
@@ -126,6 +129,11 @@ class DirectoryPlace:
         )
         return _taken(tree, rules)
 
+    def _meet(self, path: str, number: int | None) -> None:
+        self.mounts.meet(path, number)
+        if path in self.mounts.points:
+            self.on_mount(path, self.mounts.points[path])
+
     @staticmethod
     def _is_of(rules: Rules, path: str) -> bool:
         """Return whether a path, of which nobody knows what it is, is not left out."""
@@ -134,7 +142,10 @@ class DirectoryPlace:
     def _noting(self, rules: Rules) -> Callable[[Problem], None]:
         def note(problem: Problem) -> None:
             if self._is_of(rules, problem.path):
-                self.problems.append(problem)
+                self.num_problems += 1
+                self._hidden.add(problem.path if self.num_problems <= _MOST_PROBLEMS else "")
+                if self.num_problems <= _MOST_PROBLEMS:
+                    self.problems.append(problem)
 
         return note
 
@@ -151,7 +162,7 @@ class DirectoryPlace:
 
     def hides(self, path: str) -> bool:
         """Return whether nobody knows if something of this path is there: it, or a directory above it, has problems."""
-        return any(problem.path in (path, *parents_of(path)) for problem in self.problems)
+        return not self._hidden.isdisjoint((path, *parents_of(path)))
 
     def directories_there(self, rules: Rules) -> list[str]:
         """Return the directories that are not excluded, those above before those below; links are not followed."""

@@ -26,6 +26,7 @@ from prefeed.sources.mounts import Mount, mounts_by_number
 from prefeed.sources.pack_index import sync_directory
 
 FORMAT: Final = 1
+SOURCE, TARGET = "source", "target"
 _DIRECTORY: Final = "mounts"
 _AUTOMOUNTER: Final = "autofs"
 _SUBMOUNTED: Final = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "afs"})
@@ -99,60 +100,67 @@ class MetMounts:
 
 
 class MountRecord:
-    """What the last sync of two places met at the source, durable and private.
+    """What the syncs of two places have met on both sides, durable and private.
 
     Args:
-        source: Canonical URL, of a directory.
+        source: Canonical URL.
         target: Canonical URL.
         config: Settings.
+
+    Attributes:
+        file: Where it lies.
+        before: By side, where directories were mounted, by their path below it.
     """
 
     def __init__(self, source: str, target: str, config: Config) -> None:
         pair = b"\0".join((os.fsencode(source), os.fsencode(target)))
         self.file: Path = config.home / _DIRECTORY / f"{xxh3_64_hexdigest(pair)}.json"
-        self._names = {"source": source, "target": target}
-        self.before = self._read()
+        self._names = {SOURCE: source, TARGET: target}
+        self.before: dict[str, dict[str, str]] = self._read()
         self._now = dict(self.before)
 
-    def note(self, points: Mapping[str, str]) -> None:
-        """These are mounted, beside what was recorded before, which counts; it is durable when this returns."""
-        self.replace({**points, **self._now})
+    def note(self, side: str, path: str, point: str) -> None:
+        """A directory is mounted there, if it was not before, which counts; it is durable when this returns."""
+        self.replace(side, {path: point, **self._now[side]})
 
-    def replace(self, points: Mapping[str, str]) -> None:
-        """These are recorded, and no others; it is durable when this returns.
+    def replace(self, side: str, points: Mapping[str, str]) -> None:
+        """These are recorded of a side, and no others; it is durable when this returns.
 
         Raises:
             JobError: It cannot be written.
         """
-        # The root directory stays mounted: a source that lies in no other mount is not recorded for that.
+        # The root directory stays mounted: a place that lies in no other mount is not recorded for that.
         kept = {path: point for path, point in points.items() if path or point != "/"}
-        if kept == self._now:
+        if kept == self._now[side]:
             return
+        now = {**self._now, side: kept}
+        document = {"format": FORMAT, "places": self._names, "mounts": now}
         try:
             if not self.file.parent.is_dir():
                 self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_directory(self.file.parent.parent)
-            write_private(self.file, json.dumps({"format": FORMAT, **self._names, "mounts": kept}, indent=1).encode())
+            write_private(self.file, json.dumps(document, indent=1).encode())
         except OSError as err:
             raise JobError(
-                f"{self.file} cannot be written: {err.strerror}; it records what is mounted below the source, so that a later "
+                f"{self.file} cannot be written: {err.strerror}; it records what is mounted below the places, so that a later "
                 "sync does not take it for deleted",
                 path=str(self.file),
             ) from err
-        self._now = kept
+        self._now = now
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> dict[str, dict[str, str]]:
         try:
             document = json.loads(self.file.read_bytes())
             if document["format"] != FORMAT:
                 raise ValueError(f"format {document['format']}")
-            return {str(path): str(point) for path, point in document["mounts"].items()}
+            mounts = document["mounts"]
+            return {side: {str(path): str(at) for path, at in mounts[side].items()} for side in (SOURCE, TARGET)}
         except FileNotFoundError:
-            return {}
+            return {SOURCE: {}, TARGET: {}}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
             raise JobError(
-                f"{self.file} is damaged: {err}. It records what was mounted below the source at the last sync; remove it if "
-                "all that belongs there is mounted now",
+                f"{self.file} is damaged: {err}. It records what was mounted at the last sync; remove it if all that belongs "
+                f"below {self._names[SOURCE]} and {self._names[TARGET]} is mounted now",
                 path=str(self.file),
             ) from err
 

@@ -17,8 +17,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from prefeed.config import Config
@@ -28,7 +29,7 @@ from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotF
 from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.listed import Listed, is_newer, side_by_side
-from prefeed.jobs.mounted import MountRecord, first_below, lies_in, parents_of
+from prefeed.jobs.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in, parents_of
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.ordering import Spool
 from prefeed.jobs.patterns import Rules
@@ -137,12 +138,10 @@ class _Sync:
         self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
         self._unlisted: CopyFailure | None = None
-        self._record: MountRecord | None = None
-        if isinstance(origin, DirectoryPlace):
-            self._record = MountRecord(origin.url, place.url, config)
-            if not options.dry:
-                record = self._record
-                origin.on_mount = lambda path, point: record.note({path: point})
+        self._record = MountRecord(origin.url, place.url, config)
+        for side, one in ((SOURCE, origin), (TARGET, place)):
+            if isinstance(one, DirectoryPlace) and not options.dry:
+                one.on_mount = partial(self._record.note, side)
 
     def run(self) -> SyncResult:
         self._config.home.mkdir(parents=True, exist_ok=True)
@@ -154,11 +153,11 @@ class _Sync:
                 summary = self._pretend(extra, done)
             else:
                 summary = self._copy(extra, done)
-            result = _with_failures(self._result_of(summary), self._not_looked_at())
-            lost = self._lost_mounts(extra) if self._options.delete_dst else {}
+            result = _with_failures(self._result_of(summary), self._not_looked_at(), num_more=self._num_untold())
+            lost = self._lost_originals(extra) if self._options.delete_dst else {}
             if self._options.delete_dst or self._options.delete_src:
-                result = self._delete(result, extra, done, lost)
-            self._record_mounts(lost, is_whole=not lost and result.is_complete)
+                result = self._delete(result, extra, done, [*lost.values(), *self._lost_copies()])
+            self._record_originals(lost, is_whole=not lost and result.is_complete)
         return replace(result, seconds=time.monotonic() - self._started)
 
     # ---------------------------------------------------------------- what is to be done
@@ -323,47 +322,69 @@ class _Sync:
             found += [_about_mount("", said) for said in place.mounts.changes()]
         return found
 
-    def _lost_mounts(self, extra: Spool) -> dict[str, str]:
-        """Return sentences on what is to be deleted and may only not be mounted, by path below the source."""
-        origin, record = self._origin, self._record
-        if not isinstance(origin, DirectoryPlace) or record is None:
+    def _num_untold(self) -> int:
+        places = [place for place in (self._origin, self._place) if isinstance(place, DirectoryPlace)]
+        return sum(place.num_problems - len(place.problems) for place in places)
+
+    def _lost_originals(self, extra: Spool) -> dict[str, CopyFailure]:
+        """Return, by path below the source, what is to be deleted and may only not be mounted there."""
+        if not isinstance(self._origin, DirectoryPlace):
             return {}
-        now, before = origin.mounts.points, record.before
-        gone = {path for path, point in before.items() if now.get(path) != point}
-        empty = set() if self._options.one_file_system else origin.mounts.empty  # else nobody looked into them
+        mounts, before = self._origin.mounts, self._record.before[SOURCE]
+        gone = {path for path, point in before.items() if mounts.points.get(path) != point}
+        empty = set() if self._options.one_file_system else mounts.empty  # else nobody looked into them
+        below = first_below((one.path for one in extra), gone | empty)
         return {
-            path: self._about_lost(path, first, before.get(path, "") if path in gone else "")
-            for path, first in first_below((one.path for one in extra), gone | empty).items()
+            path: self._about_lost(path, first, before[path] if path in gone else "") for path, first in below.items()
         }
 
-    def _about_lost(self, path: str, first: str, was: str) -> str:
-        """Return what to do about a directory, once mounted from ``was``, that does not have what there is a copy of."""
-        where = f"{self._origin.url.rstrip('/')}/{path}".rstrip("/") or "/"
+    def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
+        where = _join(self._origin.url, path)
         how = f"{was} was mounted there at the last sync, and is not now" if was else "what is mounted there is empty"
         copy = f"prefeed job rmr {self._place.url} {path or '--all'}"
-        remembered = f", or {self._record.file}, which remembers the mount" if was and self._record is not None else ""
-        return (
+        remembered = f", or {self._record.file}, which remembers the mount" if was else ""
+        return _about_mount(
+            path,
             f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} is a copy of what may only not be "
-            f"mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}"
+            f"mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}",
         )
 
-    def _record_mounts(self, lost: Collection[str], *, is_whole: bool) -> None:
+    def _lost_copies(self) -> list[CopyFailure]:
+        """Return which mounts of the target are missing: what was copied to them is not there, and what is copied now will be hidden."""
+        if not isinstance(self._place, DirectoryPlace):
+            return []
+        now = self._place.mounts.points
+        return [
+            _about_mount(
+                path,
+                f"{_join(self._place.url, path)}: {point} was mounted there at the last sync, and is not now. Nothing was "
+                f"deleted. Mount it; or, if it is gone for good, remove {self._record.file}, which remembers it",
+            )
+            for path, point in self._record.before[TARGET].items()
+            if now.get(path) != point and self._is_listed(path)
+        ]
+
+    def _is_listed(self, path: str) -> bool:
+        """Return whether listings come by a directory."""
+        rules = self._rules
+        return not path or (all(map(rules.takes_below, (path, *parents_of(path)))) and not rules.is_past_end(path))
+
+    def _record_originals(self, lost: Collection[str], *, is_whole: bool) -> None:
         """Record what is mounted below the source; what was is forgotten when nothing at the target depends on it."""
-        if self._record is None or self._options.dry or not isinstance(self._origin, DirectoryPlace):
+        if self._options.dry or not isinstance(self._origin, DirectoryPlace):
             return
         is_settled = is_whole and self._options.delete_dst and not self._options.start and not self._options.end
         kept = {
-            path: point for path, point in self._record.before.items()
-            if path in lost or not is_settled or not all(map(self._rules.takes_below, (path, *parents_of(path))))
+            path: point for path, point in self._record.before[SOURCE].items()
+            if path in lost or not is_settled or not self._is_listed(path)
         }  # fmt: skip
-        self._record.replace({**self._origin.mounts.points, **kept})
+        self._record.replace(SOURCE, {**self._origin.mounts.points, **kept})
 
     # ---------------------------------------------------------------- deleting
 
-    def _delete(self, result: SyncResult, extra: Spool, done: Spool, lost: Mapping[str, str]) -> SyncResult:
+    def _delete(self, result: SyncResult, extra: Spool, done: Spool, lost: list[CopyFailure]) -> SyncResult:
         """Delete what is to go, now that all was copied; nothing when something was not, or is not known."""
-        unknown = [_about_mount(path, said) for path, said in lost.items()] + self._unknown_mounts()
-        result = _with_failures(result, unknown)
+        result = _with_failures(result, [*lost, *self._unknown_mounts()])
         if not result.is_complete:
             self._events.note("nothing was deleted, because not everything could be copied, or looked at")
             return result
@@ -483,13 +504,19 @@ class _Sync:
         )
 
 
+def _join(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
+
+
 def _about_mount(path: str, said: str) -> CopyFailure:
     return CopyFailure(path=path, code="mount-changed", message=said)
 
 
-def _with_failures(result: SyncResult, failures: list[CopyFailure]) -> SyncResult:
+def _with_failures(result: SyncResult, failures: list[CopyFailure], *, num_more: int = 0) -> SyncResult:
     return replace(
-        result, failures=(*result.failures, *failures)[:MOST_FAILURES], num_failed=result.num_failed + len(failures)
+        result,
+        failures=(*result.failures, *failures)[:MOST_FAILURES],
+        num_failed=result.num_failed + len(failures) + num_more,
     )
 
 

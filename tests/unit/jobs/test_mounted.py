@@ -7,7 +7,7 @@ import pytest
 from prefeed.config import Config
 from prefeed.errors import JobError
 from prefeed.jobs import mounted
-from prefeed.jobs.mounted import MetMounts, MountRecord, first_below, lies_in
+from prefeed.jobs.mounted import SOURCE, TARGET, MetMounts, MountRecord, first_below, lies_in
 from prefeed.sources.mounts import mounts_by_number
 
 BEFORE = """\
@@ -24,19 +24,25 @@ def record(home: Path, *, source: str = "/a", target: str = "/b") -> MountRecord
 
 def test_what_is_noted_is_there_for_the_next_sync_of_the_same_places_alone(tmp_path: Path) -> None:
     odd = "m/\udcff\n"
-    record(tmp_path).note({"": "/", odd: "/a/m"})
+    first = record(tmp_path)
+    first.note(SOURCE, "", "/")
+    first.note(SOURCE, odd, "/a/m")
+    first.note(TARGET, "", "/b")
     again = record(tmp_path)
 
-    assert again.before == {odd: "/a/m"}
+    assert again.before == {SOURCE: {odd: "/a/m"}, TARGET: {"": "/b"}}
     assert (again.file.stat().st_mode & 0o777, again.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert record(tmp_path, target="/c").before == record(tmp_path, source="/a/m").before == {}
-    again.note({odd: "/elsewhere", "n": "/n"})  # which is not what was there
-    assert record(tmp_path).before == {odd: "/a/m", "n": "/n"}
-    again.replace({"n": "/n"})
-    assert record(tmp_path).before == {"n": "/n"}
+    assert record(tmp_path, target="/c").before == record(tmp_path, source="/a/m").before == {SOURCE: {}, TARGET: {}}
+    again.note(SOURCE, odd, "/elsewhere")  # which is not what was there
+    again.note(SOURCE, "n", "/n")
+    assert record(tmp_path).before == {SOURCE: {odd: "/a/m", "n": "/n"}, TARGET: {"": "/b"}}
+    again.replace(SOURCE, {"n": "/n"})
+    assert record(tmp_path).before == {SOURCE: {"n": "/n"}, TARGET: {"": "/b"}}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "mounts": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "mounts": 3}', '{"format": 1, "mounts": {}}']
+)
 def test_a_damaged_record_is_not_taken_for_an_empty_one(tmp_path: Path, text: str) -> None:
     file = record(tmp_path).file
     file.parent.mkdir()
