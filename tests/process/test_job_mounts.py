@@ -92,6 +92,10 @@ def _unsearchable(tmp_path: Path) -> None:
     assert not result.is_complete
     assert str(target / "d/e") in said(result)
     assert (target / "newer").exists()
+    (target / "d").chmod(0o300)  # it can be written to, and not be listed
+    (target / "d/e").write_bytes(b"theirs")
+    assert not run(source, target, update=True).is_complete
+    assert (target / "d/e").read_bytes() == b"theirs"
     (target / "d").chmod(0o700)
     assert run(source, target, delete_dst=True).is_complete
 
@@ -354,16 +358,32 @@ def test_one_file_system_leaves_alone_what_lies_below_mounts_at_either_side(tmp_
 
 
 def _at_file(number: int, act: Callable[[], None]) -> None:
-    """Do something when so many files were listed at the source."""
+    """Do something when so many files were listed at the source; 0: before anything is."""
     real = DirectoryPlace.list_in_order
 
     def listed(self: DirectoryPlace, rules: object) -> object:
+        if not number:
+            act()
         for count, one in enumerate(real(self, rules), 1):  # type: ignore[arg-type]
             if count == number:
                 act()
             yield one
 
     DirectoryPlace.list_in_order = listed  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_mount_that_goes_before_it_is_looked_at_was_there(by_link: bool, tmp_path: Path) -> None:
+    with_own_mounts(_gone_at_once, by_link, tmp_path)
+
+
+def _gone_at_once(by_link: bool, tmp_path: Path) -> None:
+    source, target = make(tmp_path / "source", {"a": b"a"}), make(tmp_path / "target", {"m/x": b"x"})
+    point = tmpfs(tmp_path / "elsewhere" if by_link else source / "m")
+    if by_link:
+        (source / "m").symlink_to(point)
+    _at_file(0, lambda: unmount(point))
+    refused(source, target, point)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
