@@ -20,6 +20,7 @@ from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
+from prefeed.jobs.trees import WORK_NAME
 from unit.jobs.trees import make, tree
 
 pytestmark = needs_root
@@ -92,10 +93,6 @@ def _unsearchable(tmp_path: Path) -> None:
     assert not result.is_complete
     assert str(target / "d/e") in said(result)
     assert (target / "newer").exists()
-    (target / "d").chmod(0o300)  # it can be written to, and not be listed
-    (target / "d/e").write_bytes(b"theirs")
-    assert not run(source, target, update=True).is_complete
-    assert (target / "d/e").read_bytes() == b"theirs"
     (target / "d").chmod(0o700)
     assert run(source, target, delete_dst=True).is_complete
 
@@ -215,6 +212,18 @@ def _very_same_files(tmp_path: Path) -> None:
     for option in (None, False):
         assert not run(source, target, delete_src=True, one_file_system=option).is_complete
         assert tree(source)["m/a"] == b"1"
+
+
+def _mounted_work(tmp_path: Path) -> None:
+    source, target = make(tmp_path / "source", {"own": b"o"}), make(tmp_path / "target", {})
+    outside = bind(make(tmp_path / "outside", FILES), target / WORK_NAME)
+    with pytest.raises(JobError, match=f"{WORK_NAME}.*mount"):
+        run(source, target)
+    assert tree(outside) == FILES
+
+
+def test_what_is_mounted_where_files_are_made_is_not_emptied(tmp_path: Path) -> None:
+    with_own_mounts(_mounted_work, tmp_path)
 
 
 def test_a_file_is_not_deleted_for_being_its_own_copy(tmp_path: Path) -> None:

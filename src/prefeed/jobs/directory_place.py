@@ -109,7 +109,7 @@ class DirectoryPlace:
                 mount=on_mount,
             ),
         )
-        return _taken(self.mounts.filled_by(tree), rules)
+        return _taken(tree, rules, self.mounts)
 
     def list_target(self, rules: Rules) -> Iterator[Listed]:
         """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
@@ -252,8 +252,10 @@ class DirectoryPlace:
         return ""
 
 
-def _taken(tree: Iterable[Listed], rules: Rules) -> Iterator[Listed]:
+def _taken(tree: Iterable[Listed], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Listed]:
     for one in tree:
+        if mounts is not None and mounts.empty:
+            mounts.fill(one.path)
         if rules.is_past_end(one.path):
             return
         if rules.takes(one.path):

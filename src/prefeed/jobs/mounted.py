@@ -19,7 +19,6 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import JobError
-from prefeed.jobs.listed import Listed
 from prefeed.machine import mount_number
 from prefeed.sources.credentials import write_private
 from prefeed.sources.mounts import Mount, mounts_by_number
@@ -70,12 +69,9 @@ class MetMounts:
         if path:
             self.empty.add(path)
 
-    def filled_by(self, listed: Iterable[Listed]) -> Iterator[Listed]:
-        """Yield what is listed at the root; mounts that it lies in are not ``empty``."""
-        for one in listed:
-            if self.empty:
-                self.empty.difference_update(parents_of(one.path))
-            yield one
+    def fill(self, path: str) -> None:
+        """A file is there: the mounts that it lies in are not ``empty``."""
+        self.empty.difference_update(parents_of(path))
 
     def link(self, path: str) -> None:
         """A link to a directory is followed: what is mounted there counts too."""

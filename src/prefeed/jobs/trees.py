@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PrefeedError, TransientSourceError
 from prefeed.jobs.listed import Listed, key_of
@@ -57,8 +57,7 @@ class _Directory:
     chain: frozenset[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
+class _Name(NamedTuple):
     """An entry of a directory: its path, and whether it is a directory that is gone into, by a link perhaps."""
 
     path: str
@@ -172,10 +171,10 @@ class Tree:
             for name, found in zip(done.names, done.found.result(), strict=True):
                 if name.is_directory:
                     yield from self._below(pool, name, done.scans[name.path].result(), scan.directory)
-                elif isinstance(found, Problem):
-                    self._events.problem(found)
-                elif found is not None:
+                elif isinstance(found, Listed):
                     yield found
+                elif found is not None:
+                    self._events.problem(found)
 
     def _below(self, pool: ThreadPoolExecutor, name: _Name, scan: _Scan, above: _Directory) -> Iterator[Listed]:
         if scan.directory is None:
@@ -219,7 +218,19 @@ class Tree:
             try:
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        self._note(entry, relative, scan, found)
+                        if (name := entry.name) == WORK_NAME:
+                            continue
+                        try:
+                            is_directory = entry.is_dir(follow_symlinks=self._follow)
+                        except OSError as err:
+                            if err.errno not in _NOTHING_THERE:
+                                scan.problems.append(_problem(err, self._prefix, relative + name))
+                                continue
+                            is_directory = False  # the question after its status tells more
+                        if not is_directory:
+                            found.append((key_of(name), _Name(relative + name, False, False)))
+                        elif self._enters(relative + name):
+                            found.append((key_of(name + "/"), _Name(relative + name, True, entry.is_symlink())))
             except OSError as err:
                 if above is None:
                     raise
@@ -228,23 +239,6 @@ class Tree:
             return scan
         finally:
             os.close(descriptor)
-
-    def _note(self, entry: os.DirEntry[str], relative: str, scan: _Scan, found: list[tuple[bytes, _Name]]) -> None:
-        path = relative + entry.name
-        if entry.name == WORK_NAME:
-            return
-        try:
-            is_directory, is_link = entry.is_dir(follow_symlinks=self._follow), entry.is_symlink()
-        except OSError as err:
-            if err.errno in _NOTHING_THERE:
-                is_directory, is_link = False, False  # the question after its status tells more
-            elif self._enters(path):
-                scan.problems.append(_problem(err, self._prefix, path))
-                return
-            else:
-                return
-        if not is_directory or self._enters(path):
-            found.append((key_of(entry.name + "/" if is_directory else entry.name), _Name(path, is_directory, is_link)))
 
     def _open(self, path: str) -> int:
         no_link = 0 if self._follow or not path else os.O_NOFOLLOW

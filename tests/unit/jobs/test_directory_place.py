@@ -152,6 +152,23 @@ def test_a_name_written_otherwise_there_is_not_deleted_there(tmp_path: Path) -> 
     assert tree(target) == {"IMG.JPG": b"1"}
 
 
+def test_update_does_not_write_over_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = make(tmp_path / "source", FILES), make(tmp_path / "target", {"b/c": b"newer", "extra": b"e"})
+    scandir, broken = os.scandir, os.stat(target / "b").st_ino
+
+    def fail(directory: int | str) -> object:
+        if os.stat(directory).st_ino == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(directory)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    result = run(source, target, update=True, delete_dst=True)
+
+    assert [failure.path for failure in result.failures] == ["b"]
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert tree(target) == {"a": b"1", "b/c": b"newer", "extra": b"e"}
+
+
 # ---------------------------------------------------------------- what is deleted at the source stays at the target
 
 
