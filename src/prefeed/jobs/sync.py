@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -341,7 +342,7 @@ class _Sync:
     def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
         where = _join(self._origin.url, path)
         how = f"{was} was mounted there at the last sync, and is not now" if was else "what is mounted there is empty"
-        copy = f"prefeed job rmr {self._place.url} {path or '--all'}"
+        copy = f"prefeed job rmr {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
         remembered = f", or {self._record.file}, which remembers the mount" if was else ""
         return _about_mount(
             path,
