@@ -114,19 +114,22 @@ def remove_tree(path: str | os.PathLike[str], *, ignore_errors: bool = False) ->
     """
     top = os.fspath(path).rstrip("/")
     name = os.path.basename(top)
-    failures: list[tuple[str, OSError]] = []
+    # Kept as numbers: an error that a local name refers to would keep the frames of all callers until they are collected.
+    failures: list[tuple[int, str, str]] = []
+
+    def failed(where: str, err: OSError) -> None:
+        failures.append((err.errno or errno.EIO, err.strerror or str(err), where))
+
     try:
         parent = os.open(os.path.dirname(top) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            within = Boundary.of(parent)
-            for _ in removed_at(parent, name, top, within=within, failed=lambda *one: failures.append(one)):
+            for _ in removed_at(parent, name, top, within=Boundary.of(parent), failed=failed):
                 pass
         finally:
             os.close(parent)
     except OSError as err:
-        failures.append((top, err))
+        failed(top, err)
     if failures and not ignore_errors:
-        where, first = failures[0]
-        raise OSError(first.errno, first.strerror, where) from first
+        raise OSError(*failures[0])
