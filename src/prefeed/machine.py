@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
 import socket
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +20,16 @@ _OWN_TYPES: Final = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"}
 )
 """Types of file systems that one kernel at a time has mounted."""
+
+_STATX_MNT_ID: Final = 0x1000
+_STATX_MNT_ID_UNIQUE: Final = 0x4000
+_AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
+_STATX_MASK = struct.Struct("=I")
+_STATX_MOUNT = struct.Struct("=Q")
+_STATX_MOUNT_OFFSET: Final = 144
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 _NAME_DIGITS: Final = 12
 _START_FIELD: Final = 19
@@ -111,6 +124,28 @@ def filesystem_of_device(mountinfo: str, major: int, minor: int) -> str | None:
         parts = mounted.split()
         if len(parts) > 2 and parts[2] == f"{major}:{minor}" and described:
             return described.split()[0]
+    return None
+
+
+def mount_number(where: str | int, *, unique: bool = False) -> int | None:
+    """Return the number of the mount by which a path or an open file is reached; None when the kernel does not say.
+
+    Two mounts of one file system have two numbers: what ``st_dev`` cannot tell apart. It is that of
+    ``/proc/self/mountinfo``, which another mount may get once this one is gone and nothing of it is open any more.
+
+    Args:
+        where: A path, whose last link is followed, or a descriptor.
+        unique: The number that no other mount ever has, of Linux 6.8 and later; not that of mountinfo.
+    """
+    mask = _STATX_MNT_ID_UNIQUE if unique else _STATX_MNT_ID  # the latter since Linux 5.8
+    path, directory = (b"", where) if isinstance(where, int) else (os.fsencode(where), _AT_FDCWD)
+    found = ctypes.create_string_buffer(256)
+    if not _libc.statx(directory, path, _AT_EMPTY_PATH, mask, found) and _STATX_MASK.unpack_from(found)[0] & mask:
+        return int(_STATX_MOUNT.unpack_from(found, _STATX_MOUNT_OFFSET)[0])
+    if isinstance(where, int) and not unique:
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = Path(f"/proc/self/fdinfo/{where}").read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("mnt_id:")))
     return None
 
 

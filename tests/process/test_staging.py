@@ -119,12 +119,12 @@ def test_a_killed_run_leaves_whole_files_and_the_next_goes_on(origin: Path, sand
 
 
 def _unstage_and_die(origin: Path, pipe: Connection) -> None:
-    def dying_rmtree(path: Path) -> None:
+    def removing_some(path: Path) -> None:
         for file in sorted(path.rglob("*.jpg"))[:DIE_AT]:
             file.unlink()
         die()
 
-    unstaging_module.shutil = type("shutil", (), {"rmtree": staticmethod(dying_rmtree)})  # type: ignore[assignment]
+    unstaging_module.remove_tree = removing_some  # type: ignore[assignment]
     for copy in find_copies(str(origin), resolve()):
         unstage(copy, resolve())
 

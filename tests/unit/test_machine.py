@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +69,17 @@ def test_a_mark_is_judged_at_home_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_gone(str(2**22 + 1))  # of a version that did not say of which node
     monkeypatch.setattr(machine, "boot_name", lambda: "other")
     assert not is_gone(dead)
+
+
+def test_mounts_are_numbered_as_mountinfo_does_whoever_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.open("/proc", os.O_PATH)
+    try:
+        number = machine.mount_number(descriptor)
+        points = {line.split()[0]: line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+        assert points[str(number)] == "/proc"
+        assert machine.mount_number("/proc") == number != machine.mount_number("/")
+        monkeypatch.setattr(machine, "_libc", SimpleNamespace(statx=lambda *_: -1))  # before Linux 5.8
+        assert machine.mount_number(descriptor) == number
+        assert machine.mount_number("/proc") is None
+    finally:
+        os.close(descriptor)

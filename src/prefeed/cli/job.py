@@ -79,6 +79,11 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
     "--exclude", metavar="PATTERN", multiple=True, expose_value=False, help="Leave out; the first match counts."
 )
 @click.option("--include", metavar="PATTERN", multiple=True, expose_value=False, help="Take; the first match counts.")
+@click.option(
+    "-x/ ", "--one-file-system/--no-one-file-system", "one_file_system", default=None,
+    help="Enter no mounts below SRC, delete in none below DST; or treat them as plain directories. "
+    "Default: copy from them, delete in none.",
+)  # fmt: skip
 @click.option("-s", "--start", default="", metavar="KEY", help="First key.")
 @click.option("-e", "--end", default="", metavar="KEY", help="Last key.")
 @click.option(
@@ -165,21 +170,27 @@ def warmup(
 @click.option("--all", "everything", is_flag=True, help="All below URL, in place of PATH.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry", is_flag=True, help="Show what would be removed.")
+@click.option(
+    "-x/ ", "--one-file-system/--no-one-file-system", "one_file_system", default=True,
+    help="Leave what is mounted below URL, or remove it too. Default: leave it.",
+)  # fmt: skip
 @home_option
 @json_option
 @click.pass_context
-def rmr(
-    ctx: click.Context, url: str, paths: tuple[str, ...], *, everything: bool, yes: bool, dry: bool, home: str | None, as_json: bool
+def rmr(  # noqa: PLR0913 - one parameter an option
+    ctx: click.Context, url: str, paths: tuple[str, ...], *, everything: bool, yes: bool, dry: bool,
+    one_file_system: bool, home: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Remove data AT ITS ORIGIN: what lies at each PATH below URL, with all below it.
 
-    Links are removed, not followed. What the cache holds of it is freed, too. Ends with 1 when something is still there.
+    Links are removed, not followed; what is mounted below stays. What the cache holds of it is freed, too. Ends with 1
+    when something is still there.
     """
     config = config_of(home=home)
     with held_sets((url,), config):
         root, settings = located(url, config)
         named = relative_paths(root, paths, everything=everything)
-        doomed = survey(root, named, settings)
+        doomed = survey(root, named, settings, one_file_system=one_file_system)
         if dry and as_json:
             render.print_json(job_view.doomed_object(root, doomed))
             return
@@ -189,7 +200,9 @@ def rmr(
         if dry:
             return
         _require_yes(yes=yes)
-        result = remove_named(url, paths, config, events=WorkEvents(), everything=everything)
+        result = remove_named(
+            url, paths, config, events=WorkEvents(), everything=everything, one_file_system=one_file_system
+        )
     if as_json:
         render.print_json(job_view.rmr_object(result))
     else:

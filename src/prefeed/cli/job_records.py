@@ -141,7 +141,8 @@ def _ask(spec: JobSpec, config: Config) -> None:
             f"nothing was done: {spec.name} removes data at its origin; say --yes where nobody can be asked"
         )
     root, settings = located(spec.place, config)
-    for line in job_view.doomed_lines(root, survey(root, relative_paths(root, spec.paths), settings)):
+    named = relative_paths(root, spec.paths)
+    for line in job_view.doomed_lines(root, survey(root, named, settings, one_file_system=spec.one_file_system)):
         click.echo(line, err=True)
     click.confirm("Remove it?", abort=True, err=True)
 

@@ -54,6 +54,10 @@ def doomed_lines(root: str, doomed: Sequence[Doomed], *, dry: bool = False) -> l
         f"{printable(root.rstrip('/'))}/{printable(one.path)}: {format_count(one.num_files, 'file')}, {format_bytes(one.bytes)}"
         for one in doomed
     ]
+    lines += [
+        f"{printable(root.rstrip('/'))}/{printable(mount)} is a mount, and stays"
+        for one in doomed for mount in one.mounts
+    ]  # fmt: skip
     total = format_count(sum(one.num_files for one in doomed), "file")
     will = "would" if dry else "will"
     return [

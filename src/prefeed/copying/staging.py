@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from prefeed.copying.unstaging import remove_held
 from prefeed.copying.versions import FoundFile, is_copy_of
 from prefeed.errors import BadTargetNameError, CopyError, DoesNotFitError, PrefeedError, TargetFullError
 from prefeed.machine import host_name
+from prefeed.removing import remove_tree
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ObjectInfo
@@ -137,7 +137,7 @@ class _Staging:
             )
         self._data.mkdir(mode=0o700, exist_ok=True)
         if self._incoming.exists():
-            shutil.rmtree(self._incoming)
+            remove_tree(self._incoming)
         self._incoming.mkdir(mode=0o700)
         if self._is_new:
             write_record(self._record, self._config)
@@ -279,7 +279,7 @@ class _Staging:
             finished=time.time(),
         )
         self._save(record)
-        shutil.rmtree(self._incoming, ignore_errors=True)
+        remove_tree(self._incoming, ignore_errors=True)
         return StageResult(
             record=record,
             plan=plan,

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prefeed.copying.versions import FoundFile
-from prefeed.errors import EmptyListingError
+from prefeed.errors import CopyError, EmptyListingError
+from prefeed.machine import mount_number
+from prefeed.removing import Boundary
 from prefeed.sources.file_names import FileNames, list_names
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
@@ -56,7 +58,11 @@ def list_all(source: Source, progress: ListingProgress) -> list[ObjectInfo]:
 
 
 def scan_copy(data: Path) -> tuple[dict[str, FoundFile], list[str]]:
-    """Return all files and links of a copy by relative path, and its directories, those above before those below."""
+    """Return all files and links of a copy by relative path, and its directories, those above before those below.
+
+    Raises:
+        CopyError: Something is mounted in it, which is not prefeed's to write over and to remove.
+    """
     files: dict[str, FoundFile] = {}
     directories: list[str] = []
     for path, status in _walk(os.fspath(data), ""):
@@ -69,6 +75,7 @@ def scan_copy(data: Path) -> tuple[dict[str, FoundFile], list[str]]:
 
 def _walk(root: str, relative: str) -> Iterator[tuple[str, os.stat_result]]:
     waiting = [relative]
+    own = Boundary(mount_number(root), os.stat(root).st_dev)
     while waiting:
         prefix = waiting.pop()
         with os.scandir(f"{root}/{prefix}") as entries:
@@ -76,4 +83,8 @@ def _walk(root: str, relative: str) -> Iterator[tuple[str, os.stat_result]]:
                 status = entry.stat(follow_symlinks=False)
                 yield prefix + entry.name, status
                 if stat.S_ISDIR(status.st_mode):
+                    if Boundary(mount_number(entry.path), status.st_dev) != own:
+                        raise CopyError(
+                            f"{entry.path} is a mount, in a copy: unmount it, and stage again", path=entry.path
+                        )
                     waiting.append(f"{prefix}{entry.name}/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from prefeed.copying.records import (
     write_record,
 )  # fmt: skip
 from prefeed.errors import CopyError, NotACopyError
+from prefeed.removing import remove_tree
 from prefeed.sources.urls import canonical_url
 
 
@@ -96,7 +96,7 @@ def remove_held(directory: Path, config: Config) -> None:
     """
     for name in (DATA, INCOMING):
         if os.path.lexists(directory / name):
-            shutil.rmtree(directory / name)
+            remove_tree(directory / name)
     (directory / MARKER).unlink()
     forget(str(directory), config)
     with contextlib.suppress(OSError):  # files that prefeed did not make stay, and other copies

@@ -6,7 +6,6 @@ import atexit
 import functools
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, ConfigError, PrefeedError, SourceError
+from prefeed.removing import remove_tree
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
@@ -174,7 +174,7 @@ class Origin:
 def _temporary_home() -> Path:
     """Return a directory for manifests that lasts as long as this process and those that it starts."""
     directory = tempfile.mkdtemp(prefix="prefeed-manifests-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(remove_tree, directory, ignore_errors=True)
     return Path(directory)
 
 

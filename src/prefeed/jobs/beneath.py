@@ -1,7 +1,8 @@
 """Changing what lies below one directory, and nothing else: every step is taken from an open directory to the next.
 
 A path would be followed anew at each use, and a link may have been put in its way meanwhile. A descriptor stays where it
-is: what is opened from it without following links lies below the root, whatever others do.
+is: what is opened from it without following links lies below the root, whatever others do. What is removed is also of
+the root's own mount: each directory on the way is asked for its mount once it is open.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from prefeed.copying.names import why_unsafe
-from prefeed.errors import BadTargetNameError, JobError, TargetFullError
+from prefeed.errors import BadTargetNameError, JobError, PrefeedError, TargetFullError
+from prefeed.removing import Boundary
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+LEFT_ALONE: Final = "nothing in it is removed. Name it itself, or give --no-one-file-system to remove in it too"
 _IN_THE_WAY: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
+_NOT_THERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
+"""What is said of one directory, though others can be written to."""
+
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
 
 
@@ -30,16 +36,20 @@ class Beneath:
     Args:
         root: A directory that is there; it may be a link itself, for it was named.
 
+    Attributes:
+        one_file_system: What is mounted below is left alone by what removes; False: it is a part of the directory.
+
     Raises:
         OSError: It cannot be opened.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.one_file_system = True
         self.descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         status = os.fstat(self.descriptor)
-        self.device = status.st_dev
         self.identity = (status.st_dev, status.st_ino)
+        self._boundary = Boundary.of(self.descriptor)
 
     def __enter__(self) -> Beneath:
         return self
@@ -51,31 +61,55 @@ class Beneath:
         """Let go of the directory."""
         os.close(self.descriptor)
 
+    @property
+    def within(self) -> Boundary | None:
+        """What a removal stays within; None: nothing holds it.
+
+        Raises:
+            JobError: The kernel does not tell mounts apart.
+        """
+        if not self.one_file_system:
+            return None
+        if self._boundary.mount is None:
+            raise JobError(
+                f"nothing below {self.root} is removed: the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
+                path=self.root,
+            )
+        return self._boundary
+
     @contextlib.contextmanager
-    def parent_of(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    def parent_of(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[tuple[int, str]]:
         """Yield the open directory that a path lies in, and its name there.
 
         Args:
             path: Relative to the root.
             make: Directories on the way are made where they are missing.
+            removes: Something is to be removed: nothing that is mounted on the way is entered.
 
         Raises:
             BadTargetNameError: The path could lead out of the root, by its own parts or by a link on the way.
+            JobError: It leads into a mount, and something is to be removed.
             OSError: A directory on the way is missing, or cannot be opened.
         """
         parts = safe_parts(path)
-        with self.directory("/".join(parts[:-1]), make=make) as descriptor:
+        with self.directory("/".join(parts[:-1]), make=make, removes=removes) as descriptor:
             yield descriptor, parts[-1]
 
     @contextlib.contextmanager
-    def directory(self, path: str, *, make: bool = False) -> Iterator[int]:
+    def directory(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[int]:
         """Yield the open directory of this path; the empty path is the root. Raises as ``parent_of``."""
+        within = self.within if removes else None
         descriptor = os.dup(self.descriptor)
         try:
-            for part in safe_parts(path) if path else ():
+            parts = safe_parts(path) if path else []
+            for at, part in enumerate(parts):
                 following = _step(descriptor, part, make=make, path=path)
                 os.close(descriptor)
                 descriptor = following
+                if within is not None and Boundary.of(descriptor) != within:
+                    where = f"{self.root.rstrip('/')}/{'/'.join(parts[: at + 1])}"
+                    raise JobError(f"{where} is a mount, or a file system of its own: {LEFT_ALONE}", path=where)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -88,17 +122,12 @@ class Beneath:
         except FileNotFoundError:
             return None
 
-    def unlink(self, path: str) -> None:
-        """No file or link has this path any more; a directory is left alone, and so is what a link leads to."""
-        with contextlib.suppress(FileNotFoundError), self.parent_of(path) as (parent, name):
-            os.unlink(name, dir_fd=parent)
-
     def remove_empty(self, path: str) -> bool:
         """Remove a directory; return False when something is in it, or it is none."""
         try:
-            with self.parent_of(path) as (parent, name):
+            with self.parent_of(path, removes=True) as (parent, name):
                 os.rmdir(name, dir_fd=parent)
-        except OSError:
+        except (OSError, PrefeedError):
             return False
         return True
 
@@ -145,6 +174,12 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
         raise TargetFullError(f"the file system is full: {where}: {reason}", path=where) from err
     if err.errno in _IN_THE_WAY:
         raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
-    if err.errno in _BAD_NAME:
+    if err.errno == errno.EXDEV:
+        raise BadTargetNameError(
+            f"{where} lies in a mount below the destination, where files cannot be put whole: make that a destination of "
+            "its own",
+            path=where,
+        ) from err
+    if err.errno in _BAD_NAME or err.errno in _NOT_THERE:
         raise BadTargetNameError(f"{where}: {reason}", path=where) from err
     raise JobError(f"{where} cannot be changed: {reason}; what was done stays", path=where) from err

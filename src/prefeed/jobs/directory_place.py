@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
-import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prefeed.copying.engine import Body
@@ -17,9 +17,11 @@ from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS
 from prefeed.errors import JobConflictError, JobError, PrefeedError, TruncatedBodyError
 from prefeed.jobs.beneath import Beneath, raise_translated
 from prefeed.jobs.listed import Listed, is_same_in_directory, stamp_of
+from prefeed.jobs.mounted import MetMounts, lies_in, parents_of
 from prefeed.jobs.patterns import Rules
-from prefeed.jobs.trees import WORK_NAME, Tree
+from prefeed.jobs.trees import WORK_NAME, Problem, Tree, TreeEvents
 from prefeed.machine import process_mark
+from prefeed.removing import Boundary, emptied
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
 
@@ -27,6 +29,11 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLO
 _PROBED_TIME: Final = 1_700_000_001_123_456_789
 _RESERVED_FROM_BYTES: Final = 1024**2
 _MODE_BITS: Final = 0o7777
+_MOST_PROBLEMS: Final = 10_000
+"""That are told one by one."""
+
+_NOT_SINGLE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What file systems answer that cannot sync a directory by itself."""
 
 
 class DirectoryPlace:
@@ -41,16 +48,23 @@ class DirectoryPlace:
             JobError: It cannot be made.
         """
         self.url = root
+        self.one_file_system: bool | None = None
         self.enters_not: frozenset[tuple[int, int]] = frozenset()
         self.directories: list[str] = []
         self.broken_links: list[str] = []
+        self.problems: list[Problem] = []
+        self.num_problems = 0
+        self._hidden: set[str] = set()
+        self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
         self._step_ns = TIME_STEPS[0]
         self._beneath: Beneath | None = None
+        self._made_in = _nearest_above(root)
         try:
             if make:
                 os.makedirs(root, exist_ok=True)
         except OSError as err:
             raise JobError(f"{root} cannot be made: {err.strerror}", path=root) from err
+        self.mounts = MetMounts(root)
 
     @property
     def beneath(self) -> Beneath:
@@ -64,38 +78,99 @@ class DirectoryPlace:
                 self._beneath = Beneath(self.url)
             except OSError as err:
                 raise JobError(f"{self.url} cannot be used: {err.strerror}", path=self.url) from err
+            self._beneath.one_file_system = self.one_file_system is not False
         return self._beneath
 
     def list_in_order(self, rules: Rules) -> Iterator[Listed]:
         """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``.
 
-        What leads nowhere is put by in ``broken_links``: what was behind it is not known to be gone.
+        What leads nowhere is put by in ``broken_links``, and what cannot be looked at in ``problems``: what is there is not
+        known to be gone. With ``one_file_system`` what is mounted below the root, or on the way of a link, is not entered.
         """
 
         def on_broken(path: str) -> None:
-            if rules.takes(path) or rules.takes_below(path):
+            if self._is_of(rules, path):
                 self.broken_links.append(path)
+
+        def on_mount(path: str, number: int | None) -> bool:
+            self._meet(path, number)
+            return not path or not self.one_file_system
 
         tree = Tree(
             self.url,
             follow=True,
             never=self.enters_not,
             enters=rules.takes_below,
-            on_directory=self.directories.append,
-            on_broken=on_broken,
+            events=TreeEvents(
+                directory=self.directories.append,
+                broken=on_broken,
+                problem=self._noting(rules),
+                link=self.mounts.link,
+                mount=on_mount,
+            ),
+        )
+        return _taken(tree, rules, self.mounts)
+
+    def list_target(self, rules: Rules) -> Iterator[Listed]:
+        """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
+        if not os.path.isdir(self.url):  # a dry run makes nothing
+            return iter(())
+
+        def on_mount(path: str, number: int | None) -> bool:
+            self._meet(path, number)
+            return True
+
+        tree = Tree(
+            self.url,
+            follow=False,
+            never=self.enters_not,
+            enters=rules.takes_below,
+            events=TreeEvents(problem=self._noting(rules), mount=on_mount),
         )
         return _taken(tree, rules)
 
-    def list_target(self, rules: Rules) -> Iterator[Listed]:
-        """See ``Target.list_target``."""
-        if not os.path.isdir(self.url):  # a dry run makes nothing
-            return iter(())
-        return _taken(Tree(self.url, follow=False, never=self.enters_not, enters=rules.takes_below), rules)
+    def _meet(self, path: str, number: int | None) -> None:
+        self.mounts.meet(path, number)
+        if path in self.mounts.points:
+            self.on_mount(path, self.mounts.points[path])
+
+    @staticmethod
+    def _is_of(rules: Rules, path: str) -> bool:
+        """Return whether a path, of which nobody knows what it is, is not left out."""
+        return not path or rules.takes(path) or rules.takes_below(path)
+
+    def _noting(self, rules: Rules) -> Callable[[Problem], None]:
+        def note(problem: Problem) -> None:
+            if self._is_of(rules, problem.path):
+                self.num_problems += 1
+                self._hidden.add(problem.path if self.num_problems <= _MOST_PROBLEMS else "")
+                if self.num_problems <= _MOST_PROBLEMS:
+                    self.problems.append(problem)
+
+        return note
+
+    def has_lost(self, path: str) -> bool:
+        """Return whether a file that was listed was removed since: what it lay in is there, and has it no more."""
+        for above in parents_of(path):
+            try:
+                return path[len(above) :].strip("/") not in os.listdir(f"{self.url}/{above}")
+            except FileNotFoundError:
+                path = above  # removed with all that was in it, perhaps
+            except OSError:
+                return False
+        return False
+
+    def hides(self, path: str) -> bool:
+        """Return whether nobody knows if something of this path is there: it, or a directory above it, has problems."""
+        return not self._hidden.isdisjoint((path, *parents_of(path)))
 
     def directories_there(self, rules: Rules) -> list[str]:
         """Return the directories that are not excluded, those above before those below; links are not followed."""
         found: list[str] = []
-        for _ in Tree(self.url, follow=False, enters=rules.takes_below, on_directory=found.append):
+        events = TreeEvents(
+            directory=found.append, mount=lambda path, _: not path or self.one_file_system is False
+        )  # fmt: skip
+        for _ in Tree(self.url, follow=False, never=self.enters_not, enters=rules.takes_below, events=events):
             pass
         return found
 
@@ -107,9 +182,11 @@ class DirectoryPlace:
         """See ``Target.is_same``."""
         return is_same_in_directory(source, found, step_ns=self._step_ns)
 
-    def open_sink(self, origin: RangeSource, *, perms: bool) -> DirectorySink:
+    def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> DirectorySink:
         """See ``Target.open_sink``."""
-        sink = DirectorySink(self.beneath, modes_of=origin if perms else None)
+        sink = DirectorySink(
+            self.beneath, modes_of=origin if perms else None, durable_up_to=self._made_in if durable else None
+        )
         self._step_ns = sink.step_ns
         return sink
 
@@ -125,7 +202,7 @@ class DirectoryPlace:
 
     def _remove_unchanged(self, one: Listed) -> str:
         try:
-            with self.beneath.parent_of(one.path) as (parent, name):
+            with self.beneath.parent_of(one.path, removes=True) as (parent, name):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 if one.is_file and not stat.S_ISREG(status.st_mode):
                     return "is a link, which is left alone"
@@ -137,12 +214,48 @@ class DirectoryPlace:
         except PrefeedError as err:
             return str(err)
         except OSError as err:
+            if err.errno == errno.EBUSY:
+                return "is in use, perhaps by a mount on it"
             return err.strerror or str(err)
         return ""
 
+    def status(self, path: str) -> os.stat_result | None:
+        """Return what a path leads to; None when nothing is there.
 
-def _taken(tree: Iterable[Listed], rules: Rules) -> Iterator[Listed]:
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        try:
+            return os.stat(f"{self.url}/{path}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def why_not_kept(self, one: Listed, original: os.stat_result | None, *, folds_case: bool) -> str:
+        """Return why this place would have no copy of an object once its original is removed; empty when it would.
+
+        Args:
+            one: As the source listed it.
+            original: What it is now, if it is a file.
+            folds_case: Its copy may be there under another spelling.
+        """
+        try:
+            found = self.beneath.status(one.path)
+        except (OSError, PrefeedError) as err:
+            return f"its copy cannot be looked at: {err}"
+        if found is None and folds_case:
+            return ""
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != one.size_bytes >= 0:
+            return "its copy is gone, or is another file by now"
+        in_mount = lies_in(one.path, self.mounts.points.keys() - {""})
+        if original is not None and os.path.samestat(found, original) and (found.st_nlink == 1 or in_mount):
+            return f"{self.url}/{one.path} is the very same file, by another mount"
+        return ""
+
+
+def _taken(tree: Iterable[Listed], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Listed]:
     for one in tree:
+        if mounts is not None and mounts.empty:
+            mounts.fill(one.path)
         if rules.is_past_end(one.path):
             return
         if rules.takes(one.path):
@@ -155,11 +268,15 @@ class DirectorySink:
     What a killed one left there is removed by the next. See ``places.TargetSink``.
     """
 
-    def __init__(self, beneath: Beneath, *, modes_of: RangeSource | None) -> None:
+    def __init__(
+        self, beneath: Beneath, *, modes_of: RangeSource | None, durable_up_to: str | None = None
+    ) -> None:  # fmt: skip
         self.num_same = self.bytes_same = 0
         self._lock = threading.Lock()
         self._beneath = beneath
         self._modes_of = modes_of
+        self._durable_up_to = durable_up_to
+        self._changed_directories = {""}
         self._expected: dict[str, tuple[Listed, bool]] = {}
         self._names = itertools.count()
         self._mark = process_mark()
@@ -194,6 +311,33 @@ class DirectorySink:
                 raise
             raise_translated(err, where)
         self._expected.pop(path, None)  # kept for another try when this one failed
+        if self._durable_up_to is not None:
+            with self._lock:
+                self._changed_directories.update(parents_of(path))
+
+    def make_durable(self) -> None:
+        """See ``TargetSink.make_durable``: directories, from the lowest up to the one in which the first was made."""
+        assert self._durable_up_to is not None, "files were not written so"
+        where = self._beneath.root
+        try:
+            for path in sorted(self._changed_directories, key=len, reverse=True):
+                where = f"{self._beneath.root}/{path}"
+                with self._beneath.directory(path) as descriptor:
+                    _sync_directory(descriptor)
+            for where in _up_to(self._beneath.root, self._durable_up_to):
+                try:
+                    descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                except PermissionError:
+                    os.sync()  # this user may not open it, and so cannot sync it alone
+                    break
+                try:
+                    _sync_directory(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as err:
+            raise JobError(
+                f"{where} cannot be written to its disk: {err.strerror}; nothing was deleted", path=where
+            ) from err
 
     def make_directory(self, path: str) -> None:
         """See ``TargetSink.make_directory``."""
@@ -240,6 +384,8 @@ class DirectorySink:
             if self._modes_of is not None:
                 _take_over(file, self._modes_of.locate(path))
             _stamp(file, listed)
+            if self._durable_up_to is not None:
+                os.fsync(file)
         finally:
             os.close(file)
 
@@ -259,6 +405,8 @@ class DirectorySink:
                 if not _reads_back(file, offset, view):
                     return False
                 offset += len(view)
+            if self._durable_up_to is not None:
+                os.fsync(file)  # an earlier sync may have made it, and the machine has not written it yet
             return offset == body.size_bytes
         finally:
             os.close(file)
@@ -309,6 +457,31 @@ def _reserve(file: int, size_bytes: int) -> None:
             raise
 
 
+def _sync_directory(descriptor: int) -> None:
+    """What the directory has is on its disk, also where the file system syncs no single directory."""
+    try:
+        os.fsync(descriptor)
+    except OSError as err:
+        if err.errno not in _NOT_SINGLE:
+            raise
+        os.sync()
+
+
+def _nearest_above(root: str) -> str:
+    """Return the nearest directory that is there, of those that a directory is to lie in."""
+    above = os.path.dirname(root)
+    while above != "/" and not os.path.isdir(above):
+        above = os.path.dirname(above)
+    return above
+
+
+def _up_to(root: str, last: str) -> Iterator[str]:
+    """Yield the directories that a directory lies in, up to one of them."""
+    while root not in (last, "/"):
+        root = os.path.dirname(root)
+        yield root
+
+
 def _made_and_held(beneath: Beneath) -> int:
     """Return the open directory for files being made, empty, this process's alone until it is closed."""
     while True:
@@ -325,6 +498,8 @@ def _made_and_held(beneath: Beneath) -> int:
         try:
             fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(work), os.stat(WORK_NAME, dir_fd=beneath.descriptor, follow_symlinks=False)):
+                if Boundary.of(work) != Boundary.of(beneath.descriptor):
+                    raise OSError(errno.EXDEV, f"{WORK_NAME} in it is a mount; unmount that")
                 _empty(work)
                 return work
         except FileNotFoundError:
@@ -341,11 +516,9 @@ def _made_and_held(beneath: Beneath) -> int:
 
 
 def _empty(work: int) -> None:
-    for name in os.listdir(work):
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=work)
-    for name in os.listdir(work):  # nobody makes directories here; a stranger's go too
-        shutil.rmtree(name, dir_fd=work, ignore_errors=True)
+    # Nobody makes directories here; a stranger's go too, but not what is mounted there.
+    for _ in emptied(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
+        pass
 
 
 def _probe(work: int) -> tuple[int, bool]:

@@ -27,6 +27,8 @@ class SyncOptions:
         start: First key; empty: from the begin.
         end: Last key; empty: to the end.
         bwlimit_mbit: Most megabits a second; 0: no limit.
+        one_file_system: True: nothing that is mounted below the source is entered, nor anything deleted that is mounted below the
+            destination; False: mounts are plain directories, and are deleted in; None: they are copied from, and never deleted in.
         no_https: Servers are spoken to without encryption.
     """
 
@@ -43,6 +45,7 @@ class SyncOptions:
     start: str = ""
     end: str = ""
     bwlimit_mbit: int = 0
+    one_file_system: bool | None = None
     no_https: bool = False
 
 

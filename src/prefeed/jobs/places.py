@@ -70,8 +70,13 @@ class Target(Root, Protocol):
         """Return whether what was found here is a copy of what the source lists."""
         ...
 
-    def open_sink(self, origin: RangeSource, *, perms: bool) -> TargetSink:
+    def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> TargetSink:
         """Return the sink of one sync, which has the place to itself.
+
+        Args:
+            origin: What the objects are read from.
+            perms: Files keep mode and owner.
+            durable: Each file is on its disk when it has its name, and ``make_durable`` may be called in the end.
 
         Raises:
             JobConflictError: Another one writes there.
@@ -98,6 +103,14 @@ class TargetSink(Sink, Protocol):
 
     def make_directory(self, path: str) -> None:
         """A directory is there, where there is such a thing."""
+        ...
+
+    def make_durable(self) -> None:
+        """All that was written, and all that was there already, stays when the machine loses power.
+
+        Raises:
+            JobError: It may not.
+        """
         ...
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 """Removing data at its origin: only what is named, below one root. Beside it a sync with ``delete_src`` does that.
 
 A path is removed with all that is below it. It is walked by open directories, and no link is followed: one that is met is
-removed itself, and what it leads to stays.
+removed itself, and what it leads to stays. Nothing that is mounted below the root is entered, unless that was asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +18,23 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.copying.names import why_unsafe
 from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError
-from prefeed.jobs.beneath import Beneath
+from prefeed.jobs.beneath import LEFT_ALONE, Beneath
 from prefeed.jobs.listed import Listed
 from prefeed.jobs.places import root_of
 from prefeed.jobs.store_place import WRITABLE, StorePlace
+from prefeed.removing import Boundary, emptied, removed_at
 
 _BATCH: Final = 1000
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doomed:
-    """What lies at one of the paths: how many files or objects, and their size in bytes."""
+    """What lies at one of the paths: how many files or objects, their size in bytes, and mounts below that stay."""
 
     path: str
     num_files: int
     bytes: int
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,20 +91,21 @@ def _relative(root: str, path: str) -> str:
     return relative
 
 
-def survey(root: str, paths: Sequence[str], config: Config) -> list[Doomed]:
+def survey(root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True) -> list[Doomed]:
     """Return what would be removed; nothing is.
 
     Args:
         root: Canonical URL of a directory, or s3://, gs://, az://.
         paths: As ``relative_paths`` returns them.
         config: Settings.
+        one_file_system: What is mounted below the root stays; False: it goes too.
 
     Raises:
         JobSpecError: Nothing can be removed there, or a path goes through a link or to one that leaves the root.
         ObjectNotFoundError: There is nothing at a path.
         SourceError: It cannot be listed.
     """
-    with contextlib.closing(_remover(root, config)) as remover:
+    with contextlib.closing(_remover(root, config, one_file_system=one_file_system)) as remover:
         found = [remover.survey(path) for path in paths]
         absent = next((one.path for one in found if not one.num_files and not remover.exists(one.path)), None)
         if absent is not None:
@@ -111,7 +114,8 @@ def survey(root: str, paths: Sequence[str], config: Config) -> list[Doomed]:
 
 
 def remove(
-    root: str, paths: Sequence[str], config: Config, *, progress: Callable[[int, int], None] = lambda _files, _bytes: None
+    root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True,
+    progress: Callable[[int, int], None] = lambda _files, _bytes: None,
 ) -> RmrResult:  # fmt: skip
     """What is at the paths is gone, as far as the result does not say otherwise; the root itself stays.
 
@@ -121,6 +125,7 @@ def remove(
         root: Canonical URL.
         paths: As ``relative_paths`` returns them.
         config: Settings.
+        one_file_system: As ``survey``.
         progress: Told files and bytes removed so far.
 
     Raises:
@@ -128,7 +133,7 @@ def remove(
         SourceError: The store does not answer.
     """
     result = RmrResult()
-    with contextlib.closing(_remover(root, config)) as remover:
+    with contextlib.closing(_remover(root, config, one_file_system=one_file_system)) as remover:
         for path in paths:
             for size in remover.remove(path, result.failures):
                 result.num_removed += 1
@@ -137,10 +142,10 @@ def remove(
     return result
 
 
-def _remover(root: str, config: Config) -> DirectoryRemover | StoreRemover:
+def _remover(root: str, config: Config, *, one_file_system: bool) -> DirectoryRemover | StoreRemover:
     root_of(root)
     if root.startswith("/"):
-        return DirectoryRemover(root)
+        return DirectoryRemover(root, one_file_system=one_file_system)
     if root.startswith(WRITABLE):
         return StoreRemover(root, config)
     raise JobSpecError(f"nothing can be removed from {root}: rmr works on directories, s3://, gs:// and az://")
@@ -149,20 +154,22 @@ def _remover(root: str, config: Config) -> DirectoryRemover | StoreRemover:
 class DirectoryRemover:
     """Removes below one directory. **Ownership**: whoever makes it closes it."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, one_file_system: bool = True) -> None:
         try:
             self._beneath = Beneath(root)
         except OSError as err:
             raise ObjectNotFoundError(f"{root} is no directory that can be opened: {err.strerror}", path=root) from err
+        self._beneath.one_file_system = one_file_system
 
     def survey(self, path: str) -> Doomed:
         """Return what lies there."""
         self._require_inside(path)
         count = size = 0
-        for _, status in self._files(path):
+        mounts: list[str] = []
+        for _, status in self._files(path, mounts):
             count += 1
             size += status.st_size
-        return Doomed(path=path, num_files=count, bytes=size)
+        return Doomed(path=path, num_files=count, bytes=size, mounts=tuple(mounts))
 
     def exists(self, path: str) -> bool:
         """Return whether something is there, an empty directory too."""
@@ -170,12 +177,18 @@ class DirectoryRemover:
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
         """Remove what lies there; yield the size of each file that went."""
+
+        def failed(where: str, err: OSError) -> None:
+            reason = f"{err.strerror}: {LEFT_ALONE}" if err.errno == errno.EXDEV else err.strerror
+            failures.append(f"{self._beneath.root.rstrip('/')}/{where}: {reason}")
+
         self._require_inside(path)
+        within = self._beneath.within
         if not path:
-            yield from self._empty(self._beneath.descriptor, "", failures)
+            yield from emptied(self._beneath.descriptor, "", within=within, failed=failed)
             return
-        with contextlib.suppress(FileNotFoundError), self._beneath.parent_of(path) as (parent, name):
-            yield from self._remove(parent, name, path, failures)
+        with contextlib.suppress(FileNotFoundError), self._beneath.parent_of(path, removes=True) as (parent, name):
+            yield from removed_at(parent, name, path, within=within, failed=failed)
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -184,6 +197,9 @@ class DirectoryRemover:
     def _require_inside(self, path: str) -> None:
         try:
             status = self._beneath.status(path) if path else None
+            if status is not None:
+                with self._beneath.parent_of(path, removes=True):
+                    pass
         except BadTargetNameError as err:
             raise JobSpecError(f"{err}: name the path that it really has; nothing was removed") from err
         except OSError as err:
@@ -197,59 +213,24 @@ class DirectoryRemover:
                     "what you want"
                 )
 
-    def _files(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield what is no directory, at the path and below it."""
-        status = self._beneath.status(path) if path else os.fstat(self._beneath.descriptor)
-        if status is None:
-            return
-        if not stat.S_ISDIR(status.st_mode):
-            yield path, status
-            return
+    def _files(self, path: str, mounts: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield what is no directory, at the path and below it; put by what is mounted there and stays."""
         try:
+            status = self._beneath.status(path) if path else os.fstat(self._beneath.descriptor)
+            if status is None:
+                return
+            if not stat.S_ISDIR(status.st_mode):
+                yield path, status
+                return
             with self._beneath.directory(path) as descriptor:
+                if self._beneath.within not in (None, Boundary.of(descriptor)):
+                    mounts.append(path)
+                    return
                 names = os.listdir(descriptor)
         except (OSError, BadTargetNameError):
             return  # gone, or closed to this user: the removal will say so
         for name in names:
-            yield from self._files(f"{path}/{name}" if path else name)
-
-    def _remove(self, parent: int, name: str, path: str, failures: list[str]) -> Iterator[int]:
-        try:
-            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if not stat.S_ISDIR(status.st_mode):
-                os.unlink(name, dir_fd=parent)
-                yield status.st_size
-                return
-            if status.st_dev != self._beneath.device:
-                failures.append(
-                    f"{self._beneath.root}/{path} is on another file system, which is mounted there: not removed"
-                )
-                return
-            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-        except FileNotFoundError:
-            return
-        except OSError as err:
-            failures.append(f"{self._beneath.root}/{path}: {err.strerror}")
-            return
-        try:
-            yield from self._empty(descriptor, path + "/", failures)
-        finally:
-            os.close(descriptor)
-        try:
-            os.rmdir(name, dir_fd=parent)
-        except FileNotFoundError:
-            pass
-        except OSError as err:
-            failures.append(f"{self._beneath.root}/{path}: {err.strerror}")
-
-    def _empty(self, descriptor: int, prefix: str, failures: list[str]) -> Iterator[int]:
-        try:
-            names = os.listdir(descriptor)
-        except OSError as err:
-            failures.append(f"{self._beneath.root}/{prefix}: {err.strerror}")
-            return
-        for name in names:
-            yield from self._remove(descriptor, name, prefix + name, failures)
+            yield from self._files(f"{path}/{name}" if path else name, mounts)
 
 
 class StoreRemover:

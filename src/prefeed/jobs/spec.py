@@ -41,6 +41,7 @@ class JobSpec:
         warmup: Options of a warm-up.
         url: Of the others, where there is no set.
         paths: Of rmr and clear.
+        one_file_system: Of rmr: what is mounted below stays.
         notes: Sentences on fields that have no effect.
         document: The ``spec`` as it was written.
     """
@@ -55,6 +56,7 @@ class JobSpec:
     warmup: WarmupOptions = field(default_factory=WarmupOptions)
     url: str = ""
     paths: tuple[str, ...] = ()
+    one_file_system: bool = True
     notes: tuple[str, ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -158,6 +160,9 @@ def _sync(section: Section, notes: list[str]) -> dict[str, Any]:
         delete_src=section.flag("delete-src"),
         delete_dst=section.flag("delete-dst"),
         no_https=section.flag("no-https"),
+        one_file_system=section.flag("one-file-system")
+        if section.has("one-file-system")
+        else section.take("one-file-system"),
     )
     return {"sync": options, "source": _url(section, "source"), "target": _url(section, "destination")}
 
@@ -234,7 +239,9 @@ def _rmr(section: Section, _: list[str]) -> dict[str, Any]:
     if not paths:
         raise SpecError(f"{section.at('paths')} must name at least one path: rmr removes data at its origin")
     section.flag("relative", True)  # both kinds of paths are taken for what they are
-    return {"paths": paths, "url": _root(section)}
+    return {
+        "paths": paths, "url": _root(section), "one_file_system": section.flag("one-file-system", True)
+    }  # fmt: skip
 
 
 def _clear(section: Section, _: list[str]) -> dict[str, Any]:

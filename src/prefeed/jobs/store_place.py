@@ -106,7 +106,7 @@ class StorePlace:
         """See ``Target.is_same``."""
         return is_same_in_store(source, found)
 
-    def open_sink(self, origin: RangeSource, *, perms: bool) -> StoreSink:
+    def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> StoreSink:
         """See ``Target.open_sink``. Two at once are no harm: each object is put whole. There are no modes to keep."""
         return StoreSink(self)
 
@@ -226,6 +226,9 @@ class StoreSink:
 
     def make_directory(self, path: str) -> None:
         """Do nothing: stores have no directories."""
+
+    def make_durable(self) -> None:
+        """Do nothing: a store that has answered a put keeps the object."""
 
     def close(self) -> None:
         """Do nothing: nothing is left over."""

@@ -5,29 +5,32 @@
     source, in key order ─┐
                           ├─ side by side ─→ same: skipped ─ else: copied, verified ──┐
     target, in key order ─┘        └──────→ only at the target: put by                │
-                                                     all copied, nothing failed ─→ deleted
+                             all copied, all looked at, all mounts as they were ─→ deleted
 
 Nothing is recorded beside the data: what is there says what it is a copy of, and each run compares anew. So a run that
-was killed is gone on with by running it again.
+was killed is gone on with by running it again. What was mounted below the source is recorded in the home (``mounted``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from prefeed.config import Config
 from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.copying.flow import CopyLimits
-from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError
+from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.listed import Listed, is_newer, side_by_side
+from prefeed.jobs.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in, parents_of
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.ordering import Spool
 from prefeed.jobs.patterns import Rules
@@ -64,8 +67,8 @@ def sync(
 
     Raises:
         JobSpecError: These places or options cannot be, and nothing was done.
-        SourceError, JobError: A listing failed, or nothing more can be written; what was copied stays, and nothing was
-            deleted.
+        SourceError, JobError: A place cannot be listed at all, or nothing more can be written; what was copied stays, and
+            nothing was deleted.
     """
     source_root, source_config = located(source, config)
     target_root, target_config = located(target, config)
@@ -75,8 +78,13 @@ def sync(
     with contextlib.ExitStack() as stack:
         origin = stack.enter_context(contextlib.closing(open_root(ends.source, source_config)))
         place = stack.enter_context(contextlib.closing(open_target(ends.target, target_config, make=not options.dry)))
+        for one in (origin, place):
+            if isinstance(one, DirectoryPlace):
+                one.one_file_system = options.one_file_system
         if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(ends.target):
             _keep_apart(origin, place)
+        if isinstance(origin, DirectoryPlace) and options.delete_src and not options.dry:
+            _ = origin.beneath  # open from now on: what is deleted is of the directory that is listed
         return _Sync(origin, place, options, config, events or SyncEvents()).run()
 
 
@@ -130,6 +138,11 @@ class _Sync:
         self._empty: set[str] = set()
         self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
+        self._unlisted: CopyFailure | None = None
+        self._record = MountRecord(origin.url, place.url, config)
+        for side, one in ((SOURCE, origin), (TARGET, place)):
+            if isinstance(one, DirectoryPlace) and not options.dry:
+                one.on_mount = partial(self._record.note, side)
 
     def run(self) -> SyncResult:
         self._config.home.mkdir(parents=True, exist_ok=True)
@@ -141,9 +154,11 @@ class _Sync:
                 summary = self._pretend(extra, done)
             else:
                 summary = self._copy(extra, done)
-            result = self._result_of(summary)
+            result = _with_failures(self._result_of(summary), self._not_looked_at(), num_more=self._num_untold())
+            lost = self._lost_originals(extra) if self._options.delete_dst else {}
             if self._options.delete_dst or self._options.delete_src:
-                result = self._delete(result, extra, done)
+                result = self._delete(result, extra, done, [*lost.values(), *self._lost_copies()])
+            self._record_originals(lost, is_whole=not lost and result.is_complete)
         return replace(result, seconds=time.monotonic() - self._started)
 
     # ---------------------------------------------------------------- what is to be done
@@ -151,7 +166,7 @@ class _Sync:
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
         """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
         theirs = self._place.list_target(self._rules)
-        for our, their in side_by_side(self._origin.list_in_order(self._rules), theirs):
+        for our, their in side_by_side(self._ours(), theirs):
             if our is None:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
@@ -170,6 +185,21 @@ class _Sync:
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
 
+    def _ours(self) -> Iterator[Listed]:
+        """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
+
+        Raises:
+            SourceError: It lists nothing at all.
+        """
+        try:
+            yield from self._origin.list_in_order(self._rules)
+        except SourceError as err:
+            if not self._num_listed:
+                raise
+            self._unlisted = CopyFailure(
+                path="", code=err.code, message=f"the listing of {self._origin.url} broke off: {err}"
+            )
+
     def _require_own_name(self, path: str) -> None:
         """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
         if self._folded is None:
@@ -183,6 +213,8 @@ class _Sync:
 
     def _task_of(self, our: Listed, their: Listed | None) -> _Task | None:
         options = self._options
+        if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
+            return None  # a newer one may be there, and could not be looked at
         if their is None or options.force_update:
             return our, False
         is_same = self._place.is_same(our, their)
@@ -197,7 +229,7 @@ class _Sync:
 
     def _copy(self, extra: Spool, done: Spool) -> CopySummary:
         source = self._paced(self._origin.source())
-        sink = self._place.open_sink(source, perms=self._options.perms)
+        sink = self._place.open_sink(source, perms=self._options.perms, durable=self._options.delete_src)
         self._folded = {} if sink.folds_case else None
         with (
             contextlib.closing(sink),
@@ -210,10 +242,14 @@ class _Sync:
             finally:
                 self._stopped.set()
             self._make_directories(sink)
+            if self._options.delete_src:
+                sink.make_durable()
         self._num_skipped += sink.num_same
         return replace(
             summary,
-            failures=tuple(failure for failure in summary.failures if not self._is_marker(failure)),
+            failures=tuple(
+                failure for failure in summary.failures if not self._is_marker(failure) and not self._has_gone(failure)
+            ),
             num_copied=summary.num_copied - sink.num_same,
             bytes_copied=summary.bytes_copied - sink.bytes_same,
         )
@@ -221,6 +257,12 @@ class _Sync:
     def _is_marker(self, failure: CopyFailure) -> bool:
         """Return whether it is about no object: ``a/``, which consoles make for a directory, is listed as ``a``."""
         return failure.path in self._empty and failure.code == ObjectNotFoundError.code
+
+    def _has_gone(self, failure: CopyFailure) -> bool:
+        """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""
+        if failure.code != ObjectNotFoundError.code or not isinstance(self._origin, DirectoryPlace):
+            return False
+        return self._origin.has_lost(failure.path)
 
     def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[ObjectInfo]:
         for chunk in chunks:
@@ -269,10 +311,84 @@ class _Sync:
                 self._events.would("copy", self._origin.source().locate(listed.path))
         return CopySummary(num_copied=count, bytes_copied=self._bytes_to_copy, failures=(), full=None, seconds=0.0)
 
+    # ---------------------------------------------------------------- what is not known
+
+    def _not_looked_at(self) -> list[CopyFailure]:
+        """Return what the listings could not tell, and mounts that came or went meanwhile."""
+        found = [] if self._unlisted is None else [self._unlisted]
+        for place in (self._origin, self._place):
+            if not isinstance(place, DirectoryPlace):
+                continue
+            found += [CopyFailure(path=one.path, code=one.error.code, message=str(one.error)) for one in place.problems]
+            found += [_about_mount("", said) for said in place.mounts.changes()]
+        return found
+
+    def _num_untold(self) -> int:
+        places = [place for place in (self._origin, self._place) if isinstance(place, DirectoryPlace)]
+        return sum(place.num_problems - len(place.problems) for place in places)
+
+    def _lost_originals(self, extra: Spool) -> dict[str, CopyFailure]:
+        """Return, by path below the source, what is to be deleted and may only not be mounted there."""
+        if not isinstance(self._origin, DirectoryPlace):
+            return {}
+        mounts, before = self._origin.mounts, self._record.before[SOURCE]
+        gone = {path for path, point in before.items() if mounts.points.get(path) != point}
+        empty = set() if self._options.one_file_system else mounts.empty  # else nobody looked into them
+        below = first_below((one.path for one in extra), gone | empty)
+        return {
+            path: self._about_lost(path, first, before[path] if path in gone else "") for path, first in below.items()
+        }
+
+    def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
+        where = _join(self._origin.url, path)
+        how = f"{was} was mounted there at the last sync, and is not now" if was else "what is mounted there is empty"
+        copy = f"prefeed job rmr {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
+        remembered = f", or {self._record.file}, which remembers the mount" if was else ""
+        return _about_mount(
+            path,
+            f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} is a copy of what may only not be "
+            f"mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}",
+        )
+
+    def _lost_copies(self) -> list[CopyFailure]:
+        """Return which mounts of the target are missing: what was copied to them is not there, and what is copied now will be hidden."""
+        if not isinstance(self._place, DirectoryPlace):
+            return []
+        now = self._place.mounts.points
+        return [
+            _about_mount(
+                path,
+                f"{_join(self._place.url, path)}: {point} was mounted there at the last sync, and is not now. Nothing was "
+                f"deleted. Mount it; or, if it is gone for good, remove {self._record.file}, which remembers it",
+            )
+            for path, point in self._record.before[TARGET].items()
+            if now.get(path) != point and self._is_listed(path)
+        ]
+
+    def _is_listed(self, path: str) -> bool:
+        """Return whether listings come by a directory."""
+        rules = self._rules
+        return not path or (all(map(rules.takes_below, (path, *parents_of(path)))) and not rules.is_past_end(path))
+
+    def _record_originals(self, lost: Collection[str], *, is_whole: bool) -> None:
+        """Record what is mounted below the source; what was is forgotten when nothing at the target depends on it."""
+        if self._options.dry or not isinstance(self._origin, DirectoryPlace):
+            return
+        is_settled = is_whole and self._options.delete_dst and not self._options.start and not self._options.end
+        kept = {
+            path: point for path, point in self._record.before[SOURCE].items()
+            if path in lost or not is_settled or not self._is_listed(path)
+        }  # fmt: skip
+        self._record.replace(SOURCE, {**self._origin.mounts.points, **kept})
+
     # ---------------------------------------------------------------- deleting
 
-    def _delete(self, result: SyncResult, extra: Spool, done: Spool) -> SyncResult:
-        """Delete what is to go, now that all was copied; nothing when something was not."""
+    def _delete(self, result: SyncResult, extra: Spool, done: Spool, lost: list[CopyFailure]) -> SyncResult:
+        """Delete what is to go, now that all was copied; nothing when something was not, or is not known."""
+        result = _with_failures(result, [*lost, *self._unknown_mounts()])
+        if not result.is_complete:
+            self._events.note("nothing was deleted, because not everything could be copied, or looked at")
+            return result
         if not self._num_listed and self._options.delete_dst:
             raise EmptyListingError(
                 f"{self._origin.url} has nothing that is to be copied: nothing was deleted, for a storage that is not "
@@ -283,34 +399,84 @@ class _Sync:
                 f"{self._origin.source().locate(self._origin.broken_links[0])} is a link that leads nowhere: nothing was deleted, "
                 "for what it led to may only not be mounted. Remove or --exclude it, or mount what it leads to"
             )
-        if not result.is_complete:
-            self._events.note("nothing was deleted, because not everything could be copied")
-            return result
         if self._options.delete_dst:
-            num_deleted, failures = self._delete_from(self._place, extra, keep=self._folded or ())
+            num_deleted, failures = self._delete_from(self._place, self._deletable(extra), keep=self._folded or ())
             result = _with_failures(replace(result, num_deleted_dst=num_deleted), failures)
             self._remove_directories()
         if self._options.delete_src:
-            num_deleted, failures = self._delete_from(self._origin, done)
+            num_deleted, failures = self._delete_originals(done)
             result = _with_failures(replace(result, num_deleted_src=num_deleted), failures)
         return result
 
-    def _delete_from(self, place: Root, listed: Spool, *, keep: Collection[str] = ()) -> tuple[int, list[CopyFailure]]:
+    def _unknown_mounts(self) -> list[CopyFailure]:
+        """Return why nothing may be deleted where the kernel does not tell mounts apart."""
+        if self._options.one_file_system is False:
+            return []
+        return [
+            _about_mount(
+                "",
+                f"{place.url}: nothing was deleted, for the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
+            )
+            for place in (self._origin, self._place) if isinstance(place, DirectoryPlace) and not place.mounts.is_known
+        ]  # fmt: skip
+
+    def _deletable(self, extra: Iterable[Listed]) -> Iterator[Listed]:
+        """Yield what the source does not have, and may have: with ``one_file_system`` not what is below mounts, on either side."""
+        points: set[str] = set()
+        if self._options.one_file_system:
+            for place in (self._origin, self._place):
+                points |= place.mounts.points.keys() - {""} if isinstance(place, DirectoryPlace) else set()
+        return (one for one in extra if not lies_in(one.path, points))
+
+    def _delete_originals(self, done: Spool) -> tuple[int, list[CopyFailure]]:
+        """As ``_delete_from``, of what the target has."""
+        kept: list[CopyFailure] = []
+
+        def safe() -> Iterator[Listed]:
+            for one in done:
+                reason = self._why_not_kept(one)
+                if reason:
+                    kept.append(self._not_deleted(self._origin, one, reason))
+                else:
+                    yield one
+
+        num_deleted, failures = self._delete_from(self._origin, safe())
+        return num_deleted, [*kept, *failures]
+
+    def _why_not_kept(self, one: Listed) -> str:
+        origin, place, original = self._origin, self._place, None
+        if self._options.dry or not isinstance(place, DirectoryPlace):
+            return ""
+        if isinstance(origin, DirectoryPlace):
+            try:
+                original = origin.status(one.path)
+            except OSError as err:
+                return f"it cannot be looked at: {err.strerror}"
+            if original is None:
+                return ""  # somebody else has removed it
+        return place.why_not_kept(one, original, folds_case=self._folded is not None)
+
+    def _delete_from(
+        self, place: Root, listed: Iterable[Listed], *, keep: Collection[str] = ()
+    ) -> tuple[int, list[CopyFailure]]:
         """Return how many went, and what did not; ``keep``: names in lower case that others have by now."""
+        num_deleted, failures = 0, []
         if self._options.dry:
             for one in listed:
+                num_deleted += 1
                 self._events.would("delete", place.source().locate(one.path))
-            return listed.num_listed, []
-        num_deleted, failures = 0, []
+            return num_deleted, []
         for one, reason in place.remove_unchanged(one for one in listed if not keep or one.path.casefold() not in keep):
             if reason:
-                where = place.source().locate(one.path)
-                failures.append(
-                    CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
-                )
+                failures.append(self._not_deleted(place, one, reason))
             else:
                 num_deleted += 1
         return num_deleted, failures
+
+    def _not_deleted(self, place: Root, one: Listed, reason: str) -> CopyFailure:
+        where = place.source().locate(one.path)
+        return CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
 
     def _remove_directories(self) -> None:
         """With ``dirs``: directories that the source does not have go, if nothing is in them."""
@@ -319,8 +485,9 @@ class _Sync:
             return  # behind the last key the source was not looked at
         if isinstance(place, DirectoryPlace) and isinstance(origin, DirectoryPlace):
             wanted = set(origin.directories)
+            not_entered = origin.mounts.points.keys() - {""} if self._options.one_file_system else set()
             for path in reversed(place.directories_there(self._rules)):
-                if path not in wanted:
+                if path not in wanted and not lies_in(path, not_entered):
                     place.beneath.remove_empty(path)
 
     def _result_of(self, summary: CopySummary) -> SyncResult:
@@ -338,9 +505,19 @@ class _Sync:
         )
 
 
-def _with_failures(result: SyncResult, failures: list[CopyFailure]) -> SyncResult:
+def _join(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
+
+
+def _about_mount(path: str, said: str) -> CopyFailure:
+    return CopyFailure(path=path, code="mount-changed", message=said)
+
+
+def _with_failures(result: SyncResult, failures: list[CopyFailure], *, num_more: int = 0) -> SyncResult:
     return replace(
-        result, failures=(*result.failures, *failures)[:MOST_FAILURES], num_failed=result.num_failed + len(failures)
+        result,
+        failures=(*result.failures, *failures)[:MOST_FAILURES],
+        num_failed=result.num_failed + len(failures) + num_more,
     )
 
 

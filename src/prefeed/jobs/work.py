@@ -61,7 +61,9 @@ def do_job(spec: JobSpec, config: Config, events: WorkEvents) -> Done:
     if spec.type == WARMUP:
         return warmed(warm_up(spec.place, spec.warmup, config, events.warm))
     if spec.type == RMR:
-        return removed(remove_named(spec.place, spec.paths, config, events=events))
+        return removed(
+            remove_named(spec.place, spec.paths, config, events=events, one_file_system=spec.one_file_system)
+        )
     result = clear(spec.place, spec.paths, config)
     return Done(problem="", counts=asdict(result), result=result)
 
@@ -80,14 +82,15 @@ def sync_and_renew(
 
 
 def remove_named(
-    url: str, paths: tuple[str, ...], config: Config, *, events: WorkEvents, everything: bool = False
-) -> RmrResult:
+    url: str, paths: tuple[str, ...], config: Config, *, events: WorkEvents, everything: bool = False,
+    one_file_system: bool = True,
+) -> RmrResult:  # fmt: skip
     """Remove what lies at the paths at its origin, and what the node's tiers hold of it; see ``rmr.remove``."""
     root, settings = located(url, config)
     named = relative_paths(root, paths, everything=everything)
-    survey(root, named, settings)
+    survey(root, named, settings, one_file_system=one_file_system)
     try:
-        return remove(root, named, settings, progress=events.removing)
+        return remove(root, named, settings, one_file_system=one_file_system, progress=events.removing)
     finally:
         free_removed(url, named, config)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SampleSetInUseError, ServerUnavailableError
+from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import existing
 from prefeed.sampleset.observing import manifest_of
 from prefeed.sampleset.records import (
@@ -139,9 +139,9 @@ def _remove_tiers(settings: Config, *, keep_others: bool) -> None:
     """Remove what only this home's servers can have made: directories that are named after it."""
     if settings.disk_dir is not None and settings.disk_dir.name.endswith(settings.home_id):
         for directory in of_this_kernel(settings.disk_dir) if keep_others else [settings.disk_dir]:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory, ignore_errors=True)
     for directory in _memory_directories(settings):
-        shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed
+        remove_tree(directory, ignore_errors=True)  # of a server that was killed
     remove_runtime_dirs(settings)
 
 

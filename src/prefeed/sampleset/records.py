@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Any, Final, cast
 
 from prefeed.config import MIB, SETTINGS, Config
 from prefeed.errors import SampleSetError, SampleSetNotFoundError
+from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import tier_settings
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.strict import Section, require_name
@@ -182,7 +182,7 @@ def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
     if keep_home:
         (found.directory / PROGRESS).unlink(missing_ok=True)
     else:
-        shutil.rmtree(found.directory, ignore_errors=True)
+        remove_tree(found.directory, ignore_errors=True)
 
 
 def remove_deleted(config: Config) -> None:
@@ -191,7 +191,7 @@ def remove_deleted(config: Config) -> None:
         with suppress(OSError):
             is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
             if is_old and not (directory / RECORD).exists() and not servers_elsewhere(directory / _NODE):
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import fcntl
 import logging
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.removing import remove_tree
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
@@ -279,7 +279,7 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
     store_dir, taken = choose_own_dir(parent, name)
     for left in own.path.glob("prefeed-*"):  # in place of memory, before this kernel was booted
         if left != store_dir:
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left, ignore_errors=True)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from typing import Final
 import msgspec
 
 from prefeed.errors import StoreError
+from prefeed.removing import remove_tree
 from prefeed.store.directory import allocated_bytes, is_private, require_private, require_trusted
 from prefeed.store.layout import data_path
 
@@ -172,7 +172,7 @@ def _entries(directory: Path) -> list[Path]:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
             path.unlink()

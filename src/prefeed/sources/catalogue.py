@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from prefeed.errors import StoreFormatError
+from prefeed.removing import remove_tree
 from prefeed.sources.catalogue_reader import Catalogue, CatalogueHeader
 from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE, entry_key, version_hash
 from prefeed.sources.mapped_files import allocate, as_numbers, key_at
@@ -306,6 +306,6 @@ def _set_key(keys: memoryview, index: int, key: bytes) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)

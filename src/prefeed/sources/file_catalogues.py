@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from prefeed.errors import PrefeedError
+from prefeed.removing import remove_tree
 from prefeed.sources.catalogue import CatalogueWriter, paths_digest
 from prefeed.sources.posix import stat_paths
 
@@ -80,6 +80,6 @@ def remove_unused(own: Path) -> None:
         for entry in list(entries):
             used = max(os.stat(path).st_mtime for path in (entry.path, *_files_of(entry.path)))
             if time.time() - used > _UNUSED_SECONDS:
-                shutil.rmtree(entry.path, ignore_errors=True)
+                remove_tree(entry.path, ignore_errors=True)
     with contextlib.suppress(OSError):
         (own / _DIRECTORY).rmdir()

@@ -6,15 +6,13 @@ in each of them. So a version also says which file system a file is on, and whic
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from prefeed.machine import boot_id
+from prefeed.machine import boot_id, mount_number
 from prefeed.sources.mounts import sources_of_devices
 
 _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
@@ -22,14 +20,6 @@ _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lu
 
 _UNNUMBERED: Final = frozenset({"9p", "cifs", "fuse", "smb3", "smbfs", "vboxsf", "vmhgfs"})
 """Types, beside ``fuse.*``, that may give a file another number when the kernel had forgotten it."""
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_STATX_MNT_ID: Final = 0x1000
-_STATX_MNT_ID_UNIQUE: Final = 0x4000
-_AT_EMPTY_PATH: Final = 0x1000
-_MASK = struct.Struct("=I")
-_MOUNT = struct.Struct("=Q")
-_MOUNT_OFFSET: Final = 144
 
 
 class FileSystems:
@@ -122,10 +112,8 @@ def _is_unnumbered(kind: str) -> bool:
 
 def _mount_of(where: str | int) -> str:
     """Return the number of the mount; since Linux 6.8 no other ever has it."""
-    found = ctypes.create_string_buffer(256)
-    path, directory = (b"", where) if isinstance(where, int) else (os.fsencode(where), -100)
-    for mask in (_STATX_MNT_ID_UNIQUE, _STATX_MNT_ID):
-        failed = _libc.statx(directory, path, _AT_EMPTY_PATH, mask, found)
-        if not failed and _MASK.unpack_from(found)[0] & mask:
-            return f"mount-{_MOUNT.unpack_from(found, _MOUNT_OFFSET)[0]}"
+    for unique in (True, False):
+        number = mount_number(where, unique=unique)
+        if number is not None:
+            return f"mount-{number}"
     return "mount"

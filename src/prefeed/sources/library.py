@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import select
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from xxhash import xxh3_64_hexdigest
 from prefeed.config import Config
 from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError
 from prefeed.machine import is_on_own_disk, try_flock
+from prefeed.removing import remove_tree
 from prefeed.sources.known_directories import directories_if_unchanged, files_now, is_trusted
 from prefeed.sources.manifest import COLUMNS, CURRENT, ENCODING, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
@@ -277,7 +277,7 @@ class ManifestLibrary:
         for directory in found:
             with self._locked(directory):
                 if is_on_own_disk(directory):
-                    shutil.rmtree(directory, ignore_errors=True)
+                    remove_tree(directory, ignore_errors=True)
                 else:
                     (directory / CURRENT).unlink(missing_ok=True)
         return bool(found)
@@ -321,7 +321,7 @@ class ManifestLibrary:
                 if not entry.is_dir(follow_symlinks=False):
                     continue
                 if "-" in entry.name and _is_unused(Path(entry.path)):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(entry.path, ignore_errors=True)
                     Path(entry.path + ".lock").unlink(missing_ok=True)
                 else:
                     # A loader may be without a server for a moment, and name its listing to the one that starts now.

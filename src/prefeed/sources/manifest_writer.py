@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import itertools
 import os
-import shutil
 import tempfile
 import time
 from array import array
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.machine import is_on_own_disk
+from prefeed.removing import remove_tree
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
 from prefeed.sources.manifest import (
@@ -352,7 +352,7 @@ def _write(directory: Path, name: str, parts: Iterable[Buffer]) -> Path:
             file.writelines(parts)
         _adopt(temporary, directory / name)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary, ignore_errors=True)
     return directory / name
 
 
@@ -385,7 +385,7 @@ def is_in_use(generation: Path) -> bool:
 def _remove_unused(generation: Path) -> None:
     with _unused(generation) as unused:
         if unused:
-            shutil.rmtree(generation, ignore_errors=True)
+            remove_tree(generation, ignore_errors=True)
 
 
 @contextmanager
@@ -428,7 +428,7 @@ def _adopt(temporary: Path, generation: Path) -> None:
         damaged = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=generation.parent))
         generation.rename(damaged)
         temporary.rename(generation)
-        shutil.rmtree(damaged, ignore_errors=True)
+        remove_tree(damaged, ignore_errors=True)
 
 
 def _replace_current(directory: Path, name: str, began_at: float | None) -> str:

@@ -135,6 +135,11 @@ def mounts_below(directory: str, mountinfo: str | None = None) -> list[tuple[str
     return found
 
 
+def mounts_by_number(mountinfo: str | None = None) -> dict[int, Mount]:
+    """Return all mounts that this process has, hidden ones too; none where ``/proc`` does not tell."""
+    return {int(mount.number): mount for mount in _parsed(_own_mountinfo() if mountinfo is None else mountinfo)}
+
+
 class Roots:
     """Tells which paths are for the cache.
 

@@ -20,7 +20,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from typing import Final, Self
 
 from prefeed.errors import ServerError
 from prefeed.machine import Process, boot_name, boot_time, is_on_own_disk
+from prefeed.removing import remove_tree
 from prefeed.store.directory import is_private
 
 BEAT_SECONDS: Final = 300.0
@@ -136,7 +136,7 @@ def remove_unused(parent: Path, *, keep: Path) -> None:
         if path != keep and _age_seconds(path) > UNUSED_SECONDS:
             with contextlib.suppress(OSError):
                 lock = _locked(path)
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path, ignore_errors=True)
                 os.close(lock)
 
 
@@ -144,7 +144,7 @@ def remove_left(parent: Path, pattern: str, *, keep: Path) -> None:
     """Remove this user's directories of that name that no server has touched for 30 days: of other boots, and of versions."""
     for path in parent.glob(pattern):
         if path != keep and is_private(path) and _age_seconds(path) > UNUSED_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path, ignore_errors=True)
 
 
 def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:
@@ -164,7 +164,7 @@ def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:
                 if is_on_own_disk(old) and not (new / path.name).exists():
                     path.rename(new / path.name)
                 elif time.time() - _last_written(path) > UNUSED_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path, ignore_errors=True)
             old.rmdir()  # if that was all
         finally:
             os.close(held)

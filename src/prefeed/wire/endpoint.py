@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import struct
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import Final
 
 from prefeed.config import Config
 from prefeed.errors import ServerError, UnsafeDirectoryError
+from prefeed.removing import remove_tree
 from prefeed.trust import beneath, open_own
 
 _UCRED = struct.Struct("3i")
@@ -76,7 +76,7 @@ def remove_runtime_dirs(config: Config) -> None:
     for directory in config.runtime_dirs:
         with contextlib.suppress(OSError):
             os.close(open_own(directory))
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory, ignore_errors=True)
 
 
 def say_passed_over(directories: Iterable[Path]) -> None:

@@ -12,6 +12,8 @@ from prefeed.config import resolve
 from prefeed.errors import JobError, JobSpecError
 from prefeed.jobs import directory_place
 from prefeed.jobs import sync as sync_module
+from prefeed.jobs.directory_place import DirectorySink
+from prefeed.jobs.listed import Listed
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.sync import sync
@@ -148,3 +150,142 @@ def test_a_name_written_otherwise_there_is_not_deleted_there(tmp_path: Path) -> 
 
     assert (result.num_deleted_dst, result.num_deleted_src) == (1, 1)
     assert tree(target) == {"IMG.JPG": b"1"}
+
+
+def test_update_does_not_write_over_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = make(tmp_path / "source", FILES), make(tmp_path / "target", {"b/c": b"newer", "extra": b"e"})
+    scandir, broken = os.scandir, os.stat(target / "b").st_ino
+
+    def fail(directory: int | str) -> object:
+        if os.stat(directory).st_ino == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(directory)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    result = run(source, target, update=True, delete_dst=True)
+
+    assert [failure.path for failure in result.failures] == ["b"]
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert tree(target) == {"a": b"1", "b/c": b"newer", "extra": b"e"}
+
+
+# ---------------------------------------------------------------- what is deleted at the source stays at the target
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What was done, in its order: ``fsync`` of which file, ``unlink`` of which name."""
+    done: list[tuple[str, str]] = []
+    fsync, unlink = os.fsync, os.unlink
+
+    def syncing(descriptor: int) -> None:
+        done.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def unlinking(name: str, *, dir_fd: int | None = None) -> None:
+        directory = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}") + "/"
+        done.append(("unlink", f"{directory}{name}"))
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "unlink", unlinking)
+    return done
+
+
+@pytest.mark.parametrize("copied_before", [False, True])
+def test_an_original_goes_when_its_copy_is_on_the_disk_with_all_directories_above(
+    tmp_path: Path, synced: list[tuple[str, str]], copied_before: bool
+) -> None:
+    source, target = make(tmp_path / "source", FILES), tmp_path / "x/y/target"
+    if copied_before:
+        run(source, target)
+        assert not [path for step, path in synced if step == "fsync" and path.startswith(str(target))]
+
+    assert run(source, target, delete_src=True).num_deleted_src == 2
+
+    first = next(at for at, step in enumerate(synced) if step[0] == "unlink" and step[1].startswith(f"{source}/"))
+    before = [path for step, path in synced[:first] if step == "fsync"]
+    assert {str(target / "b"), str(target), str(target.parent)} <= set(before)
+    if copied_before:
+        assert {str(target / path) for path in FILES} <= set(before)
+    else:
+        assert {str(tmp_path / "x"), str(tmp_path)} <= set(before)
+        assert len([path for path in before if f"/{WORK_NAME}/" in path]) == len(FILES)
+    assert before.index(str(target / "b")) < before.index(str(target)) < before.index(str(target.parent))
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_no_original_goes_whose_copy_does_not_come_to_the_disk(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make(tmp_path / "source", FILES), tmp_path / "target"
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        where = os.readlink(f"/proc/self/fd/{descriptor}")
+        if where.startswith(str(target)) and os.path.isdir(where) == (kind == "directory"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(JobError, match="Input/output error"):
+        run(source, target, delete_src=True)
+    assert tree(source) == FILES
+
+
+def test_a_file_system_that_syncs_no_single_directory_is_synced_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make(tmp_path / "source", FILES), tmp_path / "target"
+    fsync, whole = os.fsync, []
+
+    def refuse(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "sync", lambda: whole.append(set(tree(source))))
+    monkeypatch.setattr(directory_place.os, "fsync", refuse)
+    monkeypatch.setattr("prefeed.jobs.mounted.write_private", lambda *_: None)
+    assert run(source, target, delete_src=True).num_deleted_src == 2
+    assert whole[0] == set(FILES)
+
+
+def test_a_copy_that_goes_meanwhile_keeps_its_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = make(tmp_path / "source", FILES), tmp_path / "target"
+    durable = DirectorySink.make_durable
+
+    def then_remove(self: DirectorySink) -> None:
+        durable(self)
+        (target / "a").unlink()
+
+    monkeypatch.setattr(DirectorySink, "make_durable", then_remove)
+    result = run(source, target, delete_src=True)
+
+    assert (result.num_deleted_src, result.num_failed) == (1, 1)
+    assert "its copy is gone" in result.failures[0].message
+    assert tree(source) == {"a": b"1"}
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "comes back"])
+def test_a_file_that_is_removed_before_it_is_copied_is_no_failure(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make(tmp_path / "source", FILES), make(tmp_path / "target", {"b/c": b"old", "extra": b"e"})
+    expect = DirectorySink.expect
+
+    def remove_then(self: DirectorySink, listed: Listed, *, compare: bool) -> None:
+        expect(self, listed, compare=compare)
+        if listed.path == "b/c":
+            (source / "b/c").unlink()
+            if what == "directory":
+                (source / "b").rmdir()
+            elif what == "comes back":  # as something that cannot be opened
+                (source / "b/c").symlink_to("nowhere")
+
+    monkeypatch.setattr(DirectorySink, "expect", remove_then)
+    result = run(source, target, delete_dst=True)
+
+    assert result.is_complete == (what != "comes back")
+    assert (target / "b/c").read_bytes() == b"old"  # the next sync knows
+    assert (target / "extra").exists() == (what == "comes back")

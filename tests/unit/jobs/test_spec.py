@@ -37,6 +37,7 @@ def test_a_sync_has_the_options_of_the_original() -> None:
     start: a
     end: z
     bwlimit: 100
+    one-file-system: true
     manager: node1
     worker: node2
 """
@@ -52,6 +53,7 @@ def test_a_sync_has_the_options_of_the_original() -> None:
         True,
     )
     assert (options.start, options.end, options.bwlimit_mbit) == ("a", "z", 100)
+    assert options.one_file_system
     assert options.rules == (Rule("keep.tmp", False), Rule("*.tmp", True), Rule("cache/", True))
     assert [note.split()[0] for note in spec.notes] == [
         "secretRef:", *(f"spec.syncOptions.{name}" for name in ("http-port", "manager", "worker")),
@@ -107,3 +109,10 @@ def test_credentials_in_a_place_are_refused_and_not_shown() -> None:
     with pytest.raises(SpecError) as raised:
         parsed("  type: sync\n  sampleSetRef: a\n  syncOptions: {source: 's3://key:hidden@bucket/x'}\n")
     assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("said", "taken"), [("", None), ("one-file-system: false", False), ("one-file-system:", None)])
+def test_whether_mounts_are_a_part_is_left_open_unless_said(said: str, taken: bool | None) -> None:
+    options = f"source: /a\n    destination: /b\n    {said}"
+
+    assert parsed(f"\n  type: sync\n  syncOptions:\n    {options}\n").sync.one_file_system is taken

@@ -9,16 +9,18 @@ from types import SimpleNamespace
 
 import boto3
 import pytest
+from moto.s3.responses import S3Response
 
 from prefeed.config import resolve
 from prefeed.errors import TruncatedBodyError
+from prefeed.jobs import store_place
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.rmr import remove
 from prefeed.jobs.store_place import StorePlace, StoreSink
 from prefeed.jobs.sync import sync
 from prefeed.jobs.trees import WORK_NAME
-from servers import S3_ENVIRONMENT, moto_server
-from unit.jobs.trees import tree
+from servers import S3_ENVIRONMENT, moto_server, put_into_moto
+from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -71,6 +73,41 @@ def test_markers_of_empty_directories_are_no_failures(bucket: Bucket, tmp_path: 
 
     assert (result.is_complete, result.num_copied) == (True, 2)
     assert tree(tmp_path / "t") == {"d/x": b"1", "empty": b""}
+
+
+@pytest.mark.parametrize("to_store", [False, True])
+def test_a_listing_that_fails_at_its_second_page_deletes_nothing(
+    bucket: Bucket, to_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first page has is copied; behind it nobody knows."""
+    for number in range(30):
+        put_into_moto(bucket.name, f"set/{number:04}", b"1")
+    target = f"{bucket.url}/copy" if to_store else str(tmp_path / "t")
+    for key in ("0000", "0025", "extra"):
+        if to_store:
+            bucket.put(**{f"copy/{key}": b"0"})
+        else:
+            make(tmp_path / "t", {key: b"0"})
+    real = S3Response.list_objects_v2
+
+    def refuse_the_second(self: S3Response) -> object:
+        self.querystring["max-keys"] = ["20"]
+        if "continuation-token" in self.querystring and self.querystring.get("prefix") == ["set/"]:
+            return 403, {}, "<Error><Code>AccessDenied</Code></Error>"
+        return real(self)
+
+    monkeypatch.setattr(S3Response, "list_objects_v2", refuse_the_second)
+    monkeypatch.setattr(store_place, "_BATCH", 20)  # the client gives as many as these at a time, or the error
+    result = run(f"{bucket.url}/set", target, delete_dst=True, delete_src=True, threads=4)
+
+    assert (result.num_listed, result.num_failed) == (20, 1)
+    assert (result.num_deleted_src, result.num_deleted_dst) == (0, 0)
+    assert f"{bucket.url}/set" in result.failures[0].message
+    monkeypatch.setattr(S3Response, "list_objects_v2", real)
+    keys = bucket.keys()
+    there = [key for key in keys if key.startswith("copy/")] if to_store else os.listdir(tmp_path / "t")
+    assert {"0000", "0019", "0025", "extra"} <= {key.removeprefix("copy/") for key in there}
+    assert len(there) == 22
 
 
 def test_what_cannot_be_removed_is_not_counted_as_removed(bucket: Bucket) -> None:

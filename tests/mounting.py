@@ -1,0 +1,105 @@
+"""Processes of a test that mount what they like: nobody else sees it, and it is gone when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from process.children import child_running
+
+_CLONE_NEWNS = 0x00020000
+_MS_BIND = 0x1000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MNT_DETACH = 2
+_CAPABILITIES = struct.Struct("=IIIIII")
+_CAPABILITY_VERSION = 0x20080522
+_DAC_OVERRIDE, _DAC_READ_SEARCH = 1 << 1, 1 << 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+
+def with_own_mounts(scenario: Callable[..., None], *arguments: Any) -> None:
+    """Run a function in a process with a mount namespace of its own; what it raises fails the test."""
+    with child_running(_run, scenario, arguments) as (process, pipe):
+        try:
+            failure = pipe.recv()
+        except EOFError:
+            process.join()
+            failure = f"the process ended with {process.exitcode}"
+    if failure:
+        pytest.fail(failure, pytrace=False)
+
+
+def _run(scenario: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
+    try:
+        _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
+        _checked(_libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "/")
+        scenario(*arguments)
+    except BaseException:  # noqa: BLE001 - raised again where the test is
+        pipe.send(traceback.format_exc())
+    else:
+        pipe.send("")
+
+
+def bind(directory: Path, point: Path) -> Path:
+    """Mount a directory, or a file, at another place; ``st_dev`` is the same at both."""
+    if directory.is_dir():
+        point.mkdir(parents=True, exist_ok=True)
+    _checked(_libc.mount(os.fsencode(directory), os.fsencode(point), None, _MS_BIND, None), point)
+    return point
+
+
+def tmpfs(point: Path) -> Path:
+    """Mount an empty file system there."""
+    point.mkdir(parents=True, exist_ok=True)
+    _checked(_libc.mount(b"tmpfs", os.fsencode(point), b"tmpfs", 0, None), point)
+    return point
+
+
+def unmount(point: Path) -> None:
+    """Take away what is mounted there, whoever uses it."""
+    _checked(_libc.umount2(os.fsencode(point), _MNT_DETACH), point)
+
+
+@contextlib.contextmanager
+def dead_fuse(point: Path) -> Iterator[None]:
+    """Mount something by FUSE for which nobody answers any more: ENOTCONN from then on."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no FUSE")
+    point.mkdir(parents=True, exist_ok=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+    _checked(_libc.mount(b"fuse", os.fsencode(point), b"fuse", 0, options), point)
+    os.close(device)
+    try:
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(point)
+        yield
+    finally:
+        unmount(point)
+
+
+def obey_modes() -> None:
+    """Root is refused what the modes of files refuse to anybody, in this thread and those that it starts."""
+    header = ctypes.create_string_buffer(struct.pack("=II", _CAPABILITY_VERSION, 0))
+    data = ctypes.create_string_buffer(_CAPABILITIES.size)
+    _checked(_libc.capget(header, data), "capget")
+    effective, *rest = _CAPABILITIES.unpack(data.raw)
+    effective &= ~(_DAC_OVERRIDE | _DAC_READ_SEARCH)
+    _checked(_libc.capset(header, ctypes.create_string_buffer(_CAPABILITIES.pack(effective, *rest))), "capset")
+
+
+def _checked(result: int, what: object) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
