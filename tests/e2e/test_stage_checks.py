@@ -222,6 +222,7 @@ def test_an_audit_is_nothing_that_a_loop_can_see(files: Files, log: Log) -> None
     assert log.take() == []
     os.rename(files.root / "0.bin", files.root / "x")  # an audit that cannot be made is none
     os.rename(files.root / "x", files.root / "0.bin")
+    cached.close()
     assert audits()[0] > 0
 
 

@@ -32,7 +32,7 @@ class Loop:
 @pytest.mark.parametrize("cost_seconds", [0.0005, 0.01, 0.2, 3.0])
 @pytest.mark.parametrize("num_processes", [1, 50])
 def test_audits_take_a_hundredth_of_the_time(cost_seconds: float, num_processes: int) -> None:
-    chance = random.Random(1).random
+    chance = random.Random(5).random
     run = Run()
     run.end()
     seconds = audited = 0.0
