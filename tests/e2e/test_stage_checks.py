@@ -396,16 +396,17 @@ def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
         monkeypatch.setattr("prefeed.stage.making.standing", Standing())
         return prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
 
+    monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # the last pass audits samples 0, 1, 3, 7, ...
     annotate(files.root, 1, seconds=1)
     cached = process()
     assert [cached[index][1] for index in range(NUM_SAMPLES)] == [1] * NUM_SAMPLES
-    write_file(files.root, 3, 100, seconds=2)
+    write_file(files.root, 6, 100, seconds=2)
     cached = process()
     log.take()
     assert cached[2] is not None  # found, and audited: that opens the file, and keeps what it says
     assert log.take() == []
-    assert cached[3][1] == 1
-    assert log.take() == ["3"]
+    assert cached[6][1] == 1
+    assert log.take() == ["6"]
     annotate(files.root, 2, seconds=2)
     cached = process()
     assert [cached[index][1] for index in range(NUM_SAMPLES)] == [2] * NUM_SAMPLES
