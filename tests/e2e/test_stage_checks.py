@@ -16,11 +16,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import leaks
 import prefeed
-from e2e.stages import Files, Log, values, write_files
+from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
+from prefeed.stage.auditing import ON_CREDIT
 from prefeed.stage.standing import Standing
 
 pytestmark = pytest.mark.timeout(120)
@@ -175,14 +177,18 @@ class Hidden:
         return {"image": np.full(3, index * vars(sys.modules[type(self).__module__])["fac" + "tor"]["of"])}
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2}])
+@pytest.mark.parametrize(
+    ("loader", "workers"),
+    [(DataLoader, {"num_workers": 0}), (DataLoader, {"num_workers": 2}), (prefeed.DataLoader, {"num_workers": 2})],
+    ids=["torch's", "torch's with workers", "prefeed's with workers"],
+)
 def test_an_audit_empties_a_cache_that_is_wrong(
-    workers: dict[str, Any], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    loader: Any, workers: dict[str, Any], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def read() -> list[int]:
         return [
             int(sample["image"][0])
-            for sample in DataLoader(prefeed.CachedDataset(Hidden(), version="1"), batch_size=None, **workers)
+            for sample in loader(prefeed.CachedDataset(Hidden(), version="1"), batch_size=None, **workers)
         ]
 
     factor["of"] = 1
@@ -222,7 +228,61 @@ def test_an_audit_is_nothing_that_a_loop_can_see(files: Files, log: Log) -> None
     assert log.take() == []
     os.rename(files.root / "0.bin", files.root / "x")  # an audit that cannot be made is none
     os.rename(files.root / "x", files.root / "0.bin")
+    cached.close()
     assert audits()[0] > 0
+
+
+class Told:
+    """Notes which process makes or gets a sample; these are counted also where they are made to be compared."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.what = what
+
+    def __call__(self, sample: Any) -> Any:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(descriptor, f"{os.getpid()} {self.what}\n".encode())
+        os.close(descriptor)
+        return sample
+
+    def lines(self) -> list[list[str]]:
+        return [line.split() for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+@pytest.mark.parametrize("below", ["files", "objects"])
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle workers", "busy workers"])
+def test_audits_wait_until_a_worker_has_nothing_to_do(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str, is_busy: bool
+) -> None:
+    made_from = files if below == "files" else prefeed.datasets.Objects(str(files.root))
+    told = Told(tmp_path / "told", "got")
+    monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # no others than the first ones
+    if is_busy:
+        monkeypatch.setattr("prefeed.torch.idle._IDLE_SECONDS", 60.0)  # as if there were always something to do
+
+    def loader() -> Any:
+        cached = prefeed.CachedDataset(prefeed.map(made_from, Told(told.path, "made"), version="1"))
+        return prefeed.DataLoader(prefeed.map(cached, told), batch_size=2, num_workers=2, collate_fn=len)
+
+    assert sum(loader()) == NUM_SAMPLES
+    os.unlink(told.path)
+    iterator = iter(loader())
+    assert next(iterator) == 2
+    if not is_busy:  # the loop asks for nothing meanwhile
+        assert leaks.wait_until(lambda: [what for _, what in told.lines()].count("made") >= 2, timeout_seconds=60)
+    assert 2 + sum(iterator) == NUM_SAMPLES
+    del iterator
+    of_workers: dict[str, list[str]] = {}
+    for process, what in told.lines():
+        of_workers.setdefault(process, []).append(what)
+    for whats in of_workers.values():
+        assert whats[:2] == ["got", "got"]  # the loop does not wait for an audit
+        assert whats.count("got") == NUM_SAMPLES // 2
+        if is_busy:
+            assert set(whats[NUM_SAMPLES // 2 :]) == {"made"}
+    num_audits = sum(whats.count("made") for whats in of_workers.values())
+    assert 2 <= num_audits <= ON_CREDIT
+    assert audits() == (num_audits, 0)
 
 
 def of_many_numbers(index: int) -> Any:
@@ -324,6 +384,54 @@ def test_a_file_that_is_opened_late_counts_for_all_samples_after_it(
     assert log.take() == []
     annotate(files.root, 2, seconds=2)
     assert read() == [2] * NUM_SAMPLES
+
+
+@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfEachClass])
+def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
+    files: Files, log: Log, monkeypatch: pytest.MonkeyPatch, kind: type[Late]
+) -> None:
+    def process() -> prefeed.CachedDataset:
+        remembered.cache_clear()  # as another process would begin
+        of_module.clear()
+        monkeypatch.setattr("prefeed.stage.making.standing", Standing())
+        return prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
+
+    monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # the last pass audits samples 0, 1, 3, 7, ...
+    annotate(files.root, 1, seconds=1)
+    cached = process()
+    assert [cached[index][1] for index in range(NUM_SAMPLES)] == [1] * NUM_SAMPLES
+    write_file(files.root, 6, 100, seconds=2)
+    cached = process()
+    log.take()
+    assert cached[2] is not None  # found, and audited: that opens the file, and keeps what it says
+    assert log.take() == []
+    assert cached[6][1] == 1
+    assert log.take() == ["6"]
+    annotate(files.root, 2, seconds=2)
+    cached = process()
+    assert [cached[index][1] for index in range(NUM_SAMPLES)] == [2] * NUM_SAMPLES
+
+
+def test_python_is_asked_to_tell_of_opens_only_where_samples_are_made(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be taken back, and slows down ``id`` and ``copy.deepcopy``, is no matter of the training process."""
+    told = Told(tmp_path / "told", "watches")
+    monkeypatch.setattr("prefeed.interception.events._is_watching", False)
+    monkeypatch.setattr("sys.addaudithook", told)
+    for _ in range(2):  # makes samples, then finds and audits them
+        for loader in (DataLoader, prefeed.DataLoader):
+            times = 1 if loader is DataLoader else 2  # makes them samples of another stage
+            cached = prefeed.CachedDataset(Files(files.root, NUM_SAMPLES, files.log, times=times))
+            assert len([*loader(cached, batch_size=8, num_workers=2, collate_fn=len)]) == 3
+        watching = {process for process, _ in told.lines()}
+        assert 2 <= len(watching) <= 4
+        assert str(os.getpid()) not in watching
+    cached = prefeed.CachedDataset(files)
+    assert len([cached[index] for index in range(NUM_SAMPLES)]) == NUM_SAMPLES
+    cached.close()
+    assert audits()[0] > 0
+    assert {process for process, _ in told.lines()} == watching
 
 
 class Linked:

@@ -47,7 +47,10 @@ _is_watching = False
 
 
 def watch_opens() -> None:
-    """From now on, whoever is in charge of a thread and is a ``Witness`` hears of files opened there. Idempotent."""
+    """From now on, whoever is in charge of a thread and is a ``Witness`` hears of files opened there. Idempotent.
+
+    For good, in this process and those that it forks, and at a price: 0.16 us for each event that Python tells of, such as ``id``.
+    """
     global _is_watching
     if not _is_watching:
         _is_watching = True

@@ -141,10 +141,11 @@ class CacheStore:
         return not any(tier.keys() for tier in tiers)
 
     def count_audit(self, *, failed: bool) -> None:
-        """Note that a sample was made anew and compared, and tell the server."""
+        """Note that a sample was made anew and compared; of one that differs the server is told at once."""
         self._here.link.count_audit(failed=failed)
         _report_at_exit()
-        self.report(now=True)
+        if failed:
+            self.report(now=True)
 
     def count(self, hits: int, misses: int) -> None:
         """Note how reads went, beside the store, where the server looks; else for the next report."""

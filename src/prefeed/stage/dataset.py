@@ -19,7 +19,7 @@ from typing import Any, Final
 from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
 from prefeed.stage.anatomy.parts import AsFarAsTold
-from prefeed.stage.auditing import MOST_FAILED, Audit, Auditor, Run
+from prefeed.stage.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage.cache import CacheStatistics, DatasetCache
 from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.changes import Changes
@@ -65,6 +65,11 @@ class _Batch:
     keys: list[bytes]
     found: list[Any]
     making: Making
+
+    def at(self, position: int) -> Audit:
+        """Return one of them as a sample that may be audited."""
+        scope = partial(self.making, position)
+        return Audit(self.store, self.indices[position], self.versions[position], self.keys[position], scope)
 
 
 class CachedDataset:
@@ -172,9 +177,12 @@ class CachedDataset:
             return self._one_by_one(place, indices, making)
         batch = _Batch(store, indices, versions, keys, [], making)
         at = self._auditor.choose(len(indices))
-        if at is not None and not self._is_right(batch, at):
+        may_wait = self._auditor.may_wait
+        if at is not None and not may_wait and not self._is_right(batch.at(at)):
             return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
         batch.found.extend(self._finder.found(store, versions, keys, borrow))
+        if at is not None and may_wait and batch.found[at] is not ABSENT:
+            waiting.add(partial(self._audit_now, batch.at(at)))
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
         if not is_checking():
             store.count(len(indices) - len(absent), len(absent))
@@ -288,16 +296,20 @@ class CachedDataset:
 
     # ------------------------------------------------------------ audits
 
-    def _is_right(self, batch: _Batch, at: int) -> bool:
+    def _audit_now(self, asked: Audit) -> None:
+        """Audit a sample that has waited for a moment in which this process has nothing to do."""
+        if self._now().store is asked.store and self._auditor.take_credit():
+            self._is_right(asked)
+
+    def _is_right(self, asked: Audit) -> bool:
         """Make a sample anew, if it is time; False: the cache is not used any more, since samples differ each time."""
-        asked = Audit(batch.store, batch.indices[at], batch.versions[at], batch.keys[at], partial(batch.making, at))
         failed = self._auditor.audit(asked, self._finder, self._maker)
         if failed is None:
             return True
-        is_used = batch.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
+        is_used = asked.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
         _log.warning(
             "prefeed: stage-audit-failed: sample %r of %s is not what the cache has (%s): the cache is emptied, and %s",
-            batch.indices[at], describe(self.dataset), failed,
+            asked.index, describe(self.dataset), failed,
             "its samples are made anew" if is_used else "this process does not use it any more",
         )  # fmt: skip
         if not is_used:

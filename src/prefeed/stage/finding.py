@@ -68,6 +68,13 @@ class Finder:
         _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
         return samples
 
+    def note(self, store: CacheStore, key: bytes) -> Note | None:
+        """Return the note of an entry, true or not; None if there is none. A few microseconds, however large it is."""
+        with store.reading() as views:
+            view = views.get_views((key,))[0]
+            entry = None if view is None else _opened(view)
+            return None if entry is None else entry.note
+
     def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, Note] | None:
         """Return the entry of one sample and its note if it is true; None if it is not."""
         data = store.get(key)

@@ -102,9 +102,14 @@ class _Walk:
         slot = (id(holder), label)
         if slot in slots.left:
             return slots.left[slot]
-        with slots.inside(slot, is_known=id(part) in self._known or id(part) in self._open):
+        slots.enter(
+            slot, is_known=id(part) in self._known or id(part) in self._open
+        )  # no generator: it costs as much again
+        try:
             told = self._part_if_told if slots.passes_over and part is not None else part_of
             found = told(label, part, is_alone=False)
+        finally:
+            slots.leave(slot)
         slots.found[slot] = found
         return found
 

@@ -20,7 +20,7 @@ from prefeed.stage.files_seen import FilesSeen
 from prefeed.stage.fingerprint import describe
 from prefeed.stage.generators import Watch, left_alone
 from prefeed.stage.library_state import computing_with
-from prefeed.stage.notes import encode_note
+from prefeed.stage.notes import Note, encode_note
 from prefeed.stage.standing import standing, way_here
 from prefeed.types import Buffer
 
@@ -82,7 +82,6 @@ class Maker:
         self._draws = False
         self._is_same_again = True
         self._warned: set[str] = set()
-        watch_opens()
 
     @property
     def can_compare(self) -> bool:
@@ -101,6 +100,7 @@ class Maker:
 
     def made(self, index: Any, scope: Callable[[], Scope]) -> Any:
         """Return a sample, which is not kept."""
+        watch_opens()
         attempt = self._attempt(index, scope())
         standing.taken(attempt.files)
         return attempt.sample
@@ -122,6 +122,7 @@ class Maker:
             CannotEncodeError: One of the first samples holds what cannot be kept.
             Exception: Whatever ``dataset[index]`` raises.
         """
+        watch_opens()
         attempt = self._attempt(index, scope())
         if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
             attempt = self._attempt(index, scope())
@@ -137,19 +138,28 @@ class Maker:
         self._num_made += 1
         return attempt.sample
 
-    def made_to_compare(self, index: Any, scope: Callable[[], Scope], *, threads: int) -> bytes | None:
+    def made_to_compare(self, index: Any, scope: Callable[[], Scope], kept: Note) -> bytes | None:
         """Return the entry of a sample as it is made now, without a note; None when it cannot be told.
 
-        No generator that the user's code can see moves.
+        No generator that the user's code can see moves. Which files it opens is in the note: only where one of them is not seen
+        to be opened is Python asked to tell of all (``watch_opens``).
 
         Args:
             index: Which it is.
             scope: Opens what it is made in.
-            threads: With how many torch computed when it was kept; where it cannot have as many now, nothing is made.
+            kept: The note of the entry that it is compared with; where torch cannot compute with as many threads as then,
+                nothing is made.
         """
         try:
-            with left_alone(), checking(), computing_with(threads) as is_comparable:
-                return self._encoded(self._attempt(index, scope()).sample) if is_comparable else None
+            with left_alone(), checking(), computing_with(kept.threads) as is_comparable:
+                if not is_comparable:
+                    return None
+                made = self._attempt(index, scope())
+                if standing.wants_trial(made.files):
+                    standing.tried(made.files, self._attempt(index, scope()).files)
+                elif standing.audited(made.files, kept):
+                    watch_opens()
+                return self._encoded(made.sample)
         except Exception:  # noqa: BLE001 - whatever the dataset raises: no loop ends by what it did not ask for
             _log.debug("prefeed: a sample that was found could not be made", exc_info=True)
             return None

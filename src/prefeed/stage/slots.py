@@ -57,9 +57,8 @@ class Slots:
         """Note a holder."""
         self._held[id(value)] = value
 
-    @contextmanager
-    def inside(self, slot: Slot, *, is_known: bool) -> Iterator[None]:
-        """Inside it, what a slot holds is looked at.
+    def enter(self, slot: Slot, *, is_known: bool) -> None:
+        """From now until ``leave``, what a slot holds is looked at.
 
         Args:
             slot: That one.
@@ -68,10 +67,10 @@ class Slots:
         self._around[slot], self._inside = self._inside, slot
         if is_known:
             self._again.add(slot)
-        try:
-            yield
-        finally:
-            self._inside = self._around[slot]
+
+    def leave(self, slot: Slot) -> None:
+        """It was looked at."""
+        self._inside = self._around[slot]
 
     def filled_since(self, before: Slots) -> dict[Slot, bytes]:
         """Return the innermost slots that hold something else than before, with the digests of before.

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from prefeed.stage.files_seen import FilesSeen
-from prefeed.stage.notes import keys_now
+from prefeed.stage.notes import Note, keys_now
 
 _log = logging.getLogger("prefeed")
 
@@ -26,6 +26,9 @@ _MAX_FILES: Final = 1024
 _ASK_SECONDS: Final = 1.0
 _MAX_TRIED: Final = 64
 """Ways that are tried; files that are opened by others count as kept."""
+
+_MANY_UNTRIED: Final = 64
+"""Files that audits opened by ways that were not tried; with more, the next audit tries its own."""
 
 
 class Standing:
@@ -38,6 +41,7 @@ class Standing:
         self._files: dict[str, bytes] = {}
         self._keeping: set[int] = set()
         self._reading: set[int] = set()
+        self._untried: dict[int, dict[str, bytes]] = {}
         self._has_said = False
         self._has_changed = False
         self._ask_at = 0.0
@@ -52,6 +56,8 @@ class Standing:
         for way, paths in first.ways.items():
             kept = [path for path in paths if not second.has_seen(path)]
             (self._keeping if kept else self._reading).add(way)
+            if not kept and way not in self._keeping:
+                self._untried.pop(way, None)
             self._keep(first, kept)
 
     def taken(self, files: FilesSeen) -> None:
@@ -59,8 +65,33 @@ class Standing:
         for way, paths in files.ways.items():
             self._keep(files, paths if way not in self._reading or way in self._keeping else ())
 
+    def audited(self, files: FilesSeen, kept: Note) -> bool:
+        """A sample was made only to be compared with the one that is kept: what it opened counts once samples are made here.
+
+        Returns:
+            Whether the note has a file that was not seen to be opened, neither now nor before: it counts as kept.
+        """
+        for way, paths in files.ways.items():
+            if way not in self._reading or way in self._keeping:
+                self._untried.setdefault(way, {}).update((path, files.key(path)) for path in paths)
+        noted = ((os.fsdecode(path), key) for path, key in kept.files())
+        unseen = {path: key for path, key in noted if not files.has_seen(path) and not self._knows(path)}
+        self._files.update(unseen)
+        return bool(unseen)
+
+    def wants_trial(self, files: FilesSeen) -> bool:
+        """Return whether a sample that was made only to be compared is to be made once more, since too many ways are untried."""
+        return sum(map(len, self._untried.values())) >= _MANY_UNTRIED and self.is_new(files)
+
+    def _knows(self, path: str) -> bool:
+        return path in self._files or any(path in paths for paths in self._untried.values())
+
     def tie(self, files: FilesSeen) -> None:
         """What was made now depends on all files that were kept so far."""
+        while self._untried:
+            way, paths = self._untried.popitem()
+            if way not in self._reading or way in self._keeping:
+                self._files.update(paths)
         if len(self._files) > _MAX_FILES:
             files.is_complete = False
             self._say_once(

@@ -7,8 +7,9 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import util
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
+from prefeed.torch.idle import audit_when_idle
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
 
@@ -72,6 +74,15 @@ class Served:
                 with self._parts():
                     rows, drawn = _rows(indices)
                     return _samples(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
+        finally:
+            self.reader.report()
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Inside it, samples are made that no batch has asked for: an audit."""
+        try:
+            with self._reading(), self._parts():
+                yield
         finally:
             self.reader.report()
 
@@ -147,6 +158,10 @@ class Staged:
         if batch is not None:
             return batch(indices)
         return _samples(self.inner, _rows(indices)[0], lambda _: nullcontext(), self.lent)
+
+    def between_batches(self) -> AbstractContextManager[None]:
+        """Inside it, samples are made that no batch has asked for: an audit."""
+        return nullcontext()
 
 
 def _rows(indices: Any) -> tuple[Iterable[Any], Sequence[Any]]:
@@ -255,6 +270,8 @@ class WorkerStart:
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place
         util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
+        if isinstance(served, Served | Staged) and has_cached_stage(served.inner):
+            audit_when_idle(sys._getframe(1), served.between_batches)
         if self._then is not None:
             self._then(worker_id)
 

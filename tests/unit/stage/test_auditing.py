@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from prefeed.stage.auditing import ON_CREDIT, SHARE, Auditor, Run
+from prefeed.stage import auditing
+from prefeed.stage.auditing import ON_CREDIT, SHARE, Auditor, Run, Waiting
 
 
 class Loop:
@@ -32,7 +33,7 @@ class Loop:
 @pytest.mark.parametrize("cost_seconds", [0.0005, 0.01, 0.2, 3.0])
 @pytest.mark.parametrize("num_processes", [1, 50])
 def test_audits_take_a_hundredth_of_the_time(cost_seconds: float, num_processes: int) -> None:
-    chance = random.Random(1).random
+    chance = random.Random(5).random
     run = Run()
     run.end()
     seconds = audited = 0.0
@@ -80,3 +81,58 @@ def test_a_pause_is_not_saved_up() -> None:
 
 def test_an_empty_batch() -> None:
     assert Auditor(Run(), clock=lambda: 1.0).choose(0) is None
+
+
+def test_a_forked_process_has_saved_nothing_and_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1.0]
+    run = Run()
+    run.end()
+    auditor = Auditor(run, clock=lambda: now[0])
+    for _ in range(200):
+        now[0] += 0.9
+        auditor.choose(64)
+    assert auditor.is_due(0.1)
+    places = []
+    for process in range(8):
+        monkeypatch.setattr("os.getpid", lambda process=process: -process)
+        now[0] += 0.9
+        auditor.choose(64)
+        assert not auditor.is_due(0.1)  # nor is the time since its parent's last batch its own
+        now[0] += 10.0
+        places.append(auditor.choose(1 << 20))
+    assert len(set(places)) == 8
+
+
+def test_what_may_wait_is_made_when_nothing_else_is_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, run, made = Waiting(), Run(), list[int]()
+    monkeypatch.setattr(auditing, "waiting", waiting)
+    auditor = Auditor(run, clock=lambda: 1.0)
+    assert (auditor.choose(8) is not None, auditor.may_wait) == (True, False)
+    waiting.is_attended = True
+    assert (auditor.choose(8) is not None, auditor.may_wait) == (True, True)
+    assert (auditor.choose(8), auditor.may_wait) == (None, False)  # the third batch
+    for number in range(3):
+        waiting.add(lambda number=number: made.append(number))
+    waiting.make_one()
+    assert (made, bool(waiting)) == ([0], True)
+    waiting.make_rest()
+    assert (made, bool(waiting)) == ([0, 1, 2], False)
+    while auditor.take_credit():
+        assert auditor.is_due(1e9)
+    assert (auditor.choose(8), auditor.may_wait) == (None, False)  # the fourth
+
+
+def test_what_is_left_at_the_end_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = [1.0], list[int]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def make() -> None:
+        made.append(1)
+        now[0] += 3.0
+        raise ValueError("of the dataset")
+
+    waiting = Waiting()
+    for _ in range(5):
+        waiting.add(make)
+    waiting.make_rest()
+    assert (made, bool(waiting)) == ([1], False)

@@ -11,7 +11,8 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from operator import attrgetter, is_
+from typing import Any, Final, NamedTuple
 
 from prefeed.stage.anatomy.installed import digest_of_file, is_installed, is_installed_name
 from prefeed.stage.anatomy.parts import Anatomy, Part, UntoldError
@@ -70,7 +71,7 @@ def patches_of(dotted: str) -> tuple[str, tuple[Part, ...]]:
     parts: list[Part] = [("", patched_in(module.__name__))]
     parts += [("", patched_in(other)) for other in _CALLED.get(name.partition(".")[0], ())]
     if isinstance(found, type):
-        parts += [part for base in found.__mro__ for part in _foreign_in(vars(base))]
+        parts += [part for base in found.__mro__ for part in _foreign_in(base)]
     return _identity(found), tuple(parts)
 
 
@@ -80,8 +81,8 @@ def look_at_patches(value: PatchedIn) -> Anatomy:
     if module is None:
         return Anatomy(kind="patches")
     own = vars(module)
-    parts = list(_foreign_in(own))
-    parts += [part for name in _CLASSES.get(value.module, ()) if name in own for part in _foreign_in(vars(own[name]))]
+    parts = _foreign_in(module)
+    parts += [part for name in _CLASSES.get(value.module, ()) if name in own for part in _foreign_in(own[name])]
     top = value.module.partition(".")[0]
     if value.depth > 0 and top not in _LARGE and not hasattr(module, "__path__"):
         used = {item.__name__ for item in list(own.values()) if isinstance(item, types.ModuleType)}
@@ -100,20 +101,48 @@ def is_foreign(value: Any) -> bool:
     return not (is_installed(name, file) if file[:1] != "<" else is_installed_name(name))
 
 
-def _foreign_in(namespace: Any) -> Iterator[Part]:
-    for name, value in list(namespace.items()):
-        if type(value) in _FUNCTIONS and _checked.get(id(value)) is not getattr(value, "__code__", _NOTHING):
-            if is_foreign(value):
-                yield f".{name}", value
-            elif isinstance(value, types.FunctionType):
-                _kept.append(value)
-                _checked[id(value)] = value.__code__
+def _foreign_in(holder: Any) -> list[Part]:
+    """Return the functions of no installed package in a module or a class."""
+    named = [(name, value) for name, value in [*vars(holder).items()] if type(value) in _FUNCTIONS]
+    values = [value for _, value in named]
+    clean = _clean.get(id(holder))
+    if clean is not None and clean.is_as(values):
+        return []
+    found = [(f".{name}", value) for name, value in named if is_foreign(value)]
+    if not found:
+        functions = [getattr(value, "__func__", value) for value in values]
+        functions = [function for function in functions if isinstance(function, types.FunctionType)]
+        _clean[id(holder)] = _Clean(holder, values, functions, [*map(_code_of, functions)])
+    return found
 
 
+class _Clean(NamedTuple):
+    """A module or a class in which nothing was foreign: looking again costs next to nothing.
+
+    Attributes:
+        holder: That one; an id is another object's as soon as its own is gone.
+        values: Its functions, as they stand there.
+        functions: Those of Python's, without what is around them.
+        codes: Theirs.
+    """
+
+    holder: Any
+    values: list[Any]
+    functions: list[types.FunctionType]
+    codes: list[types.CodeType]
+
+    def is_as(self, values: list[Any]) -> bool:
+        """Return whether all of it is as it was."""
+        return (
+            len(values) == len(self.values)
+            and all(map(is_, values, self.values))
+            and all(map(is_, map(_code_of, self.functions), self.codes))
+        )
+
+
+_code_of: Final = attrgetter("__code__")
 _FUNCTIONS: Final = frozenset({types.FunctionType, staticmethod, classmethod})
-_checked: Final[dict[int, types.CodeType]] = {}
-_kept: Final[list[Any]] = []  # an id is another object's as soon as its own is gone
-"""Functions of installed packages that were looked at, and the code that they had: looking again costs next to nothing."""
+_clean: Final[dict[int, _Clean]] = {}
 
 
 def _found(name: str) -> tuple[types.ModuleType | None, Any]:

@@ -8,6 +8,7 @@ import functools
 import logging
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, EnumMeta
 from pathlib import PurePath
@@ -57,6 +58,11 @@ def _look_at_instance(value: Any) -> Anatomy:
     parts += [(f"[{index}]", item) for index, item in enumerate(items or ())]
     parts += [part for key, item in pairs or () for part in values.items_of({key: item})]
     return Anatomy(kind="instance", parts=tuple(parts))
+
+
+def _look_at_ordered(value: OrderedDict[Any, Any]) -> Anatomy:
+    """Look at a dictionary of which each module of torch's has a dozen, most of them empty."""
+    return _look_at_instance(value) if value or vars(value) else Anatomy(kind="empty OrderedDict")
 
 
 def _told(state: Any) -> list[Part]:
@@ -154,6 +160,7 @@ _BY_TYPE: Final[dict[type, Callable[[Any], Anatomy]]] = {
     complex: values.look_at_complex,
     str: values.look_at_text,
     dict: values.look_at_dict,
+    OrderedDict: _look_at_ordered,
     types.MappingProxyType: lambda value: values.look_at_dict(dict(value)),
     types.FunctionType: functions.look_at_function,
     types.CodeType: functions.look_at_code,
