@@ -121,6 +121,8 @@ class Records:
             JobConflictError: Another process has it.
         """
         file = self.directory / f"{record.id}.json"
+        if file.exists() and _read(file) is None:
+            raise JobConflictError(f"{file} is no record of a job: move it away, or give the job another name")
         with contextlib.suppress(FileNotFoundError):
             over = file.with_name(f".{file.name}.{process_mark()}.over")
             file.rename(over)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -38,6 +39,9 @@ RECORD: Final = "sampleset.json"
 PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
 _NODE: Final = "node"
+_OF_SET: Final = re.compile(r"node|jobs|working|bring-up\.log|\.?progress\.json.*|\.sampleset\.json\..*")
+"""What is left of a set: a directory in which anything else lies is none."""
+
 _DELETED_SECONDS: Final = 24 * 3600
 
 
@@ -190,7 +194,9 @@ def remove_deleted(config: Config) -> None:
     for directory in (config.home / _DIRECTORY).glob("*/"):
         with suppress(OSError):
             is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
-            if is_old and not (directory / RECORD).exists() and not servers_elsewhere(directory / _NODE):
+            is_ours = all(map(_OF_SET.fullmatch, os.listdir(directory)))
+            is_deleted = is_ours and not (directory / RECORD).exists()
+            if is_old and is_deleted and not servers_elsewhere(directory / _NODE):
                 shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,9 @@ from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
 _TEMPORARY: Final = ".building-"
+_GENERATION: Final = re.compile(rf"[0-9a-f]{{32}}|{re.escape(_TEMPORARY)}.+")
+"""What nothing but this module can have made."""
+
 _ABANDONED_SECONDS: Final = 24 * 3600
 _REPLACED_SECONDS: Final = 600
 SHARED_SECONDS: Final = 24 * 3600
@@ -374,7 +378,8 @@ def remove_replaced(
     replaced_seconds = at_least_seconds if is_on_own_disk(directory) else max(at_least_seconds, SHARED_SECONDS)
     with os.scandir(directory) as entries:
         for entry in list(entries):
-            if entry.name in keep or not entry.is_dir(follow_symlinks=False):
+            is_ours = _GENERATION.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+            if entry.name in keep or not is_ours:
                 continue
             limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else replaced_seconds
             if _age_seconds(entry) > limit:
