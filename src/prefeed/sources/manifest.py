@@ -17,7 +17,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from contextlib import suppress
+import select
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,9 @@ ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
 HEADER: Final = "header.json"
 KEYS: Final = "keys"
+
+_REMOVAL_SECONDS: Final = 1.0
+_LOOK_AGAIN_SECONDS: Final = 0.005
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,8 +314,24 @@ def _map(generation: Path, files: int, name: str, size: int, *, lock: bool = Fal
 
 
 def _lock_shared(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: who would remove it cannot lock it either
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who looks whether it is in use, or removes it
+    """Say that it is in use; wait for one who looks whether it is, or removes it: a matter of milliseconds.
+
+    One who takes longer is stopped, or on a node that is gone. What is mapped without the lock stays on a file system of this
+    machine's own, whatever that one removes later.
+    """
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while not _try_lock_shared(descriptor) and time.monotonic() < deadline:
+        select.select([], [], [], _LOOK_AGAIN_SECONDS)
+
+
+def _try_lock_shared(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks: who would remove it cannot lock it either
+    return True
 
 
 def _map_numbers(generation: Path, files: int, name: str, count: int) -> NDArray[np.uint64]:
