@@ -1,11 +1,12 @@
 """What makes the next listing of a local directory cheap: the times of its directories, and of its files.
 
 Names come and go with a change of their directory's time, so where all directories are as they were the names are those of
-the last manifest, and only the files' sizes and times are asked for. Two files beside a generation say what was found; without
+the last manifest, and only the files' sizes and times are asked for. Both its times count: who unpacks a second archive into
+it sets one of them back, and nobody the other (``ctime``). Two files beside a generation say what was found; without
 them all is listed::
 
     times         int64 (2,n) nanoseconds of each file's last change, and its inode
-    directories   msgpack     when the listing began; path, device, inode and time of every directory
+    directories   msgpack     when the listing began; path, device, inode and both times of every directory
 
 A directory that changed within two seconds before a listing is not trusted by the next one: a second change may have left
 the same time. File systems are those whose directories are known to keep such times, and only this process's own view of them:
@@ -49,6 +50,7 @@ class Directory(msgspec.Struct, frozen=True, array_like=True):
     device: int
     inode: int
     changed_ns: int
+    inode_changed_ns: int
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -98,8 +100,8 @@ def directories_if_unchanged(manifest: Manifest) -> list[Directory] | None:
             status = os.stat(root + directory.path)
         except OSError:
             return None
-        is_same = (status.st_dev, status.st_ino, status.st_mtime_ns) == (
-            directory.device, directory.inode, directory.changed_ns,
+        is_same = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns) == (
+            directory.device, directory.inode, directory.changed_ns, directory.inode_changed_ns,
         )  # fmt: skip
         if not is_same or directory.changed_ns > known.began_at_ns - _SETTLED_NS:
             return None

@@ -332,7 +332,7 @@ class PosixSource:
 
 
 def _seen(path: str, status: os.stat_result) -> Directory:
-    return Directory(os.fsencode(path), status.st_dev, status.st_ino, status.st_mtime_ns)
+    return Directory(os.fsencode(path), status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read_rest(descriptor: int, first: bytes, size: int) -> bytes:
