@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import prefeed
 import prefeed.api
+from leaks import wait_until
+from namespaces import enter_own_network
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError
+from process.children import child_running
 from sandbox import Sandbox, servers_of
 from tenants import Tenants, tenants_server
 
@@ -77,6 +82,36 @@ def test_two_endpoints_with_buckets_of_one_name(open_stores: ExitStack, monkeypa
             assert epoch() == list(objects(word).values())
             assert prefeed.read("s3://bucket/train/003.bin") == objects(word)["train/003.bin"]
     assert [len(store.objects_asked()) for store in stores.values()] == [NUM_OBJECTS, NUM_OBJECTS]
+
+
+def in_own_network(port: int, pipe: Connection) -> None:
+    """Read from the store that a container has at its own loopback address, each time it is told to."""
+    enter_own_network()
+    with tenants_server({"both": objects("else")}, port=port):
+        while pipe.recv():
+            pipe.send((epoch(), prefeed.read("s3://bucket/train/003.bin")))
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+def test_one_address_in_two_networks(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is at ``localhost`` in one container is not in the other: whoever started the server, each reads its own."""
+    ours, other = (list(objects(word).values()) for word in ("ours", "else"))
+    with tenants_server({"both": objects("ours")}) as store:
+        speak(monkeypatch, store, "both")
+        with child_running(in_own_network, int(store.url.rpartition(":")[2])) as (_, container):
+            assert epoch() == ours
+            container.send(True)
+            assert container.recv() == (other, other[3])
+            assert "runs in another network (another container)" in capfd.readouterr().err
+            (server,) = servers_of(sandbox)
+            os.kill(server, signal.SIGKILL)
+            assert wait_until(lambda: not servers_of(sandbox))
+            container.send(True)  # a server of its own takes over what that one had
+            assert container.recv() == (other, other[3])
+            assert epoch() == ours
 
 
 def test_two_accounts_at_one_endpoint(open_stores: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config, parse_bool
 from prefeed.errors import CredentialsError
+from prefeed.machine import boot_id, network_namespace
+from prefeed.sources.addresses import is_relative
 from prefeed.sources.credentials import kept_variables, options_for
 
 S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -92,6 +94,7 @@ _TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authoriza
 _STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _AMAZON: Final = re.compile(r"(?:^|\.)amazonaws\.com(\.cn)?$")
+_REGION_OF_HOST: Final = re.compile(r"(?<=[.-])us-gov-[a-z]+-[0-9]+")
 _PARTITIONS: Final = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "eu-isoe": "aws-iso-e"}
 _AMAZONS_TEMPORARY_KEY: Final = re.compile(r"ASIA([A-Z2-7]{16})")
 
@@ -176,14 +179,40 @@ def mark_of(url: str, access: StoreAccess) -> str:
         told = "\0".join(options.get(name, "") for name in names).rstrip("\0")
     else:
         told = options.get("username", "")
+    if is_of_one_network(url, access):
+        told += f"\0{boot_id()}\0{network_namespace()}"
     return xxh3_64_hexdigest(told.encode()) if told else ""
 
 
+def is_of_one_network(url: str, access: StoreAccess) -> bool:
+    """Return True when the store's address may mean another server in another container: ``localhost``, or a short name."""
+    scheme, options = url.partition("://")[0], access.options
+    if scheme.startswith("http"):
+        address = url
+    elif scheme == "s3":
+        address = _endpoint_of_s3(options)
+    elif scheme == "gs":
+        address = options.get("base_url", "")
+    elif _is_true(options.get("use_emulator", "0")):
+        return True
+    else:
+        address = options.get("endpoint", "")
+    with contextlib.suppress(ValueError):
+        return bool(address) and is_relative(urlsplit(address).hostname or "")
+    return True
+
+
+def _endpoint_of_s3(options: Mapping[str, str]) -> str:
+    return options.get("aws_endpoint_url_s3") or options.get("endpoint") or ""
+
+
 def _mark_of_s3(options: Mapping[str, str]) -> str:
-    endpoint = options.get("aws_endpoint_url_s3") or options.get("endpoint") or ""
-    amazon = _AMAZON.search(urlsplit(endpoint).hostname or "") if endpoint else None
+    endpoint = _endpoint_of_s3(options)
+    host = urlsplit(endpoint).hostname or "" if endpoint else ""
+    amazon = _AMAZON.search(host)
     if not endpoint or amazon is not None:
-        region = options.get("region") or options.get("default_region") or ""
+        named = _REGION_OF_HOST.search(host)
+        region = named[0] if named else options.get("region") or options.get("default_region") or ""
         if amazon is not None and amazon[1]:
             return "aws-cn"
         return next((name for prefix, name in _PARTITIONS.items() if region.startswith(f"{prefix}-")), "")

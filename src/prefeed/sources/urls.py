@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.machine import OF_PROCESS
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
@@ -146,7 +147,8 @@ def _as_url(root: str) -> str:
 
 def _absolute(path: str) -> str:
     # abspath keeps a leading "//", which POSIX allows to mean something else; here it never does.
-    return "/" + os.path.abspath(path).lstrip("/")
+    absolute = "/" + os.path.abspath(path).lstrip("/")
+    return os.path.realpath(absolute) if absolute.startswith(OF_PROCESS) else absolute
 
 
 def _file_path(url: str) -> str:

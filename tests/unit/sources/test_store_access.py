@@ -11,7 +11,14 @@ from prefeed.config import Config
 from prefeed.errors import CredentialsError
 from prefeed.sources import store_access
 from prefeed.sources.credentials import kept_variables, options_for, write_credentials
-from prefeed.sources.store_access import StoreAccess, forget_store_environment, mark_of, native_options, own_access
+from prefeed.sources.store_access import (
+    StoreAccess,
+    forget_store_environment,
+    is_of_one_network,
+    mark_of,
+    native_options,
+    own_access,
+)
 from prefeed.sources.urls import open_source
 
 HUSH = "hush/hush+hush=="
@@ -63,6 +70,7 @@ def test_ways_to_one_store(url: str, one: dict[str, str], other: dict[str, str])
         ("s3://b", {}, {"endpoint": "http://x"}),
         ("s3://b", {}, {"region": "cn-north-1"}),
         ("s3://b", {}, {"region": "us-gov-west-1"}),
+        ("s3://b", {}, {"endpoint": "https://bucket.vpce-1.s3.us-gov-west-1.vpce.amazonaws.com"}),
         ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://y"}),
         ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://x:81"}),
         ("s3://b", {"endpoint": "http://x"}, {"aws_endpoint_url_s3": "http://y", "endpoint": "http://x"}),
@@ -83,6 +91,36 @@ def test_ways_to_one_store(url: str, one: dict[str, str], other: dict[str, str])
 def test_stores_that_share_a_name(url: str, one: dict[str, str], other: dict[str, str]) -> None:
     first, second = marks(url, one, other)
     assert first != second
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "is_told_by_its_network"),
+    [
+        ("http://localhost:9000/d", {}, True),
+        ("http://minio/d", {}, True),
+        ("http://[::1]/d", {}, True),
+        ("http://[2001:db8::1]/d", {}, False),
+        ("https://data.example.org/d", {}, False),
+        ("s3://b", {}, False),
+        ("s3://b", {"endpoint": "http://127.8.8.8:9000"}, True),
+        ("s3://b", {"endpoint": "https://LocalHost."}, True),
+        ("s3://b", {"aws_endpoint_url_s3": "http://minio:9000", "endpoint": "https://s3.example.org"}, True),
+        ("s3://b", {"endpoint": "http://10.1.2.3:9000"}, False),
+        ("s3://b", {"endpoint": "http://minio.data.svc.cluster.local:9000"}, False),
+        ("s3://b", {"endpoint": "no url at all"}, True),
+        ("gs://b", {"base_url": "http://fake-gcs:4443"}, True),
+        ("az://b", {"account_name": "a", "use_emulator": "true"}, True),
+        ("az://b", {"account_name": "a"}, False),
+    ],
+)  # fmt: skip
+def test_addresses_that_mean_another_server_elsewhere(
+    url: str, options: dict[str, str], is_told_by_its_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = StoreAccess(options=options)
+    assert is_of_one_network(url, access) == is_told_by_its_network
+    here = mark_of(url, access)
+    monkeypatch.setattr(store_access, "network_namespace", lambda: "net:[another]")
+    assert (mark_of(url, access) != here) == is_told_by_its_network
 
 
 def test_users_of_a_url_are_users(config: Config) -> None:
