@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -84,6 +86,35 @@ def test_two_endpoints_with_buckets_of_one_name(open_stores: ExitStack, monkeypa
     assert [len(store.objects_asked()) for store in stores.values()] == [NUM_OBJECTS, NUM_OBJECTS]
 
 
+def test_a_dataset_stays_with_the_store_that_it_was_made_of(
+    open_stores: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that names one endpoint after the other reads each dataset where it was listed, whoever reads, and how."""
+    words = ("ours", "else")
+    stores = {word: open_stores.enter_context(tenants_server({"both": objects(word)})) for word in words}
+    expected = {word: list(objects(word).values()) for word in words}
+
+    def made(*, enabled: bool) -> dict[str, prefeed.datasets.Objects]:
+        found = {}
+        for word, store in stores.items():
+            speak(monkeypatch, store, "both")
+            found[word] = prefeed.datasets.Objects("s3://bucket/train", config=replace(resolve(), enabled=enabled))
+        return found
+
+    datasets = made(enabled=True)
+    for word in words:
+        assert [datasets[word][index] for index in range(NUM_OBJECTS)] == expected[word]
+        assert epoch(datasets[word]) == expected[word]
+    prefeed.datasets._readers.close()
+    with NodeClient.connect(resolve()) as node:
+        node.stop()
+    for word in words:  # a new server is told of them
+        assert epoch(pickle.loads(pickle.dumps(datasets[word]))) == expected[word]
+    for word, dataset in made(enabled=False).items():
+        assert [dataset[index] for index in range(3)] == expected[word][:3]
+        assert list(prefeed.DataLoader(dataset, batch_size=None, num_workers=1)) == expected[word]
+
+
 def in_own_network(port: int, pipe: Connection) -> None:
     """Read from the store that a container has at its own loopback address, each time it is told to."""
     enter_own_network()
@@ -108,7 +139,7 @@ def test_one_address_in_two_networks(
             assert "runs in another network (another container)" in capfd.readouterr().err
             (server,) = servers_of(sandbox)
             os.kill(server, signal.SIGKILL)
-            assert wait_until(lambda: not servers_of(sandbox))
+            assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=60)
             container.send(True)  # a server of its own takes over what that one had
             assert container.recv() == (other, other[3])
             assert epoch() == ours
