@@ -199,9 +199,10 @@ class ObjectStoreSource:
             return self._store
 
     def _forked(self) -> ForkedReader:
+        access = self._own_access()
         with self._lock:
             if self._reader is None or self._reader.owner_pid != os.getpid():
-                self._reader = ForkedReader(self.url, self._config, self._authorization)
+                self._reader = ForkedReader(self.url, self._config, self._authorization, access)
             return self._reader
 
 

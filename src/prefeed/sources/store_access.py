@@ -145,6 +145,28 @@ def own_access(url: str, config: Config) -> StoreAccess:
     return StoreAccess(options={**found, **given}, proxies=proxies)
 
 
+def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> StoreAccess:
+    """Return how this process reaches the store that something was made of: with tokens of now, if it would still find that store.
+
+    Args:
+        url: Canonical.
+        config: Settings.
+        made_with: How the store was reached then; None: as now.
+
+    Raises:
+        CredentialsError: As ``own_access``, of what was made just now.
+    """
+    try:
+        now = own_access(url, config)
+    except CredentialsError:
+        if made_with is None:
+            raise
+        return made_with
+    if made_with is None or mark_of(url, now) == mark_of(url, made_with):
+        return now
+    return made_with  # another endpoint, or another account, is named meanwhile
+
+
 def forget_store_environment() -> None:
     """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
 
