@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prefeed.client.node import NodeClient, access_now
 from prefeed.config import Config
@@ -144,7 +146,26 @@ _LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LO
 
 def _local_ranks() -> int:
     found = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
-    return int(found) if found.isascii() and found.isdigit() and found != "0" else 1
+    return int(found) if found.isascii() and found.isdigit() and found != "0" else _started_ranks()
+
+
+def _started_ranks() -> int:
+    """Return how many ranks ``torch.multiprocessing`` has started here, which sets no variables: this one and its siblings."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if multiprocessing.parent_process() is None or distributed is None or not distributed.is_available():
+        return 1
+    siblings = _children(os.getppid()) if distributed.is_initialized() else 0
+    return max(1, min(siblings, distributed.get_world_size())) if siblings else 1
+
+
+def _children(pid: int) -> int:
+    """Return how many children a process has, but for the one that ``multiprocessing`` starts to tidy up; 0: unknown."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in file.read_text().split():
+                count += b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    return count
 
 
 def open_manifest_dataset(
