@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
@@ -20,7 +21,7 @@ from namespaces import enter_own_network
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.errors import AccessDeniedError
+from prefeed.errors import AccessDeniedError, CredentialsError
 from process.children import child_running
 from sandbox import Sandbox, servers_of
 from tenants import Tenants, tenants_server
@@ -109,10 +110,23 @@ def test_a_dataset_stays_with_the_store_that_it_was_made_of(
     with NodeClient.connect(resolve()) as node:
         node.stop()
     for word in words:  # a new server is told of them
-        assert epoch(pickle.loads(pickle.dumps(datasets[word]))) == expected[word]
+        assert epoch(copy.deepcopy(datasets[word])) == expected[word]
+    prefeed.datasets._readers.close()
+    with NodeClient.connect(resolve()) as node:
+        node.stop()
+    pickled = pickle.dumps(datasets)
+    assert SECRET.encode() not in pickled
+    left = pickle.loads(pickled)
+    with pytest.raises(CredentialsError, match="pickled without credentials"):
+        left["ours"][3]
+    assert epoch(left["else"]) == expected["else"]
+    speak(monkeypatch, stores["ours"], "both")
+    assert epoch(left["ours"]) == expected["ours"]
     for word, dataset in made(enabled=False).items():
         assert [dataset[index] for index in range(3)] == expected[word][:3]
-        assert list(prefeed.DataLoader(dataset, batch_size=None, num_workers=1)) == expected[word]
+        for method in ("fork", "spawn"):
+            loader = prefeed.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+            assert list(loader) == expected[word]
 
 
 def in_own_network(port: int, pipe: Connection) -> None:

@@ -216,7 +216,7 @@ def _open(
     _claim_runtime()
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
-    given: Any = native_options(access)
+    given: Any = native_options(url, access)
     if parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
     options = _client_options(_endpoint(url, given), config, authorization, access.proxies, listing=listing)

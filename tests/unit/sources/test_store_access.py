@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,12 +210,12 @@ def test_a_profile_counts_where_the_environment_does_not_speak(
         "[services here]\ns3 =\n  endpoint_url = http://y\n"
     )
     found = own_access("s3://b", config)
-    assert native_options(found) == {"access_key_id": "d", "secret_access_key": "s", "region": "r"}
+    assert native_options("s3://b", found) == {"access_key_id": "d", "secret_access_key": "s", "region": "r"}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
     assert own_access("s3://b", config).options == {"access_key_id": "e"}
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_PROFILE", "team")
-    assert native_options(own_access("s3://b", config))["endpoint"] == "http://y"
+    assert native_options("s3://b", own_access("s3://b", config))["endpoint"] == "http://y"
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(CredentialsError, match="nobody"):
         own_access("s3://b", config)
@@ -229,3 +231,49 @@ def test_a_profile_without_its_reader_is_an_error_and_files_alone_are_none(
     monkeypatch.setenv("AWS_PROFILE", "team")
     with pytest.raises(CredentialsError, match=r"profile team.*pip install 'prefeed\[aws\]'"):
         own_access("s3://b", config)
+
+
+@pytest.mark.parametrize(
+    ("url", "told", "environment", "expected"),
+    [
+        ("s3://b", {"endpoint": "http://a"}, {"AWS_ENDPOINT_URL": "http://z"}, {"endpoint": "http://a"}),
+        (
+            "s3://b", {"endpoint": "http://a"}, {"AWS_ENDPOINT_URL_S3": "http://z"},
+            {"endpoint": "http://a", "aws_endpoint_url_s3": "http://a"},
+        ),
+        (
+            "s3://b", {"region": "eu-west-1"}, {"AWS_ENDPOINT": "http://z"},
+            {"region": "eu-west-1", "endpoint": "https://s3.eu-west-1.amazonaws.com"},
+        ),
+        ("s3://b", {"region": "eu-west-1"}, {}, {"region": "eu-west-1"}),
+        ("gs://b", {}, {"GOOGLE_BASE_URL": "http://z"}, {"base_url": "https://storage.googleapis.com"}),
+        (
+            "az://b", {"account_name": "a"}, {"AZURE_ENDPOINT": "http://z", "AZURE_STORAGE_USE_EMULATOR": "true"},
+            {"account_name": "a", "use_emulator": "false", "endpoint": "https://a.blob.core.windows.net"},
+        ),
+    ],
+)  # fmt: skip
+def test_the_environment_moves_no_store_that_was_told(
+    url: str,
+    told: dict[str, str],
+    environment: dict[str, str],
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The native client reads it, too, and for S3 one of its variables before what it is told."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert native_options(url, StoreAccess(options=told)) == expected
+
+
+def test_what_is_pickled_for_a_disk_holds_no_secret() -> None:
+    access = StoreAccess(
+        options={"endpoint": "http://a", "access_key_id": "KEY", "secret_access_key": "SECRET", "username": "USER"},
+        proxies={"http_proxy": "http://me:SECRET@proxy"},
+        mark="m",
+    )
+    pickled = pickle.dumps(access)
+    assert not any(word in pickled for word in (b"KEY", b"SECRET", b"USER"))
+    left = pickle.loads(pickled)
+    assert (left.options, left.mark, left.is_whole) == ({"endpoint": "http://a"}, "m", False)
+    assert copy.deepcopy(access) is access
