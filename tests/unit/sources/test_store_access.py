@@ -15,6 +15,7 @@ from prefeed.sources import store_access
 from prefeed.sources.credentials import kept_variables, options_for, write_credentials
 from prefeed.sources.store_access import (
     StoreAccess,
+    access_as_made,
     forget_store_environment,
     is_of_one_network,
     mark_of,
@@ -277,3 +278,24 @@ def test_what_is_pickled_for_a_disk_holds_no_secret() -> None:
     left = pickle.loads(pickled)
     assert (left.options, left.mark, left.is_whole) == ({"endpoint": "http://a"}, "m", False)
     assert copy.deepcopy(access) is access
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_now"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "1"}, {"AWS_SECRET_ACCESS_KEY": "2"}, True),
+        ({"AWS_ACCESS_KEY_ID": "a"}, {"AWS_ACCESS_KEY_ID": "b"}, False),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SESSION_TOKEN": "t"}, {"AWS_ACCESS_KEY_ID": "b", "AWS_SESSION_TOKEN": "u"}, True),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SESSION_TOKEN": "t"}, {"AWS_ENDPOINT_URL": "http://z"}, False),
+    ],
+)  # fmt: skip
+def test_what_was_made_is_read_with_credentials_of_now_where_they_lead_there(
+    before: dict[str, str], now: dict[str, str], is_now: bool, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AWS_ENDPOINT_URL": "http://minio.example.org", **before}.items():
+        monkeypatch.setenv(name, value)
+    made_with = access_as_made("s3://b", config, None)
+    for name, value in now.items():
+        monkeypatch.setenv(name, value)
+    found = access_as_made("s3://b", config, made_with)
+    assert found.options == (own_access("s3://b", config) if is_now else made_with).options
