@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +21,8 @@ from process.children import child_running
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _MS_PRIVATE_TREE = 0x40000 | 0x4000
 _PR_SET_PDEATHSIG = 1
 
@@ -84,3 +89,11 @@ def _try_unshare() -> bool:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     return True
+
+
+def enter_own_network() -> None:
+    """This process is in a network namespace of its own, with a loopback address, as a container's is."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))

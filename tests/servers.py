@@ -121,8 +121,8 @@ class FileServer(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, directory: Path, *, webdav: bool = False) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, directory: Path, *, webdav: bool = False, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.directory = directory
         self.webdav = webdav
         self.answers: dict[str, Answer] = {}

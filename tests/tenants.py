@@ -82,11 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def tenants_server(contents: dict[str, Mapping[str, bytes]]) -> Iterator[Tenants]:
+def tenants_server(contents: dict[str, Mapping[str, bytes]], *, port: int = 0) -> Iterator[Tenants]:
     """Run it on loopback."""
     tenants = Tenants(contents)
     handler = type("Handler", (_Handler,), {"tenants": tenants})
-    server = servers.FileServer(Path("/"))
+    server = servers.FileServer(Path("/"), port=port)
     server.RequestHandlerClass = handler
     tenants.url = server.url
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+OF_PROCESS: Final = ("/proc/", "/dev/fd/")
+"""Paths below these lead each process to something else."""
+
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _OWN_TYPES: Final = frozenset(
@@ -76,6 +79,14 @@ def process_namespace() -> str:
         return ""
 
 
+def network_namespace() -> str:
+    """Return what addresses of the machine itself, and short names, count within; each container may have its own."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
 def process_mark() -> str:
     """Return what names this process in the names of files: no other that runs has it, on any node."""
     return f"{boot_name()}-{''.join(filter(str.isdigit, process_namespace()))}-{os.getpid()}"
@@ -109,20 +120,26 @@ def try_flock(descriptor: int) -> bool:
 
 def filesystem_of(path: Path) -> str | None:
     """Return the type of the file system that a path is on; None when the kernel does not say."""
-    device = os.stat(path).st_dev
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
+        told = Path(f"/proc/self/fdinfo/{held}").read_text()
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return None
-    return filesystem_of_device(mountinfo, os.major(device), os.minor(device))
+    finally:
+        os.close(held)
+    number = next((line.split()[1] for line in told.splitlines() if line.startswith("mnt_id:")), "")
+    return filesystem_of_mount(mountinfo, number)
 
 
-def filesystem_of_device(mountinfo: str, major: int, minor: int) -> str | None:
-    """Return the type of the file system with this device number from the text of ``/proc/<pid>/mountinfo``."""
+def filesystem_of_mount(mountinfo: str, number: str) -> str | None:
+    """Return the type of the file system of the mount with this number from the text of ``/proc/<pid>/mountinfo``.
+
+    Not by the device of a file: in a subvolume of btrfs, or a layer of overlayfs, it has one that nothing is mounted by.
+    """
     for line in mountinfo.splitlines():
         mounted, _, described = line.partition(" - ")
-        parts = mounted.split()
-        if len(parts) > 2 and parts[2] == f"{major}:{minor}" and described:
+        if mounted.partition(" ")[0] == number and described:
             return described.split()[0]
     return None
 

@@ -177,11 +177,14 @@ def open_kept(directory: Path) -> int:
     """
 
     def check(status: os.stat_result) -> str:
-        why = why_not_kept(status)
-        is_closed = bool(why) and is_mine(status) and any(map(_is_private, directory.parents))
-        return "" if is_closed else why
+        return "" if is_mine(status) else why_not_kept(status)
 
-    return open_trusted(directory, check)
+    held = open_trusted(directory, check)
+    # The directories that it lies in, not those of a link that led to it: by those others need not come.
+    if (why := why_not_kept(os.fstat(held))) and not any(map(_is_private, Path(os.readlink(beneath(held))).parents)):
+        os.close(held)
+        raise UnsafeDirectoryError(f"{directory} {why}")
+    return held
 
 
 def open_in_kept(path: Path, flags: int) -> int:

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ from prefeed.client.connection import Connection
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
+from prefeed.jobs.records import JobRecord, Records
+from prefeed.sampleset.records import remove_deleted
+from prefeed.sources.library import ManifestLibrary
 from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 
@@ -92,6 +96,48 @@ def test_read_only_home(
     objects = prefeed.datasets.Objects(root)
     assert objects[0] == Path(root / objects.path(0)).read_bytes()
     assert replace(prefeed.statistics(), epochs=()) == prefeed.Statistics()
+
+
+def things_of_the_user(*directories: Path) -> dict[Path, bytes]:
+    """Put things that nobody has touched for a year where prefeed has directories of that name, too."""
+    names = (
+        "manifests/common-voice/clips/1.wav", "manifests/librispeech/dev/keys/2.wav", "manifests/7/current",
+        "manifests/0123456789abcdef/dev/3.wav", "catalogues/2021/list.csv", "catalogues/files/list.csv",
+        "disk/objects/model.bin", "disk/sessions/7/monday.txt", "disk/sessions/notes.txt", "objects/data.mdb", "objects/model.bin",
+        "sessions/monday/notes.txt", "samplesets/mine/data.bin", "samplesets/node/data.bin", "nodes/rack-1/node.txt",
+        "nodes/0123456789ab/0/a.txt", "packs/a.index", "jobs/train.json", "run/logs/out.txt", "staged/a.txt",
+    )  # fmt: skip
+    long_ago = time.time() - 365 * 24 * 3600
+    for directory in directories:
+        for name in names:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(name.encode())
+        for parent, _, files in os.walk(directory, topdown=False):
+            for path in (*(os.path.join(parent, file) for file in files), parent):
+                os.utime(path, (long_ago, long_ago))
+    return {directory / name: name.encode() for directory in directories for name in names}
+
+
+def test_what_its_user_has_in_a_home_stays(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home, a directory of the disk tier, may be a project's: nothing is moved or removed that prefeed has not made."""
+    home, disk = tmp_path / "project", tmp_path / "scratch"
+    theirs = things_of_the_user(home, disk)
+    monkeypatch.setenv("PREFEED_HOME", str(home))
+    monkeypatch.setenv("PREFEED_DISK", "1MiB")
+    for disk_dir in (None, disk):
+        if disk_dir is not None:
+            monkeypatch.setenv("PREFEED_DISK_DIR", str(disk_dir))
+        objects = prefeed.datasets.Objects(root)
+        assert objects[0] == Path(root / objects.path(0)).read_bytes()
+        prefeed.datasets._readers.close()
+        with NodeClient.connect(resolve(), autostart=False) as node:
+            node.stop()
+        ManifestLibrary(home).forget(str(root))
+    remove_deleted(resolve())
+    assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
+    with pytest.raises(errors.JobConflictError, match=r"train\.json is no record"):
+        Records.of("", resolve()).claim(JobRecord(id="train", type="warmup"))
+    assert (home / "jobs" / "train.json").exists()
 
 
 @pytest.mark.parametrize("directory", ["/proc/none", "/proc"])

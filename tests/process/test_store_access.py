@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import prefeed
 import prefeed.api
+from leaks import wait_until
+from namespaces import enter_own_network
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.errors import AccessDeniedError
+from prefeed.errors import AccessDeniedError, CredentialsError
+from process.children import child_running
 from sandbox import Sandbox, servers_of
 from tenants import Tenants, tenants_server
 
@@ -77,6 +85,78 @@ def test_two_endpoints_with_buckets_of_one_name(open_stores: ExitStack, monkeypa
             assert epoch() == list(objects(word).values())
             assert prefeed.read("s3://bucket/train/003.bin") == objects(word)["train/003.bin"]
     assert [len(store.objects_asked()) for store in stores.values()] == [NUM_OBJECTS, NUM_OBJECTS]
+
+
+def test_a_dataset_stays_with_the_store_that_it_was_made_of(
+    open_stores: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that names one endpoint after the other reads each dataset where it was listed, whoever reads, and how."""
+    words = ("ours", "else")
+    stores = {word: open_stores.enter_context(tenants_server({"both": objects(word)})) for word in words}
+    expected = {word: list(objects(word).values()) for word in words}
+
+    def made(*, enabled: bool) -> dict[str, prefeed.datasets.Objects]:
+        found = {}
+        for word, store in stores.items():
+            speak(monkeypatch, store, "both")
+            found[word] = prefeed.datasets.Objects("s3://bucket/train", config=replace(resolve(), enabled=enabled))
+        return found
+
+    datasets = made(enabled=True)
+    for word in words:
+        assert [datasets[word][index] for index in range(NUM_OBJECTS)] == expected[word]
+        assert epoch(datasets[word]) == expected[word]
+    prefeed.datasets._readers.close()
+    with NodeClient.connect(resolve()) as node:
+        node.stop()
+    for word in words:  # a new server is told of them
+        assert epoch(copy.deepcopy(datasets[word])) == expected[word]
+    prefeed.datasets._readers.close()
+    with NodeClient.connect(resolve()) as node:
+        node.stop()
+    pickled = pickle.dumps(datasets)
+    assert SECRET.encode() not in pickled
+    left = pickle.loads(pickled)
+    with pytest.raises(CredentialsError, match="pickled without credentials"):
+        left["ours"][3]
+    assert epoch(left["else"]) == expected["else"]
+    speak(monkeypatch, stores["ours"], "both")
+    assert epoch(left["ours"]) == expected["ours"]
+    for word, dataset in made(enabled=False).items():
+        assert [dataset[index] for index in range(3)] == expected[word][:3]
+        for method in ("fork", "spawn"):
+            loader = prefeed.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+            assert list(loader) == expected[word]
+
+
+def in_own_network(port: int, pipe: Connection) -> None:
+    """Read from the store that a container has at its own loopback address, each time it is told to."""
+    enter_own_network()
+    with tenants_server({"both": objects("else")}, port=port):
+        while pipe.recv():
+            pipe.send((epoch(), prefeed.read("s3://bucket/train/003.bin")))
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+def test_one_address_in_two_networks(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is at ``localhost`` in one container is not in the other: whoever started the server, each reads its own."""
+    ours, other = (list(objects(word).values()) for word in ("ours", "else"))
+    with tenants_server({"both": objects("ours")}) as store:
+        speak(monkeypatch, store, "both")
+        with child_running(in_own_network, int(store.url.rpartition(":")[2])) as (_, container):
+            assert epoch() == ours
+            container.send(True)
+            assert container.recv() == (other, other[3])
+            assert "runs in another network (another container)" in capfd.readouterr().err
+            (server,) = servers_of(sandbox)
+            os.kill(server, signal.SIGKILL)
+            assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=60)
+            container.send(True)  # a server of its own takes over what that one had
+            assert container.recv() == (other, other[3])
+            assert epoch() == ours
 
 
 def test_two_accounts_at_one_endpoint(open_stores: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

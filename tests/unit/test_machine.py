@@ -11,17 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from prefeed import machine
-from prefeed.machine import Process, filesystem_of_device, is_gone, is_on_own_disk, process_mark
+from prefeed.machine import Process, filesystem_of_mount, is_gone, is_on_own_disk, process_mark
 
 
-def test_the_file_system_is_found_by_its_device() -> None:
+def test_the_file_system_is_found_by_its_mount() -> None:
     mounts = (
         "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
         "31 22 0:26 / /dev/shm rw,nosuid master:2 propagate_from:1 - tmpfs tmpfs rw,size=1g\n"
     )
-    assert filesystem_of_device(mounts, 0, 26) == "tmpfs"
-    assert filesystem_of_device(mounts, 254, 0) == "ext4"
-    assert filesystem_of_device(mounts, 0, 99) is None
+    assert filesystem_of_mount(mounts, "31") == "tmpfs"
+    assert filesystem_of_mount(mounts, "22") == "ext4"
+    assert filesystem_of_mount(mounts, "2") is None
+    assert filesystem_of_mount(mounts, "") is None
+    assert machine.filesystem_of(Path("/proc/self")) == "proc"
 
 
 def test_files_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

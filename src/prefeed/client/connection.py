@@ -18,6 +18,7 @@ from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.machine import network_namespace
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
@@ -171,7 +172,9 @@ class Connection:
         connection = cls(reached, config, answer_seconds=answer_seconds)
         try:
             OWN.learn()
-            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace(), mounted_devices())
+            hello = m.Hello(
+                m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace(), mounted_devices(), network_namespace()
+            )
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
             _require_same_places(config, welcome)
             if welcome.store_dir:

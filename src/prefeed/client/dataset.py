@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from prefeed.client.node import NodeClient
+from prefeed.client.node import NodeClient, access_now
 from prefeed.config import Config
 from prefeed.errors import StoreFormatError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_catalogues import name_of_learned, name_of_list
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.store_access import StoreAccess
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.messages import DatasetOpened
@@ -35,6 +38,7 @@ class NodeDataset:
         instance: Which server: a number of one means nothing to another.
         config: Settings that were in force when it was opened.
         num_samples: Samples whose files are learned; 0 where they are known.
+        made_with: How its store was reached when it was made; None where there is no store.
     """
 
     number: int
@@ -45,6 +49,7 @@ class NodeDataset:
     instance: str
     config: Config
     num_samples: int = 0
+    made_with: StoreAccess | None = field(default=None, repr=False)
 
 
 def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
@@ -56,7 +61,9 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     if dataset.instance == node.connection.instance:
         return dataset
     directory = str(dataset.manifest.directory)
-    opened = node.open_dataset(dataset.url, manifest_dir=directory, num_samples=dataset.num_samples)
+    opened = node.open_dataset(
+        dataset.url, manifest_dir=directory, num_samples=dataset.num_samples, made_with=dataset.made_with
+    )
     if isinstance(dataset.manifest, Catalogue):
         Catalogue.open(Path(opened.manifest_dir), dataset.manifest.uid)
         if opened.uid not in ("", dataset.manifest.uid):
@@ -86,7 +93,13 @@ class OpenedDataset:
 
 
 def open_dataset_by_names(
-    node: NodeClient, url: str, config: Config, *, listing_age: float = 0.0, listing: ListingProgress | None = None
+    node: NodeClient,
+    url: str,
+    config: Config,
+    *,
+    listing_age: float = 0.0,
+    listing: ListingProgress | None = None,
+    made_with: StoreAccess | None = None,
 ) -> OpenedDataset:
     """Return the dataset of a URL, listed by the server; where the paths are known, perhaps before sizes and versions are.
 
@@ -96,13 +109,17 @@ def open_dataset_by_names(
         config: Settings.
         listing_age: Seconds; a listing that began no longer ago will do.
         listing: Told how far a listing has come.
+        made_with: How its store is reached.
 
     Raises:
         SourceError: The origin cannot be listed.
         ServerUnavailableError: The server went away.
     """
-    opened = node.open_dataset(url, listing_age=listing_age, ranks=_local_ranks(), by_names=True, listing=listing)
+    opened = node.open_dataset(
+        url, listing_age=listing_age, ranks=_local_ranks(), by_names=True, listing=listing, made_with=made_with
+    )
     dataset = _node_dataset(node, opened, Manifest.open(Path(opened.manifest_dir)), url, config)
+    dataset = replace(dataset, made_with=made_with)
     return OpenedDataset(dataset=dataset, listed_at=opened.listed_at, is_settled=opened.is_settled)
 
 
@@ -129,19 +146,47 @@ _LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LO
 
 def _local_ranks() -> int:
     found = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
-    return int(found) if found.isascii() and found.isdigit() and found != "0" else 1
+    return int(found) if found.isascii() and found.isdigit() and found != "0" else _started_ranks()
 
 
-def open_manifest_dataset(node: NodeClient, url: str, manifest: Manifest, config: Config) -> NodeDataset:
+def _started_ranks() -> int:
+    """Return how many ranks ``torch.multiprocessing`` has started here, which sets no variables: this one and its siblings."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if multiprocessing.parent_process() is None or distributed is None or not distributed.is_available():
+        return 1
+    siblings = _children(os.getppid()) if distributed.is_initialized() else 0
+    return max(1, min(siblings, distributed.get_world_size())) if siblings else 1
+
+
+def _children(pid: int) -> int:
+    """Return how many children a process has, but for the one that ``multiprocessing`` starts to tidy up; 0: unknown."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in file.read_text().split():
+                count += b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    return count
+
+
+def open_manifest_dataset(
+    node: NodeClient, url: str, manifest: Manifest, config: Config, made_with: StoreAccess | None
+) -> NodeDataset:
     """Return the dataset of a manifest that was made before; nothing is listed. It may come from another home.
+
+    Args:
+        node: Where it is opened.
+        url: Root; it may hold credentials.
+        manifest: Its listing.
+        config: Settings.
+        made_with: How its store was reached then.
 
     Raises:
         PrefeedError: It is there no more.
         ServerUnavailableError: The server went away.
     """
     directory = ManifestLibrary(config.home).adopt(manifest)
-    opened = node.open_dataset(url, manifest_dir=str(directory))
-    return _node_dataset(node, opened, manifest, url, config)
+    opened = node.open_dataset(url, manifest_dir=str(directory), made_with=made_with)
+    return replace(_node_dataset(node, opened, manifest, url, config), made_with=made_with)
 
 
 def open_listed_dataset(node: NodeClient, paths: Sequence[str], config: Config) -> NodeDataset:
@@ -188,7 +233,8 @@ def locate_object(node: NodeClient, url: str, config: Config) -> tuple[NodeDatas
         return None
     opened = DatasetOpened(0, located.dataset, located.manifest_dir)
     manifest = Manifest.open(Path(opened.manifest_dir))
-    return _node_dataset(node, opened, manifest, manifest.url, config), located.object_id
+    found = _node_dataset(node, opened, manifest, manifest.url, config)
+    return replace(found, made_with=access_now(manifest.url, config)), located.object_id
 
 
 def _node_dataset(

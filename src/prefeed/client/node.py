@@ -10,7 +10,8 @@ from prefeed.client.connection import Connection
 from prefeed.config import Config
 from prefeed.errors import CredentialsError
 from prefeed.sources.credentials import options_for
-from prefeed.sources.store_access import own_access
+from prefeed.sources.protocol import Source
+from prefeed.sources.store_access import StoreAccess, access_as_made
 from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source
 from prefeed.types import (
     ClearResult,
@@ -69,7 +70,7 @@ class NodeClient:
         """Return how far every consumer has come, in the order in which they came."""
         return self._connection.request(m.GetPlans(), m.PlansReport).plans
 
-    def open_dataset(
+    def open_dataset(  # noqa: PLR0913 - what one message asks
         self,
         url: str,
         *,
@@ -80,6 +81,7 @@ class NodeClient:
         manifest_dir: str = "",
         num_samples: int = 0,
         listing: ListingProgress | None = None,
+        made_with: StoreAccess | None = None,
     ) -> m.DatasetOpened:
         """Return the number and the manifest's directory of a URL, as it is listed now.
 
@@ -92,11 +94,12 @@ class NodeClient:
             manifest_dir: Instead of a URL, a manifest or catalogue that was made before; nothing is listed.
             num_samples: Samples of a dataset whose files are learned; 0 for others.
             listing: Told how far a listing has come.
+            made_with: How the store was reached when the dataset was made; see ``access_now``.
 
         Raises:
             SourceError: The origin cannot be listed; the message says what to change.
         """
-        options, proxies = access_told(url, self._connection.config)
+        options, proxies = access_told(url, self._connection.config, made_with)
         question = m.OpenDataset(
             self._connection.next_token(),
             _anywhere(url), listing_age, ranks=ranks, by_names=by_names, settle=settle,
@@ -229,7 +232,36 @@ class NodeClient:
         self.close()
 
 
-def access_told(url: str, config: Config) -> tuple[dict[str, str] | None, dict[str, str]]:
+def access_now(url: str, config: Config, made_with: StoreAccess | None = None) -> StoreAccess | None:
+    """Return how this process reaches the object store of a URL; None where there is none, or its server alone can tell.
+
+    Args:
+        url: It may be a pack's.
+        config: Settings; the home's own file may name variables that only the server has.
+        made_with: How the store was reached when what is read was made; see ``access_as_made``.
+
+    Raises:
+        CredentialsError: A profile that was named cannot be used.
+    """
+    root = canonical_url(url) if url else "/"
+    if not is_of_store(root):
+        return None
+    store = root.removeprefix(PACK)
+    try:
+        options_for(store, config)
+    except CredentialsError:
+        return made_with
+    return access_as_made(store, config, made_with)
+
+
+def open_as_made(url: str, config: Config, made_with: StoreAccess | None) -> Source:
+    """Return the source of a dataset, of the store that it was made of, whatever the environment names by now."""
+    return open_source(url, config, access=None if made_with is None else access_now(url, config, made_with))
+
+
+def access_told(
+    url: str, config: Config, made_with: StoreAccess | None = None
+) -> tuple[dict[str, str] | None, dict[str, str]]:
     """Return what a server is told of how this process reaches the object store of a URL: options and proxies.
 
     It is told nothing where there is no store, and where the home's own file names variables that only the server has.
@@ -237,15 +269,10 @@ def access_told(url: str, config: Config) -> tuple[dict[str, str] | None, dict[s
     Raises:
         CredentialsError: A profile that was named cannot be used.
     """
-    root = canonical_url(url) if url else "/"
-    if not is_of_store(root):
+    access = access_now(url, config, made_with)
+    if access is None:
         return None, {}
-    store = root.removeprefix(PACK)
-    try:
-        options_for(store, config)
-    except CredentialsError:
-        return None, {}
-    access = own_access(store, config).carried()
+    access = access.carried()
     return dict(access.options), dict(access.proxies)
 
 

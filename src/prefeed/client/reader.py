@@ -23,13 +23,13 @@ from typing import TypeGuard
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.direct import read_origin
-from prefeed.client.node import NodeClient, access_told
+from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import is_of_store, open_source
+from prefeed.sources.urls import is_of_store
 from prefeed.store.tier import TierReader
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
@@ -269,7 +269,7 @@ class ObjectReader:
     def _read_direct(self, object_id: int) -> Buffer:
         is_fresh = self._source is None
         if self._source is None:
-            self._source = open_source(self.dataset.url, self.dataset.config)
+            self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
         path = self.dataset.manifest.path(object_id)
         try:
             return read_origin(self._source, path, self.dataset.config)
@@ -277,7 +277,7 @@ class ObjectReader:
             if is_fresh:
                 raise
         self._source.close()  # its token may have expired since: ask for a new one, once
-        self._source = open_source(self.dataset.url, self.dataset.config)
+        self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
         return read_origin(self._source, path, self.dataset.config)
 
     def _read_refused(self, object_id: int, refusal: SourceError) -> Buffer:
@@ -295,7 +295,7 @@ class ObjectReader:
         if now - self._renewed_at >= _RENEW_SECONDS and is_of_store(self.dataset.manifest.url):
             self._renewed_at = now
             with contextlib.suppress(PrefeedError):
-                options, proxies = access_told(self.dataset.url, self.dataset.config)
+                options, proxies = access_told(self.dataset.url, self.dataset.config, self.dataset.made_with)
                 self._send(m.RenewAccess(self.dataset.number, self.dataset.url, options, proxies))
         return data
 

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from prefeed.client.active import active_reader
 from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
 from prefeed.client.direct import read_origin
-from prefeed.client.node import NodeClient
+from prefeed.client.node import NodeClient, access_now, open_as_made
 from prefeed.client.readers import Readers
 from prefeed.config import Config
-from prefeed.errors import AccessDeniedError, ConfigError, PrefeedError, SourceError
+from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.removing import remove_tree
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
@@ -78,6 +80,9 @@ class Origin:
             self.url if self.url.startswith("/") else os.fspath(url_or_path)
         )  # may hold credentials: for sources, never for messages
         self.config = config
+        self._made_with = None
+        with suppress(CredentialsError):  # said by who asks the store
+            self._made_with = access_now(self._given, config)
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
         self._is_settled = True
@@ -86,8 +91,9 @@ class Origin:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
                     opened = open_dataset_by_names(
-                        node, os.fspath(url_or_path), config, listing_age=age, listing=listing
-                    )
+                        node, os.fspath(url_or_path), config, listing_age=age, listing=listing,
+                        made_with=self._made_with,
+                    )  # fmt: skip
                     self._dataset, self.listed_at = opened.dataset, opened.listed_at
                     self._is_settled = opened.is_settled
             except (SourceError, ConfigError) as err:
@@ -117,7 +123,8 @@ class Origin:
         elif self._dataset is not None:
             data = readers.read(self._dataset, object_id)
         else:
-            data = read_origin(self._local.source(self._given, self.config), self.manifest.path(object_id), self.config)
+            source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
+            data = read_origin(source, self.manifest.path(object_id), self.config)
         return data if isinstance(data, bytes) else bytes(data)
 
     def settle(self) -> Manifest:
@@ -144,7 +151,7 @@ class Origin:
 
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
         """Return the dataset of this listing as the node knows it now; nothing is listed."""
-        return open_manifest_dataset(node, self._given, self.settle(), config)
+        return open_manifest_dataset(node, self._given, self.settle(), config, self._made_with)
 
     def described(self, samples: str) -> str:
         """Return root, number of samples and age of the listing, for ``repr``."""
@@ -159,7 +166,7 @@ class Origin:
             return self._list_below(_temporary_home(), url_or_path, age)  # the home cannot be written
 
     def _list_below(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
-        source = open_source(url_or_path, self.config)
+        source = open_as_made(os.fspath(url_or_path), self.config, self._made_with)
         with _listing(self.url, self.config) as listing:
             return ManifestLibrary(home).open_listed(
                 os.fspath(url_or_path),
@@ -186,10 +193,10 @@ class _PerProcess:
         self._source: Source | None = None
         self._lock = threading.Lock()
 
-    def source(self, url: str, config: Config) -> Source:
+    def source(self, open_it: Callable[[], Source]) -> Source:
         with self._lock:
             if self._source is None or self._pid != os.getpid():
-                self._pid, self._source = os.getpid(), open_source(url, config)
+                self._pid, self._source = os.getpid(), open_it()
             return self._source
 
     def __reduce__(self) -> tuple[Any, ...]:

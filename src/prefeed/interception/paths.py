@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from prefeed.machine import OF_PROCESS
+
 
 def path_name(file: Any) -> str | bytes | None:
     """Return the name that an open file would have, or None for what is no path: a descriptor, a wrong type."""
@@ -27,6 +29,8 @@ def absolute_path(name: str | bytes) -> str | None:
         return None
     if text[0] != "/":
         return _below_working_directory(text)
+    if text.startswith(OF_PROCESS):
+        return None
     if "/." in text or "//" in text:
         return _normal(text)
     return text

@@ -23,13 +23,13 @@ import fcntl
 import json
 import os
 import select
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from prefeed.clock import repeating
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
 from prefeed.machine import Process, process_mark, try_flock
@@ -121,6 +121,8 @@ class Records:
             JobConflictError: Another process has it.
         """
         file = self.directory / f"{record.id}.json"
+        if file.exists() and _read(file) is None:
+            raise JobConflictError(f"{file} is no record of a job: move it away, or give the job another name")
         with contextlib.suppress(FileNotFoundError):
             over = file.with_name(f".{file.name}.{process_mark()}.over")
             file.rename(over)
@@ -152,20 +154,9 @@ class Records:
     @contextlib.contextmanager
     def beating(self, name: str) -> Iterator[None]:
         """Other nodes see meanwhile that the job is under way."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(_BEAT_SECONDS):
-                with contextlib.suppress(OSError):
-                    os.utime(self.directory / f"{name}.json")
-
-        thread = threading.Thread(target=beat, name="prefeed-job", daemon=True)
-        thread.start()
-        try:
+        file = self.directory / f"{name}.json"
+        with repeating(lambda: os.utime(file), every_seconds=_BEAT_SECONDS, name="prefeed-job"):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def log_of(self, name: str) -> Path:
         """Return the file that a detached job writes to."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,8 +26,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from prefeed.clock import repeating
 from prefeed.config import MIB, SETTINGS, Config
 from prefeed.errors import SampleSetError, SampleSetNotFoundError
+from prefeed.machine import try_flock
 from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import tier_settings
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
@@ -38,6 +42,19 @@ RECORD: Final = "sampleset.json"
 PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
 _NODE: Final = "node"
+_OF_SET: Final = re.compile(r"node|jobs|working|bring-up\.log|\.?progress\.json.*|\.sampleset\.json\..*")
+"""What is left of a set: a directory in which anything else lies is none."""
+
+_BEAT_SECONDS: Final = 20.0
+"""How often who brings a set up says so."""
+
+_GONE_SECONDS: Final = 600.0
+"""Who has not said so for that long does not do it any more."""
+
+_PATIENCE_SECONDS: Final = 60.0
+"""What is done at once takes seconds."""
+
+_LOOK_AGAIN_SECONDS: Final = 0.02
 _DELETED_SECONDS: Final = 24 * 3600
 
 
@@ -190,7 +207,9 @@ def remove_deleted(config: Config) -> None:
     for directory in (config.home / _DIRECTORY).glob("*/"):
         with suppress(OSError):
             is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
-            if is_old and not (directory / RECORD).exists() and not servers_elsewhere(directory / _NODE):
+            is_ours = all(map(_OF_SET.fullmatch, os.listdir(directory)))
+            is_deleted = is_ours and not (directory / RECORD).exists()
+            if is_old and is_deleted and not servers_elsewhere(directory / _NODE):
                 remove_tree(directory, ignore_errors=True)
 
 
@@ -203,17 +222,28 @@ def applying(config: Config) -> Iterator[None]:
     """
     directory = config.home / _DIRECTORY
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(directory / ".lock", fcntl.LOCK_EX):
+    with _locked(directory / ".lock", _PATIENCE_SECONDS):
         yield
 
 
 @contextmanager
-def _locked(path: Path, operation: int) -> Iterator[None]:
+def _locked(path: Path, patience_seconds: float) -> Iterator[int]:
+    """Hold a lock, and yield its file, which whoever has it touches; one who has not done so for that long is not waited for.
+
+    On NFS a node that is gone may keep a lock for ever, and elsewhere a process that is stopped. Without locks, too, what two
+    do at once is done twice, each file whole.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with suppress(OSError):  # a file system without locks: what two do at once is done twice, each file whole
-            fcntl.flock(descriptor, operation)
-        yield
+        touched, since = -1, time.monotonic()
+        while not try_flock(descriptor) and time.monotonic() - since < patience_seconds:
+            now = os.fstat(descriptor).st_mtime_ns
+            if now != touched:
+                touched, since = now, time.monotonic()
+            select.select([], [], [], _LOOK_AGAIN_SECONDS)
+        with suppress(OSError):
+            os.utime(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -264,12 +294,15 @@ def note_progress(found: SampleSet, **changes: Any) -> Progress:
 @contextmanager
 def working_at(found: SampleSet) -> Iterator[None]:
     """Inside it this process brings the set up; another one that does so is waited for."""
-    with _locked(found.directory / "working", fcntl.LOCK_EX):
+    with (
+        _locked(found.directory / "working", _GONE_SECONDS) as lock,
+        repeating(lambda: os.utime(lock), every_seconds=_BEAT_SECONDS, name="prefeed-set"),
+    ):
         yield
 
 
 def is_worked_at(found: SampleSet) -> bool:
-    """Return True while a process brings the set up; one that was killed does not."""
+    """Return True while a process brings the set up; one that was killed, or says nothing of itself, does not."""
     try:
         descriptor = os.open(found.directory / "working", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -277,7 +310,7 @@ def is_worked_at(found: SampleSet) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return time.time() - os.fstat(descriptor).st_mtime < _GONE_SECONDS
     except OSError:
         pass  # a file system without locks: nobody can tell
     finally:

@@ -269,7 +269,7 @@ class Handlers:
     def _register_plan(self, connection: Connection, plan: m.RegisterPlan) -> None:
         ids = self._take_ids(plan.ids_file)
         if plan.recheck:
-            self._rewritten.epoch_begins()
+            self._epoch_begins()
         self.node.begin_plan(
             plan.consumer,
             plan.dataset,
@@ -279,6 +279,10 @@ class Handlers:
             recheck=plan.recheck,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
+
+    def _epoch_begins(self) -> None:
+        self._views.look_again()
+        self._rewritten.epoch_begins()
 
     def _foresee(self, _: Connection, request: m.Foresee) -> None:
         ids = self._take_ids(request.ids_file)
@@ -295,7 +299,7 @@ class Handlers:
 
     def _adopt_upcoming(self, _: Connection, request: m.AdoptUpcoming) -> None:
         if request.recheck:
-            self._rewritten.epoch_begins()
+            self._epoch_begins()
         self.node.adopt_upcoming(request.consumer, recheck=request.recheck)
 
     def _in_transit(self, name: str) -> Path:

@@ -35,6 +35,7 @@ class Connection:
         self.is_open = True
         self.root: int | None = None  # descriptor of the client's root directory, until its first word is read
         self.view: View | None = None  # what the client sees, if that is not what this process sees
+        self.shares_network = True
 
 
 class Loop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -45,8 +46,11 @@ _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
 
 _DISK = "disk"
-_OF_DISK = ("objects", "sessions")
-"""What lies in the directory of a disk tier."""
+_OF_DISK = {
+    "objects": re.compile(r"(data|lock)\.mdb|writer\.lock|readers|namespace-.*"),
+    "sessions": re.compile(r"[0-9]+|\.gone-[0-9a-f]+"),
+}
+"""What lies in the directory of a disk tier, and what in those directories."""
 
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""

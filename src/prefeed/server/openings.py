@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from prefeed.clock import Clock
 from prefeed.config import Config
-from prefeed.errors import AccessDeniedError, PrefeedError
+from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.reach import Reach
 from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
@@ -23,7 +23,8 @@ from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source
+from prefeed.sources.store_access import is_of_one_network, own_access
+from prefeed.sources.urls import PACK, canonical_url, is_of_store, listing_mark, open_source
 from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
 from prefeed.types import ListingProgress
@@ -146,7 +147,16 @@ class Openings:
 
         Raises:
             CredentialsError: It did not say who speaks, and the home's own file does not say it either.
+            ServerError: Behind its address this server may have another store than the client.
         """
+        store = canonical_url(url).removeprefix(PACK)
+        if not reach.shares_network and is_of_store(store):
+            if is_of_one_network(store, reach.access or own_access(store, self._config)):
+                raise ServerError(
+                    f"the node server runs in another network (another container), where the address of {store} may be "
+                    "another machine's; give the store's address as a name with a domain or as an IP address, or set another "
+                    "PREFEED_HOME here"
+                )
         source = open_source(url, self._config, access=reach.access, view=reach.view)
         source.mark  # noqa: B018 - whoever asks for it later does not expect an error
         return source

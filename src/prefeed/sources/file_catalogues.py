@@ -19,6 +19,7 @@ from prefeed.sources.posix import stat_paths
 
 _DIRECTORY: Final = "catalogues"
 _NAME: Final = re.compile(r"(files|learned)-[0-9a-f]{8,64}")
+_OURS: Final = re.compile(rf"(\.(building|replaced)-)?{_NAME.pattern}(-[0-9a-f]{{8,24}})?")
 _UNUSED_SECONDS: Final = 30 * 24 * 3600
 _SAMPLED: Final = 256
 """Files that are asked for their size when a catalogue is new: their mean stands for all until they are read."""
@@ -78,8 +79,10 @@ def remove_unused(own: Path) -> None:
     """Remove the catalogues that nobody has opened or written to for 30 days: a million files take some 120 MB."""
     with contextlib.suppress(OSError), os.scandir(own / _DIRECTORY) as entries:
         for entry in list(entries):
+            if _OURS.fullmatch(entry.name) is None or not entry.is_dir(follow_symlinks=False):
+                continue  # a home may be a directory in which its user has things of his own
             used = max(os.stat(path).st_mtime for path in (entry.path, *_files_of(entry.path)))
             if time.time() - used > _UNUSED_SECONDS:
                 remove_tree(entry.path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        (own / _DIRECTORY).rmdir()
+                with contextlib.suppress(OSError):
+                    (own / _DIRECTORY).rmdir()  # if that was all

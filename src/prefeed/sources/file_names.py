@@ -36,6 +36,7 @@ class Directory(msgspec.Struct, frozen=True, array_like=True):
     device: int
     inode: int
     changed_ns: int
+    inode_changed_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +227,4 @@ def _joined(prefix: bytes, names: list[bytes]) -> tuple[bytes, NDArray[np.int64]
 
 
 def _seen(path: bytes, status: os.stat_result) -> Directory:
-    return Directory(path, status.st_dev, status.st_ino, status.st_mtime_ns)
+    return Directory(path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from prefeed.machine import boot_id, mount_number
+from prefeed.sources.addresses import is_loopback
 from prefeed.sources.mounts import sources_of_devices
 
 _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
 """Types that are mounted by the name of what they hold, and number files alike on every node."""
+
+_BY_HOST: Final = frozenset({"nfs", "nfs4"})
+"""Of these, types whose name begins with a host: that of a tunnel on this machine says nothing of who is at its other end."""
 
 _UNNUMBERED: Final = frozenset({"9p", "cifs", "fuse", "smb3", "smbfs", "vboxsf", "vmhgfs"})
 """Types, beside ``fuse.*``, that may give a file another number when the kernel had forgotten it."""
@@ -43,6 +49,10 @@ class FileSystems:
         """
         self._devices = mounted_devices() if devices is None else devices
         self._names, self._numbers = {}, {}
+
+    def look_again(self) -> None:
+        """A file system may have been mounted since, in the place of another and with its number."""
+        self.learn(None if self._opened is None else self._devices)
 
     def identify(self, status: os.stat_result, where: str | int) -> str:
         """Return which file this is: the same text only for the same file, as long as it has its number.
@@ -75,22 +85,27 @@ class FileSystems:
         if number not in self._devices and self._opened is None:
             self._devices = mounted_devices()
         kind, source = self._devices.get(number, ("", ""))
-        if kind in _NAMED and source:
-            found = f"{kind}:{source}", True
+        if kind in _NAMED and source and not (kind in _BY_HOST and is_loopback(source.partition(":/")[0])):
+            cluster = f"/{self._number(where):x}" if kind == "ceph" else ""  # one of several that its monitors have
+            found = f"{kind}:{source}{cluster}", True
         elif _is_unnumbered(kind):
             found = f"{boot_id()}/{_mount_of(where)}", False
         else:
-            found = f"{boot_id()}/{device}-{self._file_system_id(device, where)}", True
+            disk = _disk_sequence(number) if os.major(device) else ""
+            found = f"{boot_id()}/{device}-{self._file_system_id(device, where)}{disk}", True
         names[device] = found
         return found
 
     def _file_system_id(self, device: int, where: str | int) -> str:
         """Return the number that tells the file system from one that had its device before it."""
-        try:
-            number = os.statvfs(where).f_fsid
-        except OSError:
-            number = 0
+        number = self._number(where)
         return f"{number:x}" if number or os.major(device) else _mount_of(where)
+
+    def _number(self, where: str | int) -> int:
+        try:
+            return os.statvfs(where).f_fsid
+        except OSError:
+            return 0
 
 
 OWN: Final = FileSystems()
@@ -104,6 +119,14 @@ def mounted_devices() -> dict[str, tuple[str, str]]:
         for device, (kind, source) in sources_of_devices().items()
         if kind in _NAMED or _is_unnumbered(kind)
     }
+
+
+def _disk_sequence(number: str) -> str:
+    """Return what tells a disk from one that had its number before: each image on a loop device, each volume, has another."""
+    for place in (f"/sys/dev/block/{number}", f"/sys/dev/block/{number}/.."):  # the second: of a partition
+        with suppress(OSError):
+            return f"@{Path(place, 'diskseq').read_text().strip()}"
+    return ""
 
 
 def _is_unnumbered(kind: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Final
 
 import msgspec
@@ -19,19 +19,25 @@ import msgspec
 from prefeed import errors
 from prefeed.config import Config
 from prefeed.errors import SourceError, TransientSourceError
+from prefeed.sources.store_access import StoreAccess
 from prefeed.types import FetchedObject, ObjectInfo
 
 HELPER_MODULE: Final = "prefeed.sources.helper"
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What to read, and the settings that matter to it."""
+    """What to read, and the settings that matter to it; who speaks, in the pipe alone."""
 
     url: str
     authorization: str | None
     request_timeout: float
     index: str
     home: str
+    options: Mapping[str, str]
+    proxies: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return "<Hello>"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -100,10 +106,12 @@ class ForkedReader:
     end of its pipe and leaves. **Threads and processes.** One request at a time; for the process that made it.
     """
 
-    def __init__(self, url: str, config: Config, authorization: str | None) -> None:
-        """Describe what to read; nothing is started yet."""
+    def __init__(self, url: str, config: Config, authorization: str | None, access: StoreAccess) -> None:
+        """Describe what to read, and how its store is reached; nothing is started yet."""
         self.owner_pid = os.getpid()
-        self._hello = Hello(url, authorization, config.request_timeout, config.index, str(config.home))
+        self._hello = Hello(
+            url, authorization, config.request_timeout, config.index, str(config.home), access.options, access.proxies
+        )
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -16,6 +16,7 @@ from prefeed.errors import SourceError
 from prefeed.sources.forked import Batch, Hello, Reply, Request, read_frame, write_frame
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.protocol import RangeSource, Source
+from prefeed.sources.store_access import StoreAccess
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
@@ -23,7 +24,8 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     try:
         hello = msgspec.msgpack.decode(read_frame(requests), type=Hello)
         config = Config(request_timeout=hello.request_timeout, index=hello.index, home=Path(hello.home))
-        source = ObjectStoreSource(hello.url, config, authorization=hello.authorization)
+        access = StoreAccess(options=hello.options, proxies=hello.proxies)
+        source = ObjectStoreSource(hello.url, config, authorization=hello.authorization, access=access)
         while True:
             request = msgspec.msgpack.decode(read_frame(requests), type=Request)
             if request.path is None:

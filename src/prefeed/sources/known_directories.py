@@ -1,11 +1,12 @@
 """What makes the next listing of a local directory cheap: the times of its directories, and of its files.
 
 Names come and go with a change of their directory's time, so where all directories are as they were the names are those of
-the last manifest, and only the files' sizes and times are asked for, and compared with the manifest's ``stamps``. A file beside
+the last manifest, and only the files' sizes and times are asked for, and compared with the manifest's ``stamps``. Both times of a
+directory count: who unpacks a second archive into it sets one of them back, and nobody the other (``ctime``). A file beside
 the columns of a generation says what was found; without it all is listed::
 
     directories   8 bytes     xxh3-64 of the rest
-                  msgpack     when the listing began; path, device, inode and time of every directory
+                  msgpack     when the listing began; path, device, inode and both times of every directory
 
 A directory that changed within two seconds before a listing is not trusted by the next one: a second change may have left
 the same time. File systems are those whose directories are known to keep such times, and only this process's own view of them:
@@ -92,8 +93,8 @@ def directories_if_unchanged(manifest: Manifest) -> list[Directory] | None:
             status = os.stat(root + directory.path)
         except OSError:
             return None
-        is_same = (status.st_dev, status.st_ino, status.st_mtime_ns) == (
-            directory.device, directory.inode, directory.changed_ns,
+        is_same = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns) == (
+            directory.device, directory.inode, directory.changed_ns, directory.inode_changed_ns,
         )  # fmt: skip
         if not is_same or directory.changed_ns > known.began_at_ns - _SETTLED_NS:
             return None

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,9 @@ from prefeed.types import ListingProgress
 _log = logging.getLogger("prefeed")
 
 _DIRECTORY: Final = "manifests"
+_OF_URL: Final = re.compile(r"[0-9a-f]{16}(-[0-9a-f]{8,24})?")
+"""Nothing else there is ours: a home may be a directory in which its user has things of his own."""
+
 _UNUSED_SECONDS: Final = 30 * 24 * 3600
 _PATIENCE_SECONDS: Final = 900.0
 """So long a listing of ten million objects may take; who waits longer lists by himself."""
@@ -318,7 +322,7 @@ class ManifestLibrary:
         close_to_others(self._root)
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:
             for entry in list(entries):
-                if not entry.is_dir(follow_symlinks=False):
+                if _OF_URL.fullmatch(entry.name) is None or not entry.is_dir(follow_symlinks=False):
                     continue
                 if "-" in entry.name and _is_unused(Path(entry.path)):
                     remove_tree(entry.path, ignore_errors=True)

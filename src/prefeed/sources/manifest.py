@@ -22,9 +22,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import select
 import struct
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,9 @@ COLUMNS: Final = "columns"
 _MAGIC: Final = b"PFLIST"
 _HEAD: Final = struct.Struct("<6sHQ")
 _ITEM_BYTES: Final = {"sizes": 8, "versions": 8, "keys": ENTRY_KEY_BYTES, "stamps": 16, "offsets": 8}
+
+_REMOVAL_SECONDS: Final = 1.0
+_LOOK_AGAIN_SECONDS: Final = 0.005
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -381,5 +385,21 @@ def _taken_apart(generation: Path, file: memoryview) -> tuple[Header, dict[str, 
 
 
 def _lock_shared(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: who would remove it cannot lock it either
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who looks whether it is in use, or removes it
+    """Say that it is in use; wait for one who looks whether it is, or removes it: a matter of milliseconds.
+
+    One who takes longer is stopped, or on a node that is gone. What is mapped without the lock stays on a file system of this
+    machine's own, whatever that one removes later.
+    """
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while not _try_lock_shared(descriptor) and time.monotonic() < deadline:
+        select.select([], [], [], _LOOK_AGAIN_SECONDS)
+
+
+def _try_lock_shared(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks: who would remove it cannot lock it either
+    return True

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import tempfile
 import time
 from array import array
@@ -44,6 +45,9 @@ from prefeed.sources.protocol import Source
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
 _TEMPORARY: Final = ".building-"
+_GENERATION: Final = re.compile(rf"[0-9a-f]{{32}}|{re.escape(_TEMPORARY)}.+")
+"""What nothing but this module can have made."""
+
 _LOCKED_BEFORE: Final = "keys"
 """Locked instead of the columns by who has a manifest of an earlier layout open."""
 
@@ -473,7 +477,8 @@ def remove_replaced(
     replaced_seconds = at_least_seconds if is_on_own_disk(directory) else max(at_least_seconds, SHARED_SECONDS)
     with os.scandir(directory) as entries:
         for entry in list(entries):
-            if entry.name in keep or not entry.is_dir(follow_symlinks=False):
+            is_ours = _GENERATION.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+            if entry.name in keep or not is_ours:
                 continue
             limit = _ABANDONED_SECONDS if entry.name.startswith(_TEMPORARY) else replaced_seconds
             if _age_seconds(entry) > limit:

@@ -199,9 +199,10 @@ class ObjectStoreSource:
             return self._store
 
     def _forked(self) -> ForkedReader:
+        access = self._own_access()
         with self._lock:
             if self._reader is None or self._reader.owner_pid != os.getpid():
-                self._reader = ForkedReader(self.url, self._config, self._authorization)
+                self._reader = ForkedReader(self.url, self._config, self._authorization, access)
             return self._reader
 
 
@@ -215,7 +216,7 @@ def _open(
     _claim_runtime()
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
-    given: Any = native_options(access)
+    given: Any = native_options(url, access)
     if parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
     options = _client_options(_endpoint(url, given), config, authorization, access.proxies, listing=listing)

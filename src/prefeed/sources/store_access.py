@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config, parse_bool
 from prefeed.errors import CredentialsError
+from prefeed.machine import boot_id, network_namespace
+from prefeed.sources.addresses import is_relative
 from prefeed.sources.credentials import kept_variables, options_for
 
 S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -87,11 +90,17 @@ _SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
 }  # fmt: skip
 """Options that say who speaks: they come from one place, never partly from another."""
 
+_PLACES: Final = frozenset({
+    "endpoint", "aws_endpoint_url_s3", "region", "default_region", "base_url", "account_name", "use_emulator",
+})  # fmt: skip
+"""Options that say where a store is, and nothing of who speaks."""
+
 _TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
 
 _STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _AMAZON: Final = re.compile(r"(?:^|\.)amazonaws\.com(\.cn)?$")
+_REGION_OF_HOST: Final = re.compile(r"(?<=[.-])us-gov-[a-z]+-[0-9]+")
 _PARTITIONS: Final = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "eu-isoe": "aws-iso-e"}
 _AMAZONS_TEMPORARY_KEY: Final = re.compile(r"ASIA([A-Z2-7]{16})")
 
@@ -100,13 +109,27 @@ _AMAZONS_TEMPORARY_KEY: Final = re.compile(r"ASIA([A-Z2-7]{16})")
 class StoreAccess:
     """How one object store is reached. It may hold secrets: it is kept in memory, and its text shows nothing of it.
 
+    Pickled for a process that is being started it is whole, else without who speaks: such a pickle may lie on a disk.
+
     Attributes:
         options: The native client's, by the names that it gives them; for HTTP ``username`` and ``password``.
         proxies: Variables that name proxies, in lower case.
+        mark: What ``mark_of`` said of it when something was made with it; empty where nothing was.
+        is_whole: False of one that was pickled without who speaks.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
     proxies: Mapping[str, str] = field(default_factory=dict)
+    mark: str = ""
+    is_whole: bool = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            return _made, (dict(self.options), dict(self.proxies), self.mark, self.is_whole)
+        return _made, ({name: self.options[name] for name in self.options.keys() & _PLACES}, {}, self.mark, False)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> StoreAccess:
+        return self
 
     def carried(self) -> StoreAccess:
         """Return the same for a server, which may not find the files that are named, or others: what they say takes their place."""
@@ -120,6 +143,10 @@ class StoreAccess:
                     rest = {key: value for key, value in self.options.items() if key not in _SPEAKERS["gs"]}
                     return replace(self, options={**rest, "service_account_key": text})
         return self
+
+
+def _made(options: dict[str, str], proxies: dict[str, str], mark: str, is_whole: bool) -> StoreAccess:
+    return StoreAccess(options=options, proxies=proxies, mark=mark, is_whole=is_whole)
 
 
 def own_access(url: str, config: Config) -> StoreAccess:
@@ -142,6 +169,40 @@ def own_access(url: str, config: Config) -> StoreAccess:
     return StoreAccess(options={**found, **given}, proxies=proxies)
 
 
+def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> StoreAccess:
+    """Return how this process reaches the store that something was made of: with tokens of now, if it would still find that store.
+
+    Args:
+        url: Canonical.
+        config: Settings.
+        made_with: How the store was reached then; None: as now.
+
+    Raises:
+        CredentialsError: Who speaks to that store cannot be told.
+    """
+    now, refusal = None, None
+    try:
+        now = own_access(url, config)
+        now = replace(now, mark=mark_of(url, now))
+    except CredentialsError as err:
+        refusal = err
+    if now is not None and (made_with is None or made_with.mark == now.mark or _is_fresher(now, made_with)):
+        return now
+    if made_with is not None and made_with.is_whole:
+        return made_with  # another endpoint, or another account, is named meanwhile
+    raise refusal or CredentialsError(
+        f"what is read of {url} was made at another endpoint, or by another account, than the environment names now, and was "
+        "pickled without credentials: name the same as when it was made, or make it anew"
+    )
+
+
+def _is_fresher(now: StoreAccess, before: StoreAccess) -> bool:
+    """Return True for a temporary token at the same endpoint as another: that one will expire, if it has not, and this took its place."""
+    if not all("session_token" in access.options for access in (now, before)):
+        return False
+    return all(now.options.get(name) == before.options.get(name) for name in (*_PLACES, "role_arn", _PROFILE))
+
+
 def forget_store_environment() -> None:
     """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
 
@@ -153,9 +214,26 @@ def forget_store_environment() -> None:
             kept_variables[name] = os.environ.pop(name)
 
 
-def native_options(access: StoreAccess) -> dict[str, str]:
-    """Return the options as the native client takes them."""
-    return {name: value for name, value in access.options.items() if name != _PROFILE}
+def native_options(url: str, access: StoreAccess) -> dict[str, str]:
+    """Return the options as the native client takes them.
+
+    What it is not told it takes from the environment, which may name another store by now: so it is told where the store is.
+    """
+    options = {name: value for name, value in access.options.items() if name != _PROFILE}
+    scheme = url.partition("://")[0]
+    if scheme == "s3" and any(map(os.environ.get, S3_ENDPOINTS)):
+        region = options.get("region") or options.get("default_region") or "us-east-1"
+        options.setdefault("endpoint", f"https://s3.{region}.amazonaws.com")
+        if os.environ.get(S3_ENDPOINTS[0]):  # which goes before the other, wherever that was told
+            options.setdefault(S3_ENDPOINTS[0].lower(), options["endpoint"])
+    elif scheme == "gs" and os.environ.get("GOOGLE_BASE_URL"):
+        options.setdefault("base_url", "https://storage.googleapis.com")
+    elif scheme == "az":
+        if os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+            options.setdefault("use_emulator", "false")
+        if "account_name" in options and any(map(os.environ.get, _AZ["endpoint"])):
+            options.setdefault("endpoint", f"https://{options['account_name']}.blob.core.windows.net")
+    return options
 
 
 def mark_of(url: str, access: StoreAccess) -> str:
@@ -176,14 +254,40 @@ def mark_of(url: str, access: StoreAccess) -> str:
         told = "\0".join(options.get(name, "") for name in names).rstrip("\0")
     else:
         told = options.get("username", "")
+    if is_of_one_network(url, access):
+        told += f"\0{boot_id()}\0{network_namespace()}"
     return xxh3_64_hexdigest(told.encode()) if told else ""
 
 
+def is_of_one_network(url: str, access: StoreAccess) -> bool:
+    """Return True when the store's address may mean another server in another container: ``localhost``, or a short name."""
+    scheme, options = url.partition("://")[0], access.options
+    if scheme.startswith("http"):
+        address = url
+    elif scheme == "s3":
+        address = _endpoint_of_s3(options)
+    elif scheme == "gs":
+        address = options.get("base_url", "")
+    elif _is_true(options.get("use_emulator", "0")):
+        return True
+    else:
+        address = options.get("endpoint", "")
+    with contextlib.suppress(ValueError):
+        return bool(address) and is_relative(urlsplit(address).hostname or "")
+    return True
+
+
+def _endpoint_of_s3(options: Mapping[str, str]) -> str:
+    return options.get("aws_endpoint_url_s3") or options.get("endpoint") or ""
+
+
 def _mark_of_s3(options: Mapping[str, str]) -> str:
-    endpoint = options.get("aws_endpoint_url_s3") or options.get("endpoint") or ""
-    amazon = _AMAZON.search(urlsplit(endpoint).hostname or "") if endpoint else None
+    endpoint = _endpoint_of_s3(options)
+    host = urlsplit(endpoint).hostname or "" if endpoint else ""
+    amazon = _AMAZON.search(host)
     if not endpoint or amazon is not None:
-        region = options.get("region") or options.get("default_region") or ""
+        named = _REGION_OF_HOST.search(host)
+        region = named[0] if named else options.get("region") or options.get("default_region") or ""
         if amazon is not None and amazon[1]:
             return "aws-cn"
         return next((name for prefix, name in _PARTITIONS.items() if region.startswith(f"{prefix}-")), "")

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.machine import OF_PROCESS
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
@@ -103,7 +104,7 @@ def open_source(
         home=config.home,
         # Who speaks to the one store may speak to another of its kind.
         open_other=lambda other: open_plain_source(
-            other, config, access=access if is_of_store(root) and is_of_store(other) else None, view=view
+            other, config, access=access if _kind(root.removeprefix(PACK)) == _kind(other) else None, view=view
         ),
     )
 
@@ -140,13 +141,18 @@ def is_of_store(url: str) -> bool:
     return not url.removeprefix(PACK).startswith(("/", "file://"))
 
 
+def _kind(url: str) -> str:
+    return url.partition("://")[0].lower() if is_of_store(url) else ""
+
+
 def _as_url(root: str) -> str:
     return "file://" + quote(os.fsencode(root)) if root.startswith("/") else root
 
 
 def _absolute(path: str) -> str:
     # abspath keeps a leading "//", which POSIX allows to mean something else; here it never does.
-    return "/" + os.path.abspath(path).lstrip("/")
+    absolute = "/" + os.path.abspath(path).lstrip("/")
+    return os.path.realpath(absolute) if absolute.startswith(OF_PROCESS) else absolute
 
 
 def _file_path(url: str) -> str:

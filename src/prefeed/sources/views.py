@@ -201,6 +201,12 @@ class Views:
         view.attach(root, devices)
         return view
 
+    def look_again(self) -> None:
+        """File systems may have been mounted since, by this process or another."""
+        OWN.look_again()
+        for view in self._views.values():
+            view.file_systems.look_again()
+
 
 def _open_below(root: int, name: bytes, flags: int) -> int:
     how = (ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT)

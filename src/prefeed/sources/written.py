@@ -3,7 +3,7 @@
 One file beside the server's socket, which every process of the node appends to and reads::
 
     words    uint64    0: another number after each record   1: records begin here   2: not 0: all files count as written
-    records  from byte 4096 on, one after the other: kind pid pid-namespace identity length path real-path NUL
+    records  from byte 4096 on, one after the other: NUL kind pid pid-namespace identity length path real-path NUL
 
 A record is there before the file changes, and it takes no server: a reader compares one number with the one it saw last.
 Only the server drops records, by moving their beginning.
@@ -151,7 +151,7 @@ class WrittenFiles:
         path, real = os.fsencode(change.path), os.fsencode(change.real)
         kind = _BELOW if change.below else _FILE
         head = b"%s%d %d %x %d " % (kind, change.pid, change.namespace, change.identity, len(path))
-        record = b"%s%s%s\0" % (head, path, real)
+        record = b"\0%s%s%s\0" % (head, path, real)  # the first ends what a full disk, or a kill, has left of another
         if os.write(self._descriptor, record) != len(record):
             raise OSError(f"{self._path} has no room")
 
@@ -240,6 +240,8 @@ def _parsed(data: bytes) -> Iterator[Change]:
         if len(fields) == 5:
             pid, namespace, identity, length, names = fields
             path, real = names[: int(length)], names[int(length) :]
+            if not real:
+                continue  # the beginning of a record: who wrote it knows that it was not whole
             yield Change(
                 os.fsdecode(path), os.fsdecode(real), int(identity, 16), record[:1] == _BELOW, int(pid), int(namespace)
             )
@@ -279,7 +281,8 @@ def still_open(changes: Iterable[Change]) -> list[Change]:
     untold: set[int] = set()
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         try:
-            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+            # A process that has changed its user belongs to root here until it runs another program.
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid() or pid in children:
                 found.update(_open_for_writing(f"/proc/{pid}"))
                 if pid in children:
                     found.update(_mapped_for_writing(f"/proc/{pid}"))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from prefeed.errors import PrefeedError
+from prefeed.sources.filesystems import OWN
 from prefeed.stage.fingerprint import fingerprint
 from prefeed.stage.library_state import library_state
 from prefeed.stage.lineage import Lineage, derived, lineage_of
@@ -60,6 +61,8 @@ class Looking:
     def is_due(self, indices: Sequence[Any]) -> bool:
         """Return whether to look: in another process, or in another pass."""
         is_another_pass = self._are_asked_again(indices)
+        if is_another_pass:
+            OWN.look_again()
         if os.getpid() != self._process_id:
             return True
         return self._may_look() if is_another_pass else time.monotonic() >= self._due_at

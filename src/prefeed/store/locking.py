@@ -23,6 +23,13 @@ _FORGIVING_SECONDS: Final = 5.0
 """A directory that was waited for in vain is not waited for again for so long."""
 
 _POLL_SECONDS: Final = 0.001
+
+TURN_SECONDS: Final = 10.0
+"""So long another process may write: whoever takes longer is stopped."""
+
+_SHORTEST_PAUSE_SECONDS: Final = 0.0001
+_LONGEST_PAUSE_SECONDS: Final = 0.02
+_stuck: Final[set[Path]] = set()
 _vain_until: Final[dict[Path, float]] = {}
 
 T = TypeVar("T")
@@ -90,7 +97,8 @@ class Turn:
     """A file that one thread of one process at a time holds; made by each process anew, a forked one too.
 
     Whoever waits has it next, also when the one that held it, and others that waited, are killed at once: the kernel
-    gives back what a process held, and wakes all. A process that is stopped keeps it.
+    gives back what a process held. A process that is stopped keeps it: it is waited for ten seconds, and until it goes on
+    nobody waits for it again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,13 +110,14 @@ class Turn:
         """Wait for it.
 
         Raises:
+            BlockingIOError: Another process does not give it back.
             OSError: There is no such file.
         """
         self._mutex.acquire()
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._wait(self._file)
         except BaseException:
             self._mutex.release()
             raise
@@ -117,6 +126,22 @@ class Turn:
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self._mutex.release()
+
+    def _wait(self, file: int) -> None:
+        begun, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = time.monotonic() - begun
+                if waited >= (0.0 if self._path in _stuck else TURN_SECONDS):
+                    _stuck.add(self._path)
+                    raise
+            else:
+                _stuck.discard(self._path)
+                return
+            time.sleep(pause)
+            pause = min(max(pause, waited / 8), _LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Close what was opened. In a forked child: at once, as the copy would keep what a thread of the parent holds."""

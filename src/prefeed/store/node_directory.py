@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
@@ -147,13 +147,18 @@ def remove_left(parent: Path, pattern: str, *, keep: Path) -> None:
             remove_tree(path, ignore_errors=True)
 
 
-def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:
+def carry_over(old: Path, new: Path, names: Mapping[str, re.Pattern[str]]) -> None:
     """Move what a server of an earlier version left in ``old`` to ``new``, when no such server can have it in use.
 
     Those held ``old`` itself, with a lock that other nodes do not see: so only on a file system of this machine's own.
     Elsewhere it is left alone, and removed when it was not written to for 30 days.
+
+    Args:
+        old: A directory that its user may have named, and in which other things may lie.
+        new: This server's own.
+        names: Directories that servers made, and what is in them: one in which anything else lies is somebody else's.
     """
-    found = [old / name for name in names if (old / name).is_dir()]
+    found = [old / name for name, entries in names.items() if _has_only(old / name, entries)]
     if not found:
         return
     with contextlib.suppress(OSError):
@@ -168,6 +173,14 @@ def carry_over(old: Path, new: Path, names: Iterable[str]) -> None:
             old.rmdir()  # if that was all
         finally:
             os.close(held)
+
+
+def _has_only(directory: Path, entries: re.Pattern[str]) -> bool:
+    try:
+        found = os.listdir(directory)
+    except OSError:
+        return False
+    return bool(found) and not directory.is_symlink() and all(map(entries.fullmatch, found))
 
 
 def _take_over(parent: Path, path: Path, number: int) -> None:

@@ -358,6 +358,8 @@ class SharedTier:
                 return otherwise
             with held(shared):
                 return act(shared)
+        except BlockingIOError:  # a process that is stopped is in the middle of it
+            return otherwise
         except lmdb.Error as err:
             self._failed(shared, err)
         except OSError:

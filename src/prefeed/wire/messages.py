@@ -27,8 +27,8 @@ PROTOCOL = 6
 class Hello(Message, frozen=True):
     """First word of a client. A descriptor of its root directory comes with it: the server reads files as the client sees them.
 
-    ``namespace`` is that of its process ids, empty when it cannot tell. ``devices`` are type and source of file systems
-    that the client sees and that their device does not tell.
+    ``namespace`` is that of its process ids, ``network`` that of its addresses, empty when it cannot tell. ``devices`` are type
+    and source of file systems that the client sees and that their device does not tell.
     """
 
     protocol: int
@@ -36,6 +36,7 @@ class Hello(Message, frozen=True):
     pid: int
     namespace: str = ""
     devices: dict[str, tuple[str, str]] = field(default_factory=dict)
+    network: str = ""
 
 
 class Welcome(Message, frozen=True):

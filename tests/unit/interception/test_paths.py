@@ -38,7 +38,26 @@ def test_the_working_directory_is_physical(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", ".", "..", "a/", "/a/", "/a/.", "/a/..", "/a/../b", "a/../b", "../a/../b", "//a/b", "a\0b", "a/."]
+    "name",
+    [
+        "",
+        "/",
+        ".",
+        "..",
+        "a/",
+        "/a/",
+        "/a/.",
+        "/a/..",
+        "/a/../b",
+        "a/../b",
+        "../a/../b",
+        "//a/b",
+        "a\0b",
+        "a/.",
+        "/proc/self/cwd/a",
+        "/proc/7/root/a",
+        "/dev/fd/3",
+    ],
 )
 def test_what_only_the_kernel_knows_is_left_to_it(name: str) -> None:
     assert absolute_path(name) is None

@@ -17,6 +17,7 @@ from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources import forked
 from prefeed.sources.forked import ForkedReader
+from prefeed.sources.store_access import StoreAccess
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -136,7 +137,7 @@ def _wait_until_gone(pid: int) -> None:
 
 @pytest.fixture
 def reader(server: servers.FileServer) -> Iterator[ForkedReader]:
-    reader = ForkedReader(server.url, Config(), None)
+    reader = ForkedReader(server.url, Config(), None, StoreAccess())
     yield reader
     reader.close()
 
@@ -189,7 +190,7 @@ def test_a_listing_that_fails_midway_raises(reader: ForkedReader, server: server
 
 
 def test_credentials_reach_the_helper_over_the_pipe(server: servers.FileServer) -> None:
-    reader = ForkedReader(server.url, Config(), "Basic abc")
+    reader = ForkedReader(server.url, Config(), "Basic abc", StoreAccess())
     reader.fetch("a.bin")
     headers = {name.lower(): value for name, value in server.requests[-1][2].items()}
     assert headers["authorization"] == "Basic abc"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,15 @@ from prefeed.config import Config
 from prefeed.errors import CredentialsError
 from prefeed.sources import store_access
 from prefeed.sources.credentials import kept_variables, options_for, write_credentials
-from prefeed.sources.store_access import StoreAccess, forget_store_environment, mark_of, native_options, own_access
+from prefeed.sources.store_access import (
+    StoreAccess,
+    access_as_made,
+    forget_store_environment,
+    is_of_one_network,
+    mark_of,
+    native_options,
+    own_access,
+)
 from prefeed.sources.urls import open_source
 
 HUSH = "hush/hush+hush=="
@@ -63,6 +73,7 @@ def test_ways_to_one_store(url: str, one: dict[str, str], other: dict[str, str])
         ("s3://b", {}, {"endpoint": "http://x"}),
         ("s3://b", {}, {"region": "cn-north-1"}),
         ("s3://b", {}, {"region": "us-gov-west-1"}),
+        ("s3://b", {}, {"endpoint": "https://bucket.vpce-1.s3.us-gov-west-1.vpce.amazonaws.com"}),
         ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://y"}),
         ("s3://b", {"endpoint": "http://x"}, {"endpoint": "http://x:81"}),
         ("s3://b", {"endpoint": "http://x"}, {"aws_endpoint_url_s3": "http://y", "endpoint": "http://x"}),
@@ -83,6 +94,36 @@ def test_ways_to_one_store(url: str, one: dict[str, str], other: dict[str, str])
 def test_stores_that_share_a_name(url: str, one: dict[str, str], other: dict[str, str]) -> None:
     first, second = marks(url, one, other)
     assert first != second
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "is_told_by_its_network"),
+    [
+        ("http://localhost:9000/d", {}, True),
+        ("http://minio/d", {}, True),
+        ("http://[::1]/d", {}, True),
+        ("http://[2001:db8::1]/d", {}, False),
+        ("https://data.example.org/d", {}, False),
+        ("s3://b", {}, False),
+        ("s3://b", {"endpoint": "http://127.8.8.8:9000"}, True),
+        ("s3://b", {"endpoint": "https://LocalHost."}, True),
+        ("s3://b", {"aws_endpoint_url_s3": "http://minio:9000", "endpoint": "https://s3.example.org"}, True),
+        ("s3://b", {"endpoint": "http://10.1.2.3:9000"}, False),
+        ("s3://b", {"endpoint": "http://minio.data.svc.cluster.local:9000"}, False),
+        ("s3://b", {"endpoint": "no url at all"}, True),
+        ("gs://b", {"base_url": "http://fake-gcs:4443"}, True),
+        ("az://b", {"account_name": "a", "use_emulator": "true"}, True),
+        ("az://b", {"account_name": "a"}, False),
+    ],
+)  # fmt: skip
+def test_addresses_that_mean_another_server_elsewhere(
+    url: str, options: dict[str, str], is_told_by_its_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = StoreAccess(options=options)
+    assert is_of_one_network(url, access) == is_told_by_its_network
+    here = mark_of(url, access)
+    monkeypatch.setattr(store_access, "network_namespace", lambda: "net:[another]")
+    assert (mark_of(url, access) != here) == is_told_by_its_network
 
 
 def test_users_of_a_url_are_users(config: Config) -> None:
@@ -170,12 +211,12 @@ def test_a_profile_counts_where_the_environment_does_not_speak(
         "[services here]\ns3 =\n  endpoint_url = http://y\n"
     )
     found = own_access("s3://b", config)
-    assert native_options(found) == {"access_key_id": "d", "secret_access_key": "s", "region": "r"}
+    assert native_options("s3://b", found) == {"access_key_id": "d", "secret_access_key": "s", "region": "r"}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
     assert own_access("s3://b", config).options == {"access_key_id": "e"}
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_PROFILE", "team")
-    assert native_options(own_access("s3://b", config))["endpoint"] == "http://y"
+    assert native_options("s3://b", own_access("s3://b", config))["endpoint"] == "http://y"
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(CredentialsError, match="nobody"):
         own_access("s3://b", config)
@@ -191,3 +232,70 @@ def test_a_profile_without_its_reader_is_an_error_and_files_alone_are_none(
     monkeypatch.setenv("AWS_PROFILE", "team")
     with pytest.raises(CredentialsError, match=r"profile team.*pip install 'prefeed\[aws\]'"):
         own_access("s3://b", config)
+
+
+@pytest.mark.parametrize(
+    ("url", "told", "environment", "expected"),
+    [
+        ("s3://b", {"endpoint": "http://a"}, {"AWS_ENDPOINT_URL": "http://z"}, {"endpoint": "http://a"}),
+        (
+            "s3://b", {"endpoint": "http://a"}, {"AWS_ENDPOINT_URL_S3": "http://z"},
+            {"endpoint": "http://a", "aws_endpoint_url_s3": "http://a"},
+        ),
+        (
+            "s3://b", {"region": "eu-west-1"}, {"AWS_ENDPOINT": "http://z"},
+            {"region": "eu-west-1", "endpoint": "https://s3.eu-west-1.amazonaws.com"},
+        ),
+        ("s3://b", {"region": "eu-west-1"}, {}, {"region": "eu-west-1"}),
+        ("gs://b", {}, {"GOOGLE_BASE_URL": "http://z"}, {"base_url": "https://storage.googleapis.com"}),
+        (
+            "az://b", {"account_name": "a"}, {"AZURE_ENDPOINT": "http://z", "AZURE_STORAGE_USE_EMULATOR": "true"},
+            {"account_name": "a", "use_emulator": "false", "endpoint": "https://a.blob.core.windows.net"},
+        ),
+    ],
+)  # fmt: skip
+def test_the_environment_moves_no_store_that_was_told(
+    url: str,
+    told: dict[str, str],
+    environment: dict[str, str],
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The native client reads it, too, and for S3 one of its variables before what it is told."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert native_options(url, StoreAccess(options=told)) == expected
+
+
+def test_what_is_pickled_for_a_disk_holds_no_secret() -> None:
+    access = StoreAccess(
+        options={"endpoint": "http://a", "access_key_id": "KEY", "secret_access_key": "SECRET", "username": "USER"},
+        proxies={"http_proxy": "http://me:SECRET@proxy"},
+        mark="m",
+    )
+    pickled = pickle.dumps(access)
+    assert not any(word in pickled for word in (b"KEY", b"SECRET", b"USER"))
+    left = pickle.loads(pickled)
+    assert (left.options, left.mark, left.is_whole) == ({"endpoint": "http://a"}, "m", False)
+    assert copy.deepcopy(access) is access
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_now"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "1"}, {"AWS_SECRET_ACCESS_KEY": "2"}, True),
+        ({"AWS_ACCESS_KEY_ID": "a"}, {"AWS_ACCESS_KEY_ID": "b"}, False),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SESSION_TOKEN": "t"}, {"AWS_ACCESS_KEY_ID": "b", "AWS_SESSION_TOKEN": "u"}, True),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SESSION_TOKEN": "t"}, {"AWS_ENDPOINT_URL": "http://z"}, False),
+    ],
+)  # fmt: skip
+def test_what_was_made_is_read_with_credentials_of_now_where_they_lead_there(
+    before: dict[str, str], now: dict[str, str], is_now: bool, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AWS_ENDPOINT_URL": "http://minio.example.org", **before}.items():
+        monkeypatch.setenv(name, value)
+    made_with = access_as_made("s3://b", config, None)
+    for name, value in now.items():
+        monkeypatch.setenv(name, value)
+    found = access_as_made("s3://b", config, made_with)
+    assert found.options == (own_access("s3://b", config) if is_now else made_with).options

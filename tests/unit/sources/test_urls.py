@@ -46,6 +46,15 @@ def test_relative_paths_and_home_become_absolute(monkeypatch: pytest.MonkeyPatch
     assert canonical_url("~/data") == "/home/somebody/data"
 
 
+def test_a_path_that_only_this_process_has_becomes_one_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert canonical_url("/proc/self/cwd/data") == canonical_url("file:///proc/self/cwd/data") == f"{tmp_path}/data"
+    held = os.open(tmp_path, os.O_RDONLY)
+    assert canonical_url(f"/dev/fd/{held}/data") == f"{tmp_path}/data"
+    os.close(held)
+
+
 def test_a_path_that_is_not_utf8_survives() -> None:
     path = os.fsdecode(b"/data/\xff\xfe")
     assert canonical_url(path) == path

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from prefeed.machine import boot_id
+from prefeed.sources import filesystems
 from prefeed.sources.filesystems import FileSystems
 from prefeed.sources.mounts import mounts_below, sources_of_devices
 from prefeed.sources.posix import PosixSource, stat_files
@@ -95,6 +100,58 @@ def test_file_systems_are_known_by_what_they_hold_where_they_say_it(tmp_path: Pa
     assert "#" not in found["fuse.sshfs"] + found["cifs"], "their numbers may change"
     assert "mount-" in found["fuse.sshfs"]
     assert found["ext4"].endswith(f"#{status.st_ino}")
+
+
+def test_a_tunnel_s_end_on_this_machine_names_no_file_server(tmp_path: Path) -> None:
+    """Amazon's helper mounts each of its file systems as ``127.0.0.1:/``, through a tunnel."""
+    status = os.stat(tmp_path)
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    systems = FileSystems()
+    for source in ("127.0.0.1:/", "[::1]:/export", "localhost:/export"):
+        systems.learn({device: ("nfs4", source)})
+        assert boot_id() in systems.identify(status, str(tmp_path))
+    systems.learn({device: ("fuse.glusterfs", "localhost:/volume")})  # it numbers files by what no other has
+    assert boot_id() not in systems.identify(status, str(tmp_path))
+
+
+def test_file_systems_of_one_ceph_cluster_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that were mounted by the same monitors' name number their files alike."""
+    status, found = os.stat(tmp_path), set()
+    for number in (7, 8):
+        systems = FileSystems()
+        systems.learn({f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}": ("ceph", "mon-1,mon-2:/")})
+        monkeypatch.setattr(filesystems.os, "statvfs", lambda _, number=number: SimpleNamespace(f_fsid=number))
+        found.add(systems.identify(status, str(tmp_path)))
+    assert len(found) == 2
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_an_image_that_takes_another_s_place_is_another(tmp_path: Path) -> None:
+    """The same device, file system's number, inode, size and time; the bytes are others."""
+    first, second, place = tmp_path / "1.img", tmp_path / "2.img", tmp_path / "data"
+    place.mkdir()
+    with first.open("wb") as file:
+        file.truncate(2 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", first], check=True)
+    found = []
+    for number, image in enumerate((first, second)):
+        if subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, check=False).returncode:
+            pytest.skip("this machine mounts no images")
+        try:
+            with (place / "a").open("r+b" if number else "wb") as file:
+                file.write(b"%d" % number)
+            os.utime(place / "a", ns=(10**18, 10**18))
+            systems = FileSystems()
+            systems.learn()
+            found.append((os.stat(place / "a"), systems.identify(os.stat(place / "a"), str(place / "a"))))
+        finally:
+            subprocess.run(["umount", place], check=True)
+        if not number:
+            shutil.copy(first, second)
+    (one, first_file), (other, second_file) = found
+    assert first_file != second_file
+    assert (one.st_ino, one.st_size, one.st_mtime_ns) == (other.st_ino, other.st_size, other.st_mtime_ns)
 
 
 def test_what_mountinfo_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from prefeed.sources import written as module
 from prefeed.sources.catalogue import Catalogue, CatalogueWriter
-from prefeed.sources.written import WrittenFiles, open_for_writing, still_open
+from prefeed.sources.written import Change, WrittenFiles, open_for_writing, still_open
+from process.children import child_running
 
 
 @pytest.fixture
@@ -103,6 +105,59 @@ def test_what_cannot_be_recorded_is_said_of_all_files(path: Path, monkeypatch: p
     assert not reader.any()
     files.close()
     reader.close()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 30, 40, 57])
+def test_a_record_that_broke_off_hides_none_after_it(path: Path, num_bytes: int) -> None:
+    """A full disk takes a part of a record, a kill may leave one."""
+    files, reader = WrittenFiles(path), WrittenFiles(path)
+    files.add("/data/first", "/data/first", 5)
+    whole = path.read_bytes()[4096:]
+    with path.open("ab") as file:
+        file.write(whole[:num_bytes])
+    files.drop(files.changes()[1], [])
+    files.add("/data/second", "/data/second", 6)
+    assert reader.any()
+    assert reader.covers("/data/second")
+    assert reader.covers("/another name", 6)
+    assert "/data/second" in [change.path for change in files.changes()[0]]
+    files.close()
+    reader.close()
+
+
+def become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def hold_as(user: int, path: str, pipe: Connection) -> None:
+    """Become another user, without running another program, and have the file open for writing."""
+    become(user)
+    with open(path, "w"):
+        pipe.send(os.getpid())
+        pipe.recv()
+
+
+def look_as(user: int, change: Change, pipe: Connection) -> None:
+    become(user)
+    pipe.send(still_open([change]))
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.skipif(os.geteuid() != 0, reason="users are changed")
+def test_a_writer_that_may_not_be_looked_at_may_have_it_open(tmp_path: Path) -> None:
+    """As an entry point of a container that gave up its rights, and then trains."""
+    user, name = 4711, str(tmp_path / "held")
+    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        directory.chmod(directory.stat().st_mode | 0o001)
+    (tmp_path / "held").touch()
+    os.chown(name, user, user)
+    with child_running(hold_as, user, name) as (_, holder):
+        pid = holder.recv()
+        change = Change(name, name, 0, False, pid, os.stat("/proc/self/ns/pid").st_ino)
+        with child_running(look_as, user, change) as (_, looker):
+            assert looker.recv() == [change]
 
 
 def test_where_there_are_no_records_all_files_count_as_written(tmp_path: Path) -> None:

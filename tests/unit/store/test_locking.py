@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from cache_user import key_of
 from prefeed.config import MIB
 from prefeed.store import environment, locking
+from prefeed.store.layout import data_path
 from prefeed.store.locking import directory_lock, when_free
 from prefeed.store.shared import SharedTier
 
@@ -98,3 +101,23 @@ def test_a_store_whose_directory_is_kept_busy_looks_empty(tmp_path: Path) -> Non
     tier.grow(2 * MIB)
     assert tier.limit_bytes == 2 * MIB
     tier.close()
+
+
+def test_who_was_stopped_while_it_wrote_holds_up_nobody_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored is read all the while; nothing is stored, and nobody waits a second time, until it goes on."""
+    monkeypatch.setattr(locking, "TURN_SECONDS", 0.02)
+    with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as tier:
+        (tmp_path / "store").mkdir(mode=0o700)
+        assert tier.put_many([(key_of(0), b"stored")]) == 1
+        with data_path(tmp_path / "store").open("rb") as stopped:
+            fcntl.flock(stopped, fcntl.LOCK_EX)
+            assert tier.put_many([(key_of(1), b"more")]) == 0
+            monkeypatch.setattr(locking, "TURN_SECONDS", LONG)
+            assert tier.put_many([(key_of(1), b"more")]) == 0
+            assert tier.get(key_of(0)) == b"stored"
+            with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as other:
+                assert other.put_many([(key_of(1), b"more")]) == 0
+        assert tier.put_many([(key_of(1), b"more")]) == 1
+        assert tier.get(key_of(1)) == b"more"

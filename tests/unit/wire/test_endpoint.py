@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import ServerError, UnsafeDirectoryError
+from prefeed.trust import require_kept
 from prefeed.wire.endpoint import ensure_private_dir, peer_process
 from sandbox import Sandbox
 
@@ -50,6 +51,24 @@ def test_a_link_is_not_followed(sandbox: Sandbox) -> None:
     (parent / "directory").symlink_to(target)
     with pytest.raises(UnsafeDirectoryError):
         ensure_private_dir(parent / "directory")
+
+
+@pytest.mark.parametrize("by", ["a link", "its own name"])
+def test_a_directory_that_others_may_write_to_is_kept_below_a_private_one_only(sandbox: Sandbox, by: str) -> None:
+    """Not behind a link in one: others come to it by another way, as to a ~/.cache that leads to a scratch disk."""
+    home, scratch = sandbox.root / "home", sandbox.memory_dir
+    home.mkdir(mode=0o700, exist_ok=True)
+    scratch.chmod(0o755)
+    above = scratch if by == "a link" else home
+    (above / "manifests").mkdir()
+    (above / "manifests").chmod(0o775)
+    (home / "cache").symlink_to(above)
+    if by == "a link":
+        with pytest.raises(UnsafeDirectoryError, match="0775"):
+            require_kept(home / "cache" / "manifests")
+    else:
+        require_kept(home / "manifests")
+        require_kept(home / "cache" / "manifests")
 
 
 def test_a_file_in_its_place_is_refused(sandbox: Sandbox) -> None:
