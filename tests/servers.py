@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -197,6 +198,54 @@ def silent(handler: Handler) -> None:
     """Never answer."""
     handler.server.released.wait()
     handler.close_connection = True
+
+
+def reset(handler: Handler) -> None:
+    """Announce 1000 bytes, send 10 and reset the connection."""
+    _begin(handler)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.shutdown(socket.SHUT_RD)
+    handler.close_connection = True
+
+
+def chunked(handler: Handler) -> None:
+    """Send the file in chunks, without its length."""
+    _without_length(
+        handler, {"Transfer-Encoding": "chunked"}, lambda data: b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    )
+
+
+def chunked_half(handler: Handler) -> None:
+    """Send half the file in a chunk, and hang up before the last one."""
+    half = lambda data: b"%x\r\n%b\r\n" % (len(data) // 2, data[: len(data) // 2])  # noqa: E731
+    _without_length(handler, {"Transfer-Encoding": "chunked"}, half)
+    handler.close_connection = True
+
+
+def until_closed(handler: Handler) -> None:
+    """Send the file, and say by hanging up that this was all."""
+    _without_length(handler, {"Connection": "close"}, bytes)
+    handler.close_connection = True
+
+
+def until_closed_half(handler: Handler) -> None:
+    """Send half the file, and hang up as if this were all."""
+    _without_length(handler, {"Connection": "close"}, lambda data: data[: len(data) // 2])
+    handler.close_connection = True
+
+
+def redirected(code: int, to: str) -> Answer:
+    """Say that it is elsewhere."""
+    return lambda handler: handler.reply(code, b"", {"Location": to})
+
+
+def _without_length(handler: Handler, headers: dict[str, str], body: Callable[[bytes], bytes]) -> None:
+    handler.send_response(200)
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body((handler.server.directory / handler.path.lstrip("/")).read_bytes()))
+    handler.wfile.flush()
 
 
 def _begin(handler: Handler) -> None:

@@ -25,6 +25,7 @@ from prefeed.client.readers import Readers
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, ConfigError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
+from prefeed.sources.answers import listed_in
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -117,7 +118,9 @@ class Origin:
         elif self._dataset is not None:
             data = readers.read(self._dataset, object_id)
         else:
-            data = read_origin(self._local.source(self._given, self.config), self.manifest.path(object_id), self.config)
+            source = self._local.source(self._given, self.config)
+            listed = listed_in(self.manifest, object_id)
+            data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
 
     def settle(self) -> Manifest:

@@ -66,6 +66,7 @@ from prefeed.errors.origins import (
     TransientSourceError,
     TruncatedBodyError,
     UnknownSchemeError,
+    WrongAnswerError,
 )
 
 __all__ = [
@@ -125,4 +126,5 @@ __all__ = [
     "UnknownSchemeError",
     "UnsafeDirectoryError",
     "VersionMismatchError",
+    "WrongAnswerError",
 ]

@@ -163,6 +163,7 @@ class PosixSource:
         """
         where = path if path[:1] == "/" else self._prefix + path
         earlier: bytes | None = None
+        sizes = ""
         try:
             for reads_left in range(MOST_READS - 1, -1, -1):
                 now_ns = time.time_ns()
@@ -174,6 +175,7 @@ class PosixSource:
                         version = version_of(before, descriptor, self._file_systems)
                         return FetchedObject(data=data, version=version, inode=identity_of(before))
                     earlier, after = data, os.fstat(descriptor)
+                    sizes = f"{before.st_size} bytes at the last start, {after.st_size} at the end"
                 finally:
                     os.close(descriptor)
                 if reads_left:
@@ -181,8 +183,7 @@ class PosixSource:
         except (OSError, ValueError) as err:
             _raise_translated(err, where)
         raise TruncatedBodyError(
-            f"{where} changed while it was read, {MOST_READS} times: {before.st_size} bytes at the last start, "
-            f"{after.st_size} at the end; do not write to training data during a run",
+            f"{where} changed while it was read, {MOST_READS} times: {sizes}; do not write to training data during a run",
             path=where,
         )
 
@@ -208,7 +209,9 @@ class PosixSource:
         data = os.read(descriptor, size or 1)
         if len(data) > size:  # files that the kernel makes up say that they are empty
             if os.fstat(descriptor).st_size == size:
-                raise PassedThroughError(f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path))
+                raise PassedThroughError(
+                    f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path)
+                )
             return None
         if len(data) != size:
             data = _read_rest(descriptor, data, size)

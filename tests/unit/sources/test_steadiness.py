@@ -83,8 +83,6 @@ class Writing:
         return self._events.pop(0)(data) if self._events else data
 
 
-
-
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Move the source's clock on."""
