@@ -117,6 +117,7 @@ def test_another_answer_than_the_object(
     url = f"{server.url}/{WRONG:02}.bin"
     assert url in str(caught.value)
     is_whole = isinstance(caught.value, errors.WrongAnswerError)
+    del caught, iterator
     assert sum(url in record.getMessage() for record in caplog.records) == is_whole
     counts = prefeed.statistics()
     assert counts.errors.get("wrong-answer", 0) + counts.errors.get("truncated-body", 0) >= 2

@@ -85,18 +85,14 @@ def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callabl
 
 
 def _says_changed(fetched: FetchedObject, listed: Listed) -> bool:
-    if listed.version_hash and fetched.version and not fetched.encoding:  # an encoding has an etag of its own
-        version = fetched.version
-        spellings = (
-            version,
-            version.removeprefix(_WEAK),
-            _WEAK + version,
-            version_without_etag(fetched.modified_seconds, listed.size_bytes),
-        )
-        return all(version_hash(spelling) != listed.version_hash for spelling in spellings)
-    if listed.version_hash and not fetched.encoding:
-        return False
-    return fetched.modified_seconds >= int(listed.listed_at()) if listed.listed_at() != float("inf") else False
+    """Return whether another version came: another etag, or, without one on either side, one made after the listing."""
+    size = memoryview(fetched.data).nbytes
+    has_etag = bool(fetched.version) and fetched.version != version_without_etag(fetched.modified_seconds, size)
+    if listed.version_hash and (has_etag or not fetched.modified_seconds) and not fetched.encoding:
+        spellings = (fetched.version, fetched.version.removeprefix(_WEAK), _WEAK + fetched.version)
+        return has_etag and all(version_hash(spelling) != listed.version_hash for spelling in spellings)
+    # An etag of an encoding is one of its own; and a time says nothing against an etag, but that it is later.
+    return fetched.modified_seconds > 0 and fetched.modified_seconds >= listed.listed_at() - 1
 
 
 def _say_once(where: str, message: str) -> None:
