@@ -109,6 +109,16 @@ def read_memory(read: ReadText = read_text) -> Memory:
     return Memory(total_bytes=total, available_bytes=sizes.get("MemAvailable", total), groups=groups)
 
 
+def leaves_room(num_bytes: int, read: ReadText = read_text) -> bool:
+    """Return whether somebody may take so many bytes at once: half of the reserve is left then.
+
+    The other half is for whoever takes at the same moment; the memory tier gives back what makes it whole again.
+    """
+    memory = read_memory(read)
+    spare, _ = memory.spare_bytes(before_a_kill=True)
+    return spare + reserve_bytes(memory.limit_bytes) // 2 >= num_bytes
+
+
 def in_gib(size_bytes: int) -> str:
     """Return a size for messages."""
     return f"{size_bytes / _GIB:.2f} GiB"
@@ -127,13 +137,10 @@ def memory_groups(own_cgroups: str, root: Path, read: ReadText) -> Iterator[Memo
     """
     for line in own_cgroups.splitlines():
         controllers, _, group = line.partition(":")[2].partition(":")
+        limits: tuple[str, ...]
         if controllers == "":
-            mounts, limits, usage, prefix = (
-                [root, root / "unified"],
-                ("memory.max", "memory.high"),
-                "memory.current",
-                "",
-            )
+            mounts, limits = [root, root / "unified"], ("memory.max", "memory.high")
+            usage, prefix = "memory.current", ""
         elif "memory" in controllers.split(","):
             mounts, limits = [root / "memory"], ("memory.limit_in_bytes",)
             usage, prefix = "memory.usage_in_bytes", "total_"
