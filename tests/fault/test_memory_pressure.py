@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fault.test_stage_caches import memory_group, servers_of_this_home
-from leaks import end_all
+from control_groups import memory_group, num_killed
+from process.conditions import status
+from sandbox import end_all
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,18 +27,12 @@ ENTER = (
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path) -> Path:
     root = tmp_path / "data"
     root.mkdir()
     for number in range(400):
         (root / f"{number:03}").write_bytes(os.urandom(64) * (1200 * 1024 // 64 + number))
-    yield root
-
-
-def killed_in(group: Path) -> int:
-    name = "memory.events" if (group / "memory.events").exists() else "memory.oom_control"
-    lines = (group / name).read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return root
 
 
 def test_a_job_that_grows_where_the_tier_is_full(root: Path, sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +47,9 @@ def test_a_job_that_grows_where_the_tier_is_full(root: Path, sandbox: Any, monke
             env={**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        killed = killed_in(group)
-        end_all(servers_of_this_home())
+        killed = num_killed(group)
+        found = status()
+        end_all([] if found is None else [found.pid])
     assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr}"
     assert killed == 0
     seen = json.loads(ran.stdout)
