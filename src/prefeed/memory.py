@@ -102,7 +102,7 @@ def reserve_bytes(limit_bytes: int) -> int:
 
 
 def read_memory(read: ReadText = read_text) -> Memory:
-    """Read it; a tenth of a millisecond."""
+    """Read it; some tenths of a millisecond."""
     sizes = parse_meminfo(read(_MEMINFO) or "")
     total = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     groups = tuple(memory_groups(read(_OWN_GROUPS) or "", _CGROUP_ROOT, read))

@@ -20,7 +20,10 @@ CALM_SECONDS: Final = 1.0
 """Between two looks; one takes a few tenths of a millisecond."""
 
 TIGHT_SECONDS: Final = 0.05
-"""The same where less than twice the reserve is left, or pages are on their way back."""
+"""The same where less than twice the reserve is left."""
+
+BUSY_SECONDS: Final = 0.002
+"""The same while pages are on their way back: others are served in between."""
 
 GIVEN_BACK: Final = "memory-given-back"
 """Counted each time the tier is granted less."""
@@ -70,7 +73,10 @@ class MemoryWatch:
             _log.info("prefeed: %s", self.notice)
         if budget != self._granted_bytes or taken > budget + MIN_BUDGET_BYTES:
             self._granted_bytes = budget
-            self._node.press_tier(max(self._sessions.press_memory(budget), MIN_BUDGET_BYTES))
+            objects = max(self._sessions.press_memory(budget), MIN_BUDGET_BYTES)
+            before = self._node.tier_bytes
+            if objects < self._node.press_tier(objects) < before:
+                return BUSY_SECONDS
         spare, _ = memory.spare_bytes(before_a_kill=True)
         return TIGHT_SECONDS if spare < reserve_bytes(memory.limit_bytes) else CALM_SECONDS
 

@@ -74,6 +74,7 @@ class Node:
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
         self._tier = tier
         self._granted_bytes = _EVERYTHING
+        self._scattered_bytes = 0  # free in the tier, and not to be given back
         self._clock = clock
         self._call_later = call_later
         self._retry = RetryPolicy(deadline_seconds=config.retry_deadline)
@@ -93,8 +94,12 @@ class Node:
     def press_tier(self, budget_bytes: int) -> int:
         """The tier may take so much from now on, and what it has taken beyond that goes back to the kernel.
 
-        Returns what it takes now, which may still be more: while readers are in their batches, and 64 MiB at a time.
+        Returns what it takes now, which may still be more: it goes back part by part, and after readers have left their
+        batches. Where what is free lies too scattered to go back, more values go, the next time.
         """
+        before = self._tier.file_bytes
+        if budget_bytes > self._granted_bytes:
+            self._scattered_bytes = 0
         self._tier.resize(budget_bytes)
         self._granted_bytes = budget_bytes
         budget = self._budget_bytes()
@@ -104,10 +109,13 @@ class Node:
             self.scheduler.set_budget(budget)
         self.pump()
         try:
-            return self._tier.give_back(budget_bytes)
+            taken = self._tier.give_back(budget_bytes)
         except StoreError as err:
             self._counts.errors[err.code] += 1
             return self._tier.file_bytes
+        if taken > budget_bytes and taken >= before and self._tier.is_scattered:
+            self._scattered_bytes += (taken - budget_bytes) // 2
+        return taken
 
     @property
     def tier_bytes(self) -> int:
@@ -116,7 +124,8 @@ class Node:
 
     def _budget_bytes(self) -> int:
         """Return what values may cost: what the tier has room for, and was granted."""
-        return min(self._tier.capacity_bytes, self._tier.capacity_within(self._granted_bytes))
+        granted = self._tier.capacity_within(self._granted_bytes)
+        return max(0, min(self._tier.capacity_bytes, granted) - self._scattered_bytes)
 
     # ------------------------------------------------------------ datasets
 

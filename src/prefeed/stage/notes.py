@@ -13,6 +13,7 @@ import msgspec
 from prefeed.errors import EntryFormatError
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths, version_of
+from prefeed.sources.steadiness import seconds_to_rest
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)
@@ -79,6 +80,18 @@ def key_now(path: str) -> bytes:
     except (OSError, ValueError):
         return ABSENT
     return entry_key("/", path, version_of(status, path)) if stat.S_ISREG(status.st_mode) else ABSENT
+
+
+def key_at_rest(path: str) -> tuple[bytes, bool]:
+    """Return the key that a file has now, and whether it has rested: else it may be read half old and half new."""
+    now_ns = time.time_ns()
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ABSENT, True
+    if not stat.S_ISREG(status.st_mode):
+        return ABSENT, True
+    return entry_key("/", path, version_of(status, path)), not seconds_to_rest(status, now_ns)
 
 
 def keys_now(paths: list[bytes]) -> dict[bytes, bytes]:

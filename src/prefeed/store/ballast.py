@@ -12,6 +12,7 @@ the file system has not given.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -42,6 +43,7 @@ class Ballast:
 
     Attributes:
         bytes: What is punched out of the file.
+        is_scattered: All that is free lay in runs that are too short, when it was looked for last.
 
     **Threads**: the writer's.
     """
@@ -54,24 +56,42 @@ class Ballast:
         self._write = write
         self._entries: dict[bytes, tuple[int, int]] = {}  # where each hole is
         self._next = 0
+        self._run = 0
+        self._has_worked = False
+        self.is_scattered = False
         self.bytes = 0
         self._find()
 
-    def take(self, wanted_bytes: int) -> int:
-        """Give about so many bytes of free pages back to the kernel; returns how many, fewer where there are no runs of them.
+    def take(self, wanted_bytes: int, *, within_seconds: float) -> int:
+        """Give about so many bytes of free pages back to the kernel; returns how many.
+
+        Fewer where there are no runs of them, and when the time is over: LMDB looks long for a run that is not there.
 
         The store's map must end where its data do: else LMDB would take pages there.
         """
         if not self._reservation.can_punch:
             return 0
-        before, runs = self.bytes, list(_RUNS)
-        while runs and (missing := wanted_bytes - (self.bytes - before)) > 0:
-            hole = (runs[0] - 1) * PAGE_BYTES
-            count = min(_GROUP, missing // hole or int(len(runs) == 1))
-            while count and not self._try_put(runs[0], count):
-                count //= 4
-            if not count:
-                del runs[0]
+        before, until = self.bytes, time.monotonic() + within_seconds
+        if self._has_worked:  # else it goes on with shorter runs where it ended
+            self._run = max(0, self._run - 1)
+        self._has_worked = self.is_scattered = False
+        count = 1
+        while self._run < len(_RUNS) and time.monotonic() < until:
+            missing = wanted_bytes - (self.bytes - before)
+            hole = (_RUNS[self._run] - 1) * PAGE_BYTES
+            most = missing // hole or int(missing > 0 and self._run == len(_RUNS) - 1)
+            if missing <= 0:
+                break
+            if most and self._try_put(_RUNS[self._run], min(count, most)):
+                count = min(2 * count, _GROUP)
+                self._has_worked = True
+            elif most and count > 1:
+                count = 1
+            else:
+                self._run += 1
+        if self._run == len(_RUNS):
+            self._run = 0
+            self.is_scattered = not self._has_worked
         return self.bytes - before
 
     def give(self, wanted_bytes: int) -> int:

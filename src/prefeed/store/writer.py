@@ -45,7 +45,7 @@ Put = tuple[bytes, Buffer, bool]
 _SLACK_BYTES: Final = 1024**2
 _TREE_PAGES_A_PUT: Final = 6
 _WHOLE: Final = 0
-_MOST_GIVEN_BACK: Final = 64 * 1024**2
+_GIVING_SECONDS: Final = 0.05
 _TIGHT_SHARE: Final = 0.9
 _MOST_DELETES: Final = 1024
 """In one commit: LMDB writes the numbers of all pages that a commit frees into one run of pages."""
@@ -233,8 +233,8 @@ class TierWriter:
     def give_back(self, budget_bytes: int) -> int:
         """Give pages without values back to the kernel, until the store's files take no more than that; returns what they take.
 
-        **Blocking**: 64 MiB at most at a time. Values stay: delete some before, and call it again later, when readers have
-        left their batches.
+        **Blocking**: about a tenth of a second. Values stay: delete some before, and call it again: there may be more to do,
+        and readers leave their batches. What lies scattered in runs of one or two pages stays.
         """
         budget_bytes = max(budget_bytes, MIN_BUDGET_BYTES)
         with translated(self._directory):
@@ -247,8 +247,13 @@ class TierWriter:
                 excess = self.file_bytes - budget_bytes
                 if excess > 0 and self._ballast is not None:
                     self._age_freed_pages()
-                    self._ballast.take(min(excess, _MOST_GIVEN_BACK))
+                    self._ballast.take(excess, within_seconds=_GIVING_SECONDS)
         return self.file_bytes
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether ``give_back`` found nothing more to give back, for what is free lies in short runs, or readers hold it."""
+        return self._ballast is not None and self._ballast.is_scattered
 
     def reclaim_dead_readers(self) -> int:
         """Free the slots of readers that were killed, and with them the pages they held; returns how many."""
