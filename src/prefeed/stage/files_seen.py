@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from prefeed.interception import FileReader
 from prefeed.stage.anatomy.installed import is_below_packages
 from prefeed.stage.library_state import threads_now
-from prefeed.stage.notes import Note, key_at_rest
+from prefeed.stage.notes import Note, is_being_written, key_now
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 
@@ -141,10 +141,9 @@ class FilesSeen:
         """Note a file, and by which calls it was opened; without a key it is asked for its version."""
         way = 0 if self._way is None else self._way()
         if way is not None:
-            if key is None:
-                key, is_at_rest = key_at_rest(path)
-                self.is_complete &= is_at_rest
-            self._seen[path] = key
+            self._seen[path] = key_now(path) if key is None else key
+            if key is None and is_being_written(path):
+                self.is_complete = False
             if not is_below_packages(path):
                 self.ways.setdefault(way, []).append(path)
 

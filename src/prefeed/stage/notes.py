@@ -13,7 +13,7 @@ import msgspec
 from prefeed.errors import EntryFormatError
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths, version_of
-from prefeed.sources.steadiness import seconds_to_rest
+from prefeed.sources.steadiness import is_open_for_writing, is_young
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)
@@ -82,16 +82,18 @@ def key_now(path: str) -> bytes:
     return entry_key("/", path, version_of(status, path)) if stat.S_ISREG(status.st_mode) else ABSENT
 
 
-def key_at_rest(path: str) -> tuple[bytes, bool]:
-    """Return the key that a file has now, and whether it has rested: else it may be read half old and half new."""
-    now_ns = time.time_ns()
+def is_being_written(path: str) -> bool:
+    """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new."""
     try:
-        status = os.stat(path)
+        if not is_young(os.stat(path), time.time_ns()):
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return ABSENT, True
-    if not stat.S_ISREG(status.st_mode):
-        return ABSENT, True
-    return entry_key("/", path, version_of(status, path)), not seconds_to_rest(status, now_ns)
+        return False
+    try:
+        return is_open_for_writing(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def keys_now(paths: list[bytes]) -> dict[bytes, bytes]:
