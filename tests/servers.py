@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shutil
 import socket
@@ -22,6 +23,8 @@ S3_ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
     "AWS_REGION": "us-east-1",
 }
+
+_FORWARDED = ("content-type", "etag", "last-modified")
 
 Answer = Callable[["Handler"], None]
 
@@ -65,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         if answer is not None:
             answer(self)
             return
+        if self.server.behind:
+            self._forward()
+            return
         file = self.server.directory / unquote(path, errors="surrogateescape").lstrip("/")
         if not file.is_file():
             self.reply(404, b"not found")
@@ -75,6 +81,15 @@ class Handler(BaseHTTPRequestHandler):
             "Last-Modified": formatdate(status.st_mtime, usegmt=True),
         }
         self.reply(200, file.read_bytes(), headers)
+
+    def _forward(self) -> None:
+        connection = http.client.HTTPConnection(urlsplit(self.server.behind).netloc)
+        with contextlib.closing(connection):
+            connection.request(self.command, self.path, headers=dict(self.headers))
+            response = connection.getresponse()
+            body = response.read()
+            kept = {name: value for name, value in response.getheaders() if name.lower() in _FORWARDED}
+            self.reply(response.status, body, kept)
 
     def do_PROPFIND(self) -> None:
         if not self.server.webdav:
@@ -116,6 +131,7 @@ class FileServer(ThreadingHTTPServer):
         answers: What to do instead of serving a file, by request path.
         requests: Method, path and headers of each GET, in order.
         webdav: Whether PROPFIND lists.
+        behind: Asked for what there is no answer for; empty: the directory.
         released: Set when the server stops: answers that stall wait for it.
     """
 
@@ -126,6 +142,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.directory = directory
         self.webdav = webdav
+        self.behind = ""
         self.answers: dict[str, Answer] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.released = threading.Event()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 import prefeed
@@ -303,3 +304,29 @@ def test_another_part_than_was_asked_for(
             source.fetch_range("a", 10, 500)
     finally:
         source.close()
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["a page", "another object"])
+def test_a_store_that_answers_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool) -> None:
+    """Moto's S3 behind a proxy that has a page of its own, or an object with another etag, in place of one object."""
+    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "1")
+    with servers.moto_server() as moto, servers.http_server(tmp_path) as front:
+        front.behind = moto
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": front.url, "AWS_ALLOW_HTTP": "true"}.items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3", endpoint_url=moto, region_name="us-east-1").create_bucket(Bucket="answers")
+        for number in range(6):
+            servers.put_into_moto("answers", f"{number}.bin", bytes([number]) * SIZE)
+        headers = {"ETag": '"another"'} if changed else {}
+        front.answers["/answers/3.bin"] = lambda handler: handler.reply(200, b"something else", headers)
+        dataset = prefeed.datasets.Objects("s3://answers", pattern="*.bin")
+        assert [dataset[number] for number in (0, 1, 2, 4, 5)] == [bytes([number]) * SIZE for number in (0, 1, 2, 4, 5)]
+        if changed:
+            assert dataset[3] == b"something else"
+            assert prefeed.statistics().errors["object-changed"] >= 1
+        else:
+            with pytest.raises(errors.WrongAnswerError, match=r"s3://answers/3\.bin: 14 bytes came, 1000 are listed"):
+                dataset[3]
+            assert prefeed.statistics().errors["wrong-answer"] >= 2
+        assert prefeed.statistics().resident_objects == 5
+        prefeed.datasets._readers.close()
