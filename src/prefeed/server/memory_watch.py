@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from prefeed.errors import StoreError
 from prefeed.memory import Memory, read_memory, reserve_bytes
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
@@ -63,6 +64,13 @@ class MemoryWatch:
 
     def look(self) -> float:
         """Grant less or more, if that is needed; returns after how many seconds to look again."""
+        try:
+            return self._look()
+        except (OSError, StoreError) as err:  # the store's directory was removed, say: who writes there tells of it
+            self._node.count_error(err.code if isinstance(err, StoreError) else StoreError.code)
+            return CALM_SECONDS
+
+    def _look(self) -> float:
         memory = self._read()
         taken = self._node.tier_bytes + self._sessions.memory_bytes
         limits = MemoryLimits(memory=memory, free_bytes=_free_bytes(self._store_dir), taken_bytes=taken)
