@@ -62,6 +62,11 @@ class Ballast:
         self.bytes = 0
         self._find()
 
+    @property
+    def held_bytes(self) -> int:
+        """What LMDB cannot use for values: the holes, and the first page of each entry."""
+        return self.bytes + PAGE_BYTES * len(self._entries)
+
     def take(self, wanted_bytes: int, *, within_seconds: float) -> int:
         """Give about so many bytes of free pages back to the kernel; returns how many.
 

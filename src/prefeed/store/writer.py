@@ -153,7 +153,8 @@ class TierWriter:
     @property
     def capacity_bytes(self) -> int:
         """The most that values may cost together, counted by ``stored_bytes``; shrinks if the file system fills up."""
-        return max(0, capacity_of_map(self._reservation.map_bytes) - self._ballast_bytes)
+        held = 0 if self._ballast is None else self._ballast.held_bytes
+        return max(0, capacity_of_map(self._reservation.map_bytes) - held)
 
     def capacity_within(self, budget_bytes: int) -> int:
         """Return what ``capacity_bytes`` is when the store takes so much of its file system."""
