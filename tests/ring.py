@@ -152,6 +152,12 @@ class Ring:
         self._passed_by(ticket)
         self.collect()
 
+    def press(self, budget: int) -> None:
+        """Memory is short."""
+        self.scheduler.press(budget)
+        self._is_over = self.reserved > budget
+        self.collect()
+
     def set_budget(self, budget: int) -> None:
         """The tier holds that much from now on."""
         self.scheduler.set_budget(budget)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -21,6 +23,8 @@ S3_ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
     "AWS_REGION": "us-east-1",
 }
+
+_FORWARDED = ("content-type", "etag", "last-modified")
 
 Answer = Callable[["Handler"], None]
 
@@ -64,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         if answer is not None:
             answer(self)
             return
+        if self.server.behind:
+            self._forward()
+            return
         file = self.server.directory / unquote(path, errors="surrogateescape").lstrip("/")
         if not file.is_file():
             self.reply(404, b"not found")
@@ -74,6 +81,15 @@ class Handler(BaseHTTPRequestHandler):
             "Last-Modified": formatdate(status.st_mtime, usegmt=True),
         }
         self.reply(200, file.read_bytes(), headers)
+
+    def _forward(self) -> None:
+        connection = http.client.HTTPConnection(urlsplit(self.server.behind).netloc)
+        with contextlib.closing(connection):
+            connection.request(self.command, self.path, headers=dict(self.headers))
+            response = connection.getresponse()
+            body = response.read()
+            kept = {name: value for name, value in response.getheaders() if name.lower() in _FORWARDED}
+            self.reply(response.status, body, kept)
 
     def do_PROPFIND(self) -> None:
         if not self.server.webdav:
@@ -115,6 +131,7 @@ class FileServer(ThreadingHTTPServer):
         answers: What to do instead of serving a file, by request path.
         requests: Method, path and headers of each GET, in order.
         webdav: Whether PROPFIND lists.
+        behind: Asked for what there is no answer for; empty: the directory.
         released: Set when the server stops: answers that stall wait for it.
     """
 
@@ -125,6 +142,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.directory = directory
         self.webdav = webdav
+        self.behind = ""
         self.answers: dict[str, Answer] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.released = threading.Event()
@@ -197,6 +215,54 @@ def silent(handler: Handler) -> None:
     """Never answer."""
     handler.server.released.wait()
     handler.close_connection = True
+
+
+def reset(handler: Handler) -> None:
+    """Announce 1000 bytes, send 10 and reset the connection."""
+    _begin(handler)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.shutdown(socket.SHUT_RD)
+    handler.close_connection = True
+
+
+def chunked(handler: Handler) -> None:
+    """Send the file in chunks, without its length."""
+    _without_length(
+        handler, {"Transfer-Encoding": "chunked"}, lambda data: b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    )
+
+
+def chunked_half(handler: Handler) -> None:
+    """Send half the file in a chunk, and hang up before the last one."""
+    half = lambda data: b"%x\r\n%b\r\n" % (len(data) // 2, data[: len(data) // 2])  # noqa: E731
+    _without_length(handler, {"Transfer-Encoding": "chunked"}, half)
+    handler.close_connection = True
+
+
+def until_closed(handler: Handler) -> None:
+    """Send the file, and say by hanging up that this was all."""
+    _without_length(handler, {"Connection": "close"}, bytes)
+    handler.close_connection = True
+
+
+def until_closed_half(handler: Handler) -> None:
+    """Send half the file, and hang up as if this were all."""
+    _without_length(handler, {"Connection": "close"}, lambda data: data[: len(data) // 2])
+    handler.close_connection = True
+
+
+def redirected(code: int, to: str) -> Answer:
+    """Say that it is elsewhere."""
+    return lambda handler: handler.reply(code, b"", {"Location": to})
+
+
+def _without_length(handler: Handler, headers: dict[str, str], body: Callable[[bytes], bytes]) -> None:
+    handler.send_response(200)
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body((handler.server.directory / handler.path.lstrip("/")).read_bytes()))
+    handler.wfile.flush()
 
 
 def _begin(handler: Handler) -> None:

@@ -70,6 +70,14 @@ def boot_time() -> float:
         return float("-inf")
 
 
+def read_text(path: Path) -> str | None:
+    """Return the text of one of the kernel's files; None where there is none, or it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+
+
 @cache
 def process_namespace() -> str:
     """Return what process ids of this process count within: containers of one kernel have one each."""

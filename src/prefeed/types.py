@@ -46,11 +46,17 @@ class FetchedObject:
         data: The bytes; anything with the buffer protocol.
         version: Version observed with these bytes, comparable to ``ObjectInfo.version``; ``""`` if unknown.
         inode: Which file they were read from, as ``posix.identity_of`` says; 0 where that means nothing.
+        modified_seconds: When the object was last changed, as a store or web server says, since 1970; 0 when it does not.
+        encoding: What a web server says that it did to the bytes, such as ``gzip``; ``""`` for nothing.
+        is_end_known: False when the connection's end was all that told where the object ends: it may have broken off.
     """
 
     data: Buffer
     version: str
     inode: int = 0
+    modified_seconds: int = 0
+    encoding: str = ""
+    is_end_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

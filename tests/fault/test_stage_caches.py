@@ -6,18 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import prefeed
+from control_groups import memory_group
 from e2e.parity import TESTS, assert_same_rows, caches_of, make_session, rows, run_jobs, stop_server
 from e2e.parity_job import digest
 from e2e.parity_readers import RandomData
-from leaks import read_proc
 from prefeed.config import resolve
 from process.conditions import status
 from sandbox import end_all
@@ -90,32 +88,6 @@ def test_control_group_below_the_asked_size(monkeypatch: pytest.MonkeyPatch) -> 
 def servers_of_this_home() -> list[int]:
     found = status()
     return [] if found is None else [found.pid]
-
-
-@contextmanager
-def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """A control group of this process's own with a limit; yields the file by which a process enters it."""
-    parent, limit_name = own_memory_group()
-    group = parent / f"pft-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / limit_name).write_text(str(limit_bytes))
-    except OSError as err:
-        if group.exists():
-            group.rmdir()
-        pytest.skip(f"this user may not make a control group with a memory limit: {err}")
-    try:
-        yield group / "cgroup.procs"
-    finally:
-        group.rmdir()
-
-
-def own_memory_group() -> tuple[Path, str]:
-    for line in read_proc(os.getpid(), "cgroup").decode().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
-    return Path("/sys/fs/cgroup") / path.lstrip("/"), "memory.max"
 
 
 def test_memory_fills_up_by_others(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:

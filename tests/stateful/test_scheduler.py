@@ -186,6 +186,11 @@ class Scheduling(RuleBasedStateMachine):
         if is_refused and less:
             self.ring.set_budget(max(0, self.ring.scheduler.residency.budget_bytes - less))
 
+    @rule(budget=st.integers(0, 1500))
+    def press(self, budget: int) -> None:
+        """Memory is short, or there is more again."""
+        self.ring.press(budget)
+
     @precondition(_is_any_on_its_way)
     @rule(data=st.data(), permanent=st.booleans())
     def fail(self, data: Any, permanent: bool) -> None:

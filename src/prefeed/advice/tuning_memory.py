@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from prefeed.advice.tuning_settings import Settings
-from prefeed.config import GIB, KIB
-from prefeed.store.capacity import CgroupMemory, cgroup_memory
+from prefeed.config import KIB
+from prefeed.machine import read_text
+from prefeed.memory import in_gib, read_memory
 from prefeed.torch.nesting import tensors_in
 
 _MARGIN: Final = 1.2
 """Workers grow, and batches are not all as large as the one that was looked at."""
 
 _SHM: Final = Path("/dev/shm")
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
-_USAGES: Final = ("memory.current", "memory.usage_in_bytes")
-
-ReadText = Callable[[Path], str]
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +54,10 @@ def refusal(settings: Settings, needs: Needs, free: Free) -> str | None:
     """Return why there is no room for these settings; None: there is. Pure."""
     total, shared = needs.of(settings)
     if total > free.memory_bytes:
-        return f"not tried: it would take {_gib(total)} of memory, and {_gib(free.memory_bytes)} are free"
+        return f"not tried: it would take {in_gib(total)} of memory, and {in_gib(free.memory_bytes)} are free"
     if shared > free.shared_bytes:
         return (
-            f"not tried: it would take {_gib(shared)} of {_SHM}, and {_gib(free.shared_bytes)} are free; "
+            f"not tried: it would take {in_gib(shared)} of {_SHM}, and {in_gib(free.shared_bytes)} are free; "
             "in a container, raise --shm-size"
         )
     return None
@@ -68,16 +65,14 @@ def refusal(settings: Settings, needs: Needs, free: Free) -> str | None:
 
 def free_memory() -> Free:
     """Read what this process may still take."""
-    texts = _read_text(Path("/proc/meminfo"))
-    groups = cgroup_memory(_read_text(Path("/proc/self/cgroup")), _CGROUP_ROOT, in_use_only(_read_text))
     status = os.statvfs(_SHM) if _SHM.exists() else None
     shared = status.f_bavail * status.f_frsize if status is not None else 0
-    return Free(memory_bytes=least_free(texts, groups), shared_bytes=shared)
+    return Free(memory_bytes=read_memory().left_bytes, shared_bytes=shared)
 
 
 def private_bytes(pids: Iterable[int]) -> list[int]:
     """Read what each process has for itself alone; those that are gone are left out."""
-    found = (parse_private(_read_text(Path(f"/proc/{pid}/smaps_rollup"))) for pid in pids)
+    found = (parse_private(_text(Path(f"/proc/{pid}/smaps_rollup"))) for pid in pids)
     return [size for size in found if size]
 
 
@@ -88,36 +83,16 @@ def batch_bytes(batch: Any) -> int:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Read the processor time that processes have used, together."""
-    ticks = sum(parse_cpu_ticks(_read_text(Path(f"/proc/{pid}/stat"))) for pid in pids)
+    ticks = sum(parse_cpu_ticks(_text(Path(f"/proc/{pid}/stat"))) for pid in pids)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_bytes(pids: Iterable[int]) -> int:
     """Read how many bytes processes have got from files: by reading, or, of mapped ones, from the disk."""
-    return sum(parse_read(_read_text(Path(f"/proc/{pid}/io"))) for pid in pids)
+    return sum(parse_read(_text(Path(f"/proc/{pid}/io"))) for pid in pids)
 
 
 # ---------------------------------------------------------------- what the kernel's texts mean
-
-
-def least_free(meminfo: str, groups: Iterable[CgroupMemory]) -> int:
-    """Return the least of what the machine and the control groups have left."""
-    left = [max(0, group.limit_bytes - group.usage_bytes) for group in groups]
-    return min([_number_after(meminfo, "MemAvailable:") * KIB, *left])
-
-
-def in_use_only(read_text: ReadText) -> ReadText:
-    """Return what reads a control group's use without the files in it that the kernel would give up for memory."""
-
-    def read(path: Path) -> str:
-        text = read_text(path)
-        if path.name not in _USAGES or not text.strip().isdigit():
-            return text
-        counts = read_text(path.with_name("memory.stat"))
-        files = _number_after(counts, "total_inactive_file") or _number_after(counts, "inactive_file")
-        return str(max(0, int(text) - files))
-
-    return read
 
 
 def parse_private(smaps_rollup: str) -> int:
@@ -145,12 +120,5 @@ def _number_after(text: str, name: str) -> int:
     return 0
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f} GiB"
+def _text(path: Path) -> str:
+    return read_text(path) or ""

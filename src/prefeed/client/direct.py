@@ -9,14 +9,21 @@ import time
 from prefeed.config import Config
 from prefeed.core.retry import RetryPolicy
 from prefeed.errors import SourceError
+from prefeed.sources.answers import Listed, require_listed
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer
 
 _DEADLINE_SECONDS = 60.0
 
 
-def read_origin(source: Source, path: str, config: Config) -> Buffer:
+def read_origin(source: Source, path: str, config: Config, *, listed: Listed | None = None) -> Buffer:
     """Return the bytes of the object, tried again while the origin's errors may pass.
+
+    Args:
+        source: Of the origin.
+        path: Of the object.
+        config: Settings.
+        listed: What the listing says of it; what differs from that, and is not said to have changed, is such an error.
 
     Raises:
         SourceError: The origin's own error, with the full path in its message.
@@ -26,7 +33,9 @@ def read_origin(source: Source, path: str, config: Config) -> Buffer:
     while True:
         attempts += 1
         try:
-            return source.fetch(path).data
+            fetched = source.fetch(path)
+            require_listed(fetched, listed, lambda: source.locate(path))
+            return fetched.data
         except SourceError as err:
             elapsed = time.monotonic() - started
             jitter = random.Random().random()  # not the global generator: the user's seed stays theirs

@@ -27,6 +27,7 @@ from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
+from prefeed.sources.answers import listed_in
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store
@@ -270,15 +271,17 @@ class ObjectReader:
         is_fresh = self._source is None
         if self._source is None:
             self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
-        path = self.dataset.manifest.path(object_id)
+        manifest, config = self.dataset.manifest, self.dataset.config
+        path = manifest.path(object_id)
+        listed = None if isinstance(manifest, Catalogue) else listed_in(manifest, object_id)
         try:
-            return read_origin(self._source, path, self.dataset.config)
+            return read_origin(self._source, path, config, listed=listed)
         except AccessDeniedError:
             if is_fresh:
                 raise
         self._source.close()  # its token may have expired since: ask for a new one, once
-        self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
-        return read_origin(self._source, path, self.dataset.config)
+        self._source = open_as_made(self.dataset.url, config, self.dataset.made_with)
+        return read_origin(self._source, path, config, listed=listed)
 
     def _read_refused(self, object_id: int, refusal: SourceError) -> Buffer:
         """Return the bytes of an object that the server was refused, and let the server speak as this process does.

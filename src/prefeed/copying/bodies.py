@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from prefeed.errors import SourceError, TruncatedBodyError
+from prefeed.sources.answers import Listed, require_listed
+from prefeed.sources.manifest import version_hash
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
 from prefeed.types import Buffer, ObjectInfo
@@ -57,7 +59,7 @@ def open_body(source: Source, info: ObjectInfo) -> WholeBody | PiecewiseBody:
     """Return the object as it is at the origin now.
 
     Raises:
-        TruncatedBodyError: It has another size than was listed, though not another version.
+        WrongAnswerError: It has another size than was listed, though not another version.
         SourceError: The origin's own.
     """
     if info.size_bytes > PIECE_BYTES and info.version and hasattr(source, "fetch_range"):
@@ -81,12 +83,5 @@ def _whole(source: Source, info: ObjectInfo) -> WholeBody:
     fetched = source.fetch(info.path)
     # A file's time goes with its bytes. A store's version stays as it was listed: some spell it differently there.
     version = fetched.version if isinstance(source, PosixSource) else info.version or fetched.version
-    body = WholeBody(fetched.data, version)
-    is_changed = bool(info.version) and bool(fetched.version) and fetched.version != info.version
-    if info.size_bytes not in (-1, body.size_bytes) and not is_changed:
-        where = source.locate(info.path)
-        raise TruncatedBodyError(
-            f"{where} has {body.size_bytes} bytes, and {info.size_bytes} in the listing; is its index out of date?",
-            path=where,
-        )
-    return body
+    require_listed(fetched, Listed(info.size_bytes, version_hash(info.version)), lambda: source.locate(info.path))
+    return WholeBody(fetched.data, version)

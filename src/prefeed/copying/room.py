@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from prefeed.config import Config
 from prefeed.errors import TargetFullError
-from prefeed.store.capacity import MAX_MEMORY_SHARE, CgroupMemory, cgroup_memory, is_tmpfs, plan_disk_floor
+from prefeed.memory import Memory, in_gib, read_memory
+from prefeed.store.capacity import is_tmpfs, plan_disk_floor
 from prefeed.trust import is_mine
 
 BLOCK_BYTES: Final = 4096
@@ -22,8 +23,6 @@ INODE_BYTES: Final = 1024
 """What a file takes beside its blocks, in a tmpfs as on a disk: inode and directory entry."""
 
 _LOOK_EVERY_BYTES: Final = 64 * 1024**2
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
-_USAGE_FILES: Final = ("memory.current", "memory.usage_in_bytes")
 
 
 def room_of(size_bytes: int) -> int:
@@ -39,33 +38,26 @@ class MachineRoom:
         free_bytes: Free on the file system.
         floor_bytes: Of it must stay free.
         free_files: Files that the file system can still take; None where it does not count them.
-        memory_bytes: Memory that programs can still have, when the place is in memory.
-        ram_bytes: All memory of the machine.
-        cgroup_bytes: What the control group that leaves least still allows, when the place is in memory.
+        memory: Of the machine and the control groups, when the place is in memory.
         cache_bytes: What the node cache may still take of the same place.
     """
 
     free_bytes: int
     floor_bytes: int
     free_files: int | None = None
-    memory_bytes: int | None = None
-    ram_bytes: int = 0
-    cgroup_bytes: int | None = None
+    memory: Memory | None = None
     cache_bytes: int = 0
 
 
 def plan_room(found: MachineRoom) -> tuple[int, str]:
     """Return how many bytes may still be written there, and what it is that leaves no more. Pure."""
-    floor = f"{_gib(found.floor_bytes)} of the file system stay free"
+    floor = f"{in_gib(found.floor_bytes)} of the file system stay free"
     bounds = [(found.free_bytes - found.floor_bytes, floor)]
-    if found.memory_bytes is not None:
-        spared = int(found.ram_bytes * (1 - MAX_MEMORY_SHARE))
-        bounds.append((found.memory_bytes - spared, f"{_gib(spared)} of memory stay free for programs"))
-    if found.cgroup_bytes is not None:
-        bounds.append((found.cgroup_bytes, "the control group allows no more memory"))
+    if found.memory is not None:
+        bounds.append(found.memory.spare_bytes(before_a_kill=True))
     least, why = min(bounds)
     if found.cache_bytes:
-        least, why = least - found.cache_bytes, f"{why}, and the node cache counts on {_gib(found.cache_bytes)}"
+        least, why = least - found.cache_bytes, f"{why}, and the node cache counts on {in_gib(found.cache_bytes)}"
     return max(0, least), why
 
 
@@ -121,14 +113,12 @@ def machine_room(place: Path, config: Config) -> MachineRoom:
     total = status.f_blocks * status.f_frsize
     in_memory = is_tmpfs(place)
     floor = plan_disk_floor(None if in_memory else config.disk_free, total_bytes=total)
-    memory = _read_meminfo()
+    memory = read_memory()
     return MachineRoom(
         free_bytes=status.f_bavail * status.f_frsize,
         floor_bytes=min(floor, total),
         free_files=status.f_favail if status.f_files else None,
-        memory_bytes=memory.get("MemAvailable") if in_memory else None,
-        ram_bytes=memory.get("MemTotal", 0),
-        cgroup_bytes=_cgroup_bytes() if in_memory else None,
+        memory=memory if in_memory else None,
         cache_bytes=_cache_bytes(place, config),
     )
 
@@ -152,59 +142,3 @@ def _cache_bytes(place: Path, config: Config) -> int:
         except OSError:  # removed meanwhile
             continue
     return total
-
-
-def _cgroup_bytes() -> int | None:
-    groups = cgroup_memory(_read_text(Path("/proc/self/cgroup")) or "", _CGROUP_ROOT, read_without_cache)
-    return min(map(_allowed_bytes, groups), default=None)
-
-
-def _allowed_bytes(group: CgroupMemory) -> int:
-    return int(group.limit_bytes * MAX_MEMORY_SHARE) - group.usage_bytes
-
-
-def read_without_cache(path: Path, read_text: Callable[[Path], str | None] | None = None) -> str | None:
-    """Return the text of a control group's file; what it says is in use is without the cached files, which can go.
-
-    A group that has read a data set once is always near its limit otherwise.
-    """
-    read_text = read_text or _read_text
-    text = read_text(path)
-    if text is None or path.name not in _USAGE_FILES or not text.strip().isdigit():
-        return text
-    prefix = "" if path.name == "memory.current" else "total_"
-    cached = sum(
-        value
-        for name, value in _numbers(read_text(path.with_name("memory.stat")) or "")
-        if name in (f"{prefix}inactive_file", f"{prefix}active_file")
-    )
-    return str(max(0, int(text) - cached))
-
-
-def _numbers(text: str) -> Iterator[tuple[str, int]]:
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.strip().isdigit():
-            yield name, int(value)
-
-
-def _read_meminfo() -> dict[str, int]:
-    """Return sizes in bytes by name."""
-    found = {}
-    for line in (_read_text(Path("/proc/meminfo")) or "").splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if number and number[0].isdigit():
-            found[name] = int(number[0]) * 1024
-    return found
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 1024**3:.2f} GiB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -224,17 +224,32 @@ class Holdings:
                 self.free(dataset, object_id)
         return self._freeing_bytes >= wanted_bytes
 
-    def trim(self, target_bytes: int, *, live: Collection[int]) -> None:
-        """Free residents until no more than that is left; first those that no consumer can want, last the unread."""
+    def trim(self, target_bytes: int, *, live: Collection[int], in_order: Callable[[int, int], Sequence[int]]) -> None:
+        """Free residents until no more than that is left; first those that no consumer can want, last the unread.
+
+        Args:
+            target_bytes: See above.
+            live: Datasets that some consumer reads.
+            in_order: Returns the objects of a dataset in a state, those first that go first.
+        """
         if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
             return
         order = sorted(self.tables, key=lambda dataset: dataset in live)
         for dataset, is_unread in [*((dataset, False) for dataset in order), *((dataset, True) for dataset in order)]:
-            for object_id in self.tables[dataset].ids_in(states.RESIDENT).tolist():
+            for object_id in in_order(dataset, states.RESIDENT):
                 if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
                     return
                 if self.is_expected((dataset, object_id)) == is_unread:
                     self.free(dataset, object_id)
+
+    def drop_transients(self, target_bytes: int, *, in_order: Callable[[int, int], Sequence[int]]) -> None:
+        """Free transients, also those that a reader is expected of, until all together take no more than that."""
+        residency = self.residency
+        for dataset in self.tables:
+            for object_id in in_order(dataset, states.TRANSIENT) if residency.transient_bytes else ():
+                if residency.resident_bytes + residency.transient_bytes - self._freeing_bytes <= target_bytes:
+                    return
+                self.free(dataset, object_id)
 
     def keep(self, ticket: Ticket) -> None:
         """The entry is committed: readers find it from now on."""

@@ -8,6 +8,7 @@ from prefeed.core import table as states
 from prefeed.core.actions import Fetch, Placement
 from prefeed.core.consumers import Consumers
 from prefeed.core.holdings import Holdings
+from prefeed.core.next_use import first_uses
 from prefeed.core.plan import Plan
 
 _NOT_RESIDENT = np.ones(256, dtype=bool)
@@ -52,7 +53,23 @@ class Lookahead:
             streams=not all(plan.resident for plan in consumers.plans()),
         )
         # More may be resident than was expected to be wanted: what cannot stay needs room to stream through.
-        self._holdings.trim(residency.budget_bytes - residency.always_lent_bytes, live=live)
+        self._holdings.trim(
+            residency.budget_bytes - residency.always_lent_bytes, live=live, in_order=self.farthest_first
+        )
+
+    def farthest_first(self, dataset: int, state: int) -> list[int]:
+        """Return the objects of a dataset in a state, those first that are read last, or never."""
+        table = self._holdings.tables[dataset]
+        ids = table.ids_in(state)
+        if dataset not in self._consumers.live_datasets() or not len(ids):
+            return list(map(int, ids))
+        rest = [plan.ids[plan.position :] for plan in self._consumers.plans() if plan.dataset == dataset]
+        ranks = first_uses(rest, len(table)).astype(np.int64)
+        after = self._consumers.orders_after(dataset)
+        if after is not None:
+            longest = max((len(order) for order in rest), default=0)
+            ranks = np.minimum(ranks, longest + first_uses(after, len(table)).astype(np.int64))
+        return list(map(int, ids[np.argsort(-ranks[ids], kind="stable")]))
 
     def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
         table = self._holdings.tables[plan.dataset]

@@ -12,6 +12,7 @@ What is still to be read in this epoch never goes. Source: L. A. Belady, 1966; s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from prefeed.core import table as states
 from prefeed.core.consumers import Consumers
 from prefeed.core.holdings import Holdings
+from prefeed.core.plan import Ids
 
 _NEVER: Final = np.iinfo(np.uint32).max
 _LEAST_CANDIDATES: Final = 64
@@ -67,7 +69,7 @@ class NextUse:
         """Return where in what follows each object is read first, shape (num_objects,); None when that is not known."""
         if dataset not in self._ranks:
             orders = self._consumers.orders_after(dataset)
-            self._ranks[dataset] = None if orders is None else _first_uses(orders, len(self._holdings.tables[dataset]))
+            self._ranks[dataset] = None if orders is None else first_uses(orders, len(self._holdings.tables[dataset]))
         ranks = self._ranks[dataset]
         if ranks is not None and len(ranks) < len(self._holdings.tables[dataset]):  # files were added since
             return None
@@ -108,7 +110,8 @@ class NextUse:
         self._pauses[dataset] = len(residents) // _PART
 
 
-def _first_uses(orders: list[npt.NDArray[np.integer]], num_objects: int) -> Ranks:
+def first_uses(orders: Sequence[Ids], num_objects: int) -> Ranks:
+    """Return where each object is read first, in any of these orders, shape (num_objects,); the largest number: in none."""
     ranks = np.full(num_objects, _NEVER, dtype=np.uint32)
     for order in orders:
         places = np.arange(len(order), dtype=np.uint32)

@@ -282,6 +282,14 @@ class Scheduler:
         residency.budget_bytes = budget_bytes
         self._lookahead.plan_room()
 
+    def press(self, budget_bytes: int) -> None:
+        """Memory is short: no more than that may be held, and what is too much goes now.
+
+        Transients first, which are only on their way; then residents, those that are read last first.
+        """
+        self.holdings.drop_transients(budget_bytes, in_order=self._lookahead.farthest_first)
+        self.set_budget(budget_bytes)
+
     def failed(self, ticket: Ticket, *, code: str, message: str, permanent: bool) -> None:
         """The fetch is given up. A permanent error is remembered until the next epoch begins."""
         self.holdings.unreserve(ticket)

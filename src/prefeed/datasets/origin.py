@@ -27,6 +27,7 @@ from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.removing import remove_tree
 from prefeed.sampleset.names import is_named, resolve
+from prefeed.sources.answers import listed_in
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -124,7 +125,8 @@ class Origin:
             data = readers.read(self._dataset, object_id)
         else:
             source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
-            data = read_origin(source, self.manifest.path(object_id), self.config)
+            listed = listed_in(self.manifest, object_id)
+            data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
 
     def settle(self) -> Manifest:

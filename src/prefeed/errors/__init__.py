@@ -67,6 +67,7 @@ from prefeed.errors.origins import (
     TransientSourceError,
     TruncatedBodyError,
     UnknownSchemeError,
+    WrongAnswerError,
 )
 
 __all__ = [
@@ -127,4 +128,5 @@ __all__ = [
     "UnknownSchemeError",
     "UnsafeDirectoryError",
     "VersionMismatchError",
+    "WrongAnswerError",
 ]

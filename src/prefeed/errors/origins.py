@@ -74,6 +74,12 @@ class TruncatedBodyError(TransientSourceError):
     code = "truncated-body"
 
 
+class WrongAnswerError(TruncatedBodyError):
+    """The origin sent another number of bytes than it lists, and does not say that the object changed: a login page, say."""
+
+    code = "wrong-answer"
+
+
 class DeclarationError(PrefeedError, ValueError):
     """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
 

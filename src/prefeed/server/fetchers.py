@@ -15,6 +15,7 @@ from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
+from prefeed.sources.answers import listed_in, require_listed
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
 from prefeed.sources.posix import PosixSource, stat_files
@@ -196,7 +197,7 @@ class Fetchers:
                 raise SourceError("the node server ends")  # and the tier that has it may be closed already
             if found is None:
                 job.started = self._clock()  # what a look elsewhere took says nothing of the origin
-                found = job.source.fetch(job.manifest.path(job.ticket.object_id))
+                found = _asked(job)
         except SourceError as err:
             return Result(job, None, err, self._clock() - job.started)
         except Exception as err:  # a defect of a source must not end the thread that would report it
@@ -240,6 +241,16 @@ class Fetchers:
         if self._pool is not None and (found := read_pool(self._pool, job, lambda: self.is_urgent)) is not None:
             return found, Where.POOL
         return None, Where.ORIGIN
+
+
+def _asked(job: Job) -> FetchedObject:
+    """Return what the origin gives: the object that it lists, or another one of which it says so."""
+    object_id, manifest = job.ticket.object_id, job.manifest
+    path = manifest.path(object_id)
+    fetched = job.source.fetch(path)
+    if isinstance(manifest, Manifest):
+        require_listed(fetched, listed_in(manifest, object_id), lambda: job.source.locate(path))
+    return fetched
 
 
 def _grouped(jobs: Sequence[Job]) -> Iterator[list[Job]]:

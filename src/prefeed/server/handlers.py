@@ -62,7 +62,6 @@ class Handlers:
         self._runtime_dir = runtime_dir
         self._own_dir = own_dir
         self._store_dir = store_dir
-        self._notices = notices
         self._version = version("prefeed")
         self.observer = Observer(
             config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
@@ -177,7 +176,7 @@ class Handlers:
             self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         welcome = m.Welcome(
-            self._version, os.getpid(), str(self._store_dir), self._instance, self._notices, settings,
+            self._version, os.getpid(), str(self._store_dir), self._instance, self.observer.notices, settings,
             home=place_of(self._config.home), store=place_of(self._store_dir),
         )  # fmt: skip
         self.loop.send(connection, welcome)

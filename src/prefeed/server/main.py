@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
@@ -21,6 +22,7 @@ from prefeed.removing import remove_tree
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
+from prefeed.server.memory_watch import MemoryWatch
 from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
 from prefeed.server.opening_pool import open_pool
@@ -56,6 +58,14 @@ _NICENESS = 5
 """The trainer's processes go first where both want a core."""
 
 
+class _Grant(NamedTuple):
+    """How much memory the tier and the caches got of what was asked for, and why not all."""
+
+    asked_bytes: int
+    granted_bytes: int
+    notice: str | None
+
+
 def run_foreground(config: Config) -> int:
     """Run the node server until it is stopped or idle; return the exit status.
 
@@ -67,7 +77,7 @@ def run_foreground(config: Config) -> int:
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
         _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
-        _stores(config, own) as (tier, sessions, on_tmpfs, notices), closing(MetricsEndpoint(config.metrics)) as metrics,
+        _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_unused(config, own, runtime_dir, tier.directory)
         if metrics.notice:
@@ -85,9 +95,15 @@ def run_foreground(config: Config) -> int:
         )
         sessions.share_memory_with(node)
         handlers.bind(loop, node, sessions)
+        watch = MemoryWatch(
+            store_dir=tier.directory, asked_bytes=grant.asked_bytes, granted_bytes=grant.granted_bytes, notice=grant.notice,
+            node=node, sessions=sessions,
+        )  # fmt: skip
+        handlers.observer.memory_notice = lambda: watch.notice
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
             _keep_in_use(own, (runtime_dir, tier.directory), node, loop)
+            _watch_memory(watch, loop)
             _serve(config, handlers, loop, node)
         finally:
             metrics.close()  # it asks the loop
@@ -164,6 +180,11 @@ def _keep_in_use(own: NodeDirectory, others: Sequence[Path], node: Node, loop: L
         with suppress(OSError):
             os.utime(path)
     loop.call_later(BEAT_SECONDS, lambda: _keep_in_use(own, others, node, loop))
+
+
+def _watch_memory(watch: MemoryWatch, loop: Loop) -> None:
+    """Look at the memory that is left, now and then, as long as the server runs."""
+    loop.call_later(watch.look(), lambda: _watch_memory(watch, loop))
 
 
 @contextmanager
@@ -276,7 +297,7 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
 
 
 @contextmanager
-def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...]]]:
+def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...], _Grant]]:
     """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
     name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
     parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
@@ -289,8 +310,8 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
     budget, reason = clamp_budget(asked, limits)
     with _held_disk(config, own) as disk_dir:
         disk, disk_reason = _disk_room(config, disk_dir)
-        notices = tuple(text for text in (warning, taken, reason, disk_reason) if text)
-        for text in notices:
+        notices = tuple(text for text in (warning, taken, disk_reason) if text)
+        for text in (*notices, *([reason] if reason else [])):
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
         if budget < MIN_BUDGET_BYTES:
             raise ConfigError(
@@ -301,7 +322,7 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
         sessions = Sessions(memory, disk)
         tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
         try:
-            yield tier, sessions, on_tmpfs, notices
+            yield tier, sessions, on_tmpfs, notices, _Grant(asked, budget, reason)
         finally:
             tier.close()
             sessions.close()

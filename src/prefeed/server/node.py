@@ -34,6 +34,7 @@ from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache
     from prefeed.server.pool import PoolTier
 
+_EVERYTHING = 1 << 60
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
 
@@ -72,6 +73,8 @@ class Node:
             disk.keys_in_use = self.registry.entry_keys
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
         self._tier = tier
+        self._granted_bytes = _EVERYTHING
+        self._scattered_bytes = 0  # free in the tier, and not to be given back
         self._clock = clock
         self._call_later = call_later
         self._retry = RetryPolicy(deadline_seconds=config.retry_deadline)
@@ -84,14 +87,45 @@ class Node:
 
     def resize_tier(self, budget_bytes: int) -> int:
         """The tier may take so much from now on; returns what it may take, more when its file has more already."""
-        granted = self._tier.resize(budget_bytes)
-        self.scheduler.set_budget(self._tier.capacity_bytes)
-        return granted
+        self._granted_bytes = self._tier.resize(budget_bytes)
+        self.scheduler.set_budget(self._budget_bytes())
+        return self._granted_bytes
+
+    def press_tier(self, budget_bytes: int) -> int:
+        """The tier may take so much from now on, and what it has taken beyond that goes back to the kernel.
+
+        Returns what it takes now, which may still be more: it goes back part by part, and after readers have left their
+        batches. Where what is free lies too scattered to go back, more values go, the next time.
+        """
+        before = self._tier.file_bytes
+        if budget_bytes > self._granted_bytes:
+            self._scattered_bytes = 0
+        self._tier.resize(budget_bytes)
+        self._granted_bytes = budget_bytes
+        budget = self._budget_bytes()
+        if budget < self.scheduler.residency.budget_bytes:
+            self.scheduler.press(budget)
+        else:
+            self.scheduler.set_budget(budget)
+        self.pump()
+        try:
+            taken = self._tier.give_back(budget_bytes)
+        except StoreError as err:
+            self._counts.errors[err.code] += 1
+            return self._tier.file_bytes
+        if taken > budget_bytes and taken >= before and self._tier.is_scattered:
+            self._scattered_bytes += (taken - budget_bytes) // 2
+        return taken
 
     @property
     def tier_bytes(self) -> int:
-        """What the tier's file has taken of the file system: it does not come back."""
+        """What the tier's file has taken of the file system."""
         return self._tier.file_bytes
+
+    def _budget_bytes(self) -> int:
+        """Return what values may cost: what the tier has room for, and was granted."""
+        granted = self._tier.capacity_within(self._granted_bytes)
+        return max(0, min(self._tier.capacity_bytes, granted) - self._scattered_bytes)
 
     # ------------------------------------------------------------ datasets
 
@@ -326,7 +360,7 @@ class Node:
             for result in puts:
                 self._hold(result, self.scheduler.refused(result.job.ticket))
             if isinstance(err, TierFullError):
-                self.scheduler.set_budget(self._tier.capacity_bytes)
+                self.scheduler.set_budget(self._budget_bytes())
         else:
             for ticket in tickets:
                 self.scheduler.stored(ticket)

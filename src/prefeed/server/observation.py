@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +45,7 @@ class Observer:
 
     Attributes:
         epochs: What loaders have reported.
+        memory_notice: Returns why less memory was granted than was asked for.
 
     **Threads**: the loop's thread.
     """
@@ -59,6 +61,7 @@ class Observer:
         self._store_dir = store_dir
         self._on_tmpfs = on_tmpfs
         self._notices = notices
+        self.memory_notice: Callable[[], str | None] = lambda: None
         self._metrics_url = metrics_url
         self._version = version("prefeed")
         self._loop: Loop
@@ -72,6 +75,12 @@ class Observer:
     def observe(self) -> Observation:
         """Return all of it."""
         return Observation(self.status(), self.statistics(), self.plans(), self.epochs.totals())
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What differs from what was asked for, now."""
+        memory = self.memory_notice()
+        return self._notices if memory is None else (*self._notices, memory)
 
     def status(self) -> ServerStatus:
         """Return what the server does now."""
@@ -88,7 +97,7 @@ class Observer:
             plans=scheduler.num_plans,
             in_flight=scheduler.num_in_flight,
             max_in_flight=max(limits, default=0),
-            notices=self._notices,
+            notices=self.notices,
             sessions=self._sessions.counts,
             metrics=self._metrics_url,
         )

@@ -63,6 +63,27 @@ class Sessions:
         """Divide the memory with the objects of the node from now on: they get what no cache was given."""
         self._memory.bind(objects_bytes=lambda: node.tier_bytes, resize_objects=node.resize_tier)
 
+    def press_memory(self, budget_bytes: int) -> int:
+        """Objects and caches together may take so much from now on; returns what is left for the objects.
+
+        Caches grow no more beyond that. If they have it all, those of the default session that nobody uses go, the oldest first.
+        """
+        shares = self._memory.shares
+        shares.budget_bytes = budget_bytes
+        if shares.objects_limit_bytes < shares.objects_share_bytes:
+            self.settle()
+            for key, cache in self._idle():
+                if shares.objects_limit_bytes >= shares.objects_share_bytes:
+                    break
+                if not cache.clients and self._memory.limit_of(key) and not self._memory.is_in_use(key):
+                    self._remove_from(self._memory, key)
+        return shares.objects_limit_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What caches have taken of memory."""
+        return sum(self._memory.files.taken_bytes(key) for key, _ in self._caches())
+
     @property
     def disk(self) -> Room | None:
         """The room on disk, for who divides it with the caches; None when the node has no disk tier."""
@@ -241,7 +262,7 @@ class Sessions:
         return SessionCounts(
             sessions=len(self._sessions),
             caches=len(keys),
-            memory_bytes=sum(map(self._memory.files.taken_bytes, keys)),
+            memory_bytes=self.memory_bytes,
             disk_bytes=0 if self._disk is None else sum(map(self._disk.files.taken_bytes, keys)),
             audits=self._audits,
             audits_failed=self._audits_failed,
@@ -293,15 +314,16 @@ class Sessions:
         if room.free_bytes(key) >= missing_bytes:
             return
         self.settle()
-        idle = sorted(
-            (item for item in self._caches() if item[0][0] == DEFAULT_SESSION and item[0] != key),
-            key=lambda item: item[1].last_use,
-        )
-        for other, cache in idle:
+        for other, cache in self._idle():
             if room.free_bytes(key) >= missing_bytes:
                 return
-            if not cache.clients and room.limit_of(other) and not room.is_in_use(other):
+            if other != key and not cache.clients and room.limit_of(other) and not room.is_in_use(other):
                 self._remove_from(room, other)
+
+    def _idle(self) -> list[tuple[CacheKey, _Cache]]:
+        """Return caches that may be dropped where nobody uses them, the oldest first."""
+        idle = (item for item in self._caches() if item[0][0] == DEFAULT_SESSION)
+        return sorted(idle, key=lambda item: item[1].last_use)
 
     def _remove_from(self, room: Room, key: CacheKey) -> None:
         """Remove the part of a cache that lies in this room, and the cache when it has no other."""

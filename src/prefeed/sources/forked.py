@@ -61,6 +61,9 @@ class Reply(msgspec.Struct, frozen=True):
     message: str = ""
     version: str = ""
     size_bytes: int = 0
+    modified_seconds: int = 0
+    encoding: str = ""
+    is_end_known: bool = True
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -136,7 +139,10 @@ class ForkedReader:
                 raise
         if reply.code:
             raise _error(reply)
-        return FetchedObject(data=data, version=reply.version)
+        return FetchedObject(
+            data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
+            is_end_known=reply.is_end_known,
+        )  # fmt: skip
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield the source's listing; the helper serves nothing else until it ends, and is ended when it is left."""

@@ -46,7 +46,11 @@ def _fetch(source: RangeSource, path: str, request: Request, replies: IO[bytes])
     except SourceError as err:
         write_frame(replies, _failure(err))
         return
-    write_frame(replies, Reply(version=fetched.version, size_bytes=len(fetched.data)))
+    said = Reply(
+        version=fetched.version, size_bytes=len(fetched.data), modified_seconds=fetched.modified_seconds,
+        encoding=fetched.encoding, is_end_known=fetched.is_end_known,
+    )  # fmt: skip
+    write_frame(replies, said)
     replies.write(fetched.data)
 
 

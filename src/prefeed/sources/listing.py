@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
@@ -12,11 +12,11 @@ import obstore
 from prefeed.errors import AccessDeniedError, CannotListError, SourceError
 from prefeed.sources.http_index import parse_index
 from prefeed.sources.prefix_walk import walk_prefixes
-from prefeed.sources.store_errors import cause_of, translate
+from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
 from prefeed.types import ObjectInfo
 
 if TYPE_CHECKING:
-    from obstore import GetResult, ObjectMeta
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 _LIST_BATCH: Final = 1000
@@ -28,8 +28,17 @@ def version_of(meta: ObjectMeta) -> str:
     etag = meta["e_tag"]
     if etag:
         return etag
-    seconds = int(meta["last_modified"].timestamp())
-    return f"{seconds}-{meta['size']}" if seconds else ""
+    return version_without_etag(modified_of(meta), meta["size"])
+
+
+def modified_of(meta: ObjectMeta) -> int:
+    """Return when the object was last changed, in seconds since 1970; 0 when the server does not say."""
+    return int(meta["last_modified"].timestamp())
+
+
+def version_without_etag(modified_seconds: int, size_bytes: int) -> str:
+    """Return the version of an object by time and size; ``""`` without a time."""
+    return f"{modified_seconds}-{size_bytes}" if modified_seconds else ""
 
 
 def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
@@ -72,7 +81,9 @@ def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[li
         yield [held]
 
 
-def list_http(store: ObjectStore, url: str, index: str, *, timeout: float) -> Iterator[list[ObjectInfo]]:
+def list_http(
+    store: ObjectStore, url: str, index: str, *, timeout: float, fetch_plainly: Callable[[str], bytes]
+) -> Iterator[list[ObjectInfo]]:
     """Yield what the index file lists, or else what the server answers to WebDAV's PROPFIND.
 
     Args:
@@ -80,14 +91,15 @@ def list_http(store: ObjectStore, url: str, index: str, *, timeout: float) -> It
         url: Canonical URL of the root.
         index: Name of the index file in it.
         timeout: Seconds one request may take, for messages.
+        fetch_plainly: Returns the whole file of that name in the root, sent without a length.
 
     Raises:
         CannotListError: Neither is there; the message says how to make an index.
     """
     root = unquote(urlsplit(url).path).strip("/")
-    found = _open_index(store, f"{root}/{index}" if root else index)
+    found = _open_index(store, f"{root}/{index}" if root else index, lambda: fetch_plainly(index))
     if found is not None:
-        yield from parse_index(found.stream(min_chunk_size=_INDEX_CHUNK_BYTES), name=f"{url}/{index}")
+        yield from parse_index(found, name=f"{url}/{index}")
         return
     try:
         for batch in list_store(store, root):
@@ -104,8 +116,12 @@ def list_http(store: ObjectStore, url: str, index: str, *, timeout: float) -> It
         ) from cause_of(err)
 
 
-def _open_index(store: ObjectStore, index: str) -> GetResult | None:
+def _open_index(store: ObjectStore, index: str, fetch_plainly: Callable[[], bytes]) -> Iterable[bytes] | None:
     try:
-        return obstore.get(store, index)
+        return obstore.get(store, index).stream(min_chunk_size=_INDEX_CHUNK_BYTES)
     except FileNotFoundError:
         return None
+    except Exception as err:
+        if NO_LENGTH not in str(err):
+            raise
+        return [fetch_plainly()]

@@ -15,10 +15,12 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import TruncatedBodyError
+from prefeed.sources.answers import require_listed
 from prefeed.sources.forked import ForkedReader
-from prefeed.sources.listing import list_http, list_store_in_parallel, version_of
+from prefeed.sources.listing import list_http, list_store_in_parallel, modified_of, version_of
+from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.store_access import S3_TOKENS, StoreAccess, mark_of, native_options, own_access
-from prefeed.sources.store_errors import cause_of, translate
+from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class ObjectStoreSource:
         self._authorization = authorization
         self._access = access
         self._is_http = url.startswith("http")
+        self._sends_no_length = False
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
@@ -110,20 +113,32 @@ class ObjectStoreSource:
         return f"{self.url}/{quote(path) if self._is_http else path}"
 
     def fetch(self, path: str) -> FetchedObject:
-        """Return the whole object with one GET; see ``Source.fetch``."""
+        """Return the whole object with one GET; see ``Source.fetch``.
+
+        A web server that sends no length is asked once more by other means, the first time; then by these alone, until it
+        sends one.
+        """
         if runtime_is_foreign():
             return self._forked().fetch(path)
+        if self._sends_no_length:
+            return self._fetch_plainly(path)
         try:
             result = obstore.get(self._store or self._open_store(), path)
             meta = result.meta
+            encoding = encoding_of(result.attributes.get("Content-Encoding")) if self._is_http else ""
             body = result.bytes()
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            if self._is_http and NO_LENGTH in str(err):
+                self._sends_no_length = True
+                return self._fetch_plainly(path)
             raise self._translated(err, self.locate(path)) from cause_of(err)
         if len(body) != meta["size"]:
             raise TruncatedBodyError(
                 f"{self.locate(path)}: {len(body)} bytes came, {meta['size']} were announced", url=self.locate(path)
             )
-        return FetchedObject(data=memoryview(body), version=version_of(meta))
+        return FetchedObject(
+            data=memoryview(body), version=version_of(meta), modified_seconds=modified_of(meta), encoding=encoding
+        )
 
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
         """Return a part of the object with one GET; see ``RangeSource.fetch_range``."""
@@ -157,7 +172,10 @@ class ObjectStoreSource:
                 self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
             )
             if self._is_http:
-                yield from list_http(store, self.url, self._config.index, timeout=self._config.request_timeout)
+                yield from list_http(
+                    store, self.url, self._config.index, timeout=self._config.request_timeout,
+                    fetch_plainly=self._fetch_index,
+                )  # fmt: skip
             else:
                 yield from list_store_in_parallel(store)
         except GeneratorExit:
@@ -176,6 +194,25 @@ class ObjectStoreSource:
             reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def _fetch_plainly(self, path: str) -> FetchedObject:
+        """Return the whole object as a web server sends it, with a length or without."""
+        access = self._own_access()
+        given: Any = native_options(self.url, access)
+        fetched, has_length = fetch_plainly(
+            self.locate(path),
+            authorization=self._authorization or _basic(given),
+            proxies=access.proxies,
+            excluded=_excluded(access.proxies),
+            timeout_seconds=self._config.request_timeout,
+        )
+        self._sends_no_length = not has_length
+        return fetched
+
+    def _fetch_index(self, path: str) -> bytes:
+        fetched = self._fetch_plainly(path)
+        require_listed(fetched, None, lambda: self.locate(path))
+        return bytes(fetched.data)
 
     def _translated(self, err: BaseException, where: str) -> BaseException:
         return translate(err, where, timeout=self._config.request_timeout)
@@ -217,9 +254,11 @@ def _open(
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
     given: Any = native_options(url, access)
-    if parts.scheme in ("http", "https"):
+    if is_web := parts.scheme in ("http", "https"):
         authorization = authorization or _basic(given)
-    options = _client_options(_endpoint(url, given), config, authorization, access.proxies, listing=listing)
+    options = _client_options(
+        _endpoint(url, given), config, authorization, access.proxies, listing=listing, is_web=is_web
+    )
     policy: RetryConfig = {"max_retries": retries}
     if parts.scheme == "s3":
         speaker: Any = _speaker(given)
@@ -274,7 +313,7 @@ def _endpoint(url: str, given: Mapping[str, str]) -> str:
 
 
 def _client_options(
-    endpoint: str, config: Config, authorization: str | None, proxies: Mapping[str, str], *, listing: bool
+    endpoint: str, config: Config, authorization: str | None, proxies: Mapping[str, str], *, listing: bool, is_web: bool
 ) -> ClientConfig:
     options: ClientConfig = {
         "timeout": _LIST_TIMEOUT if listing else f"{round(config.request_timeout * 1000)}ms",
@@ -284,10 +323,17 @@ def _client_options(
     parts = urlsplit(endpoint)
     if parts.scheme == "http":
         options["allow_http"] = True
+    headers = {"accept-encoding": "identity"} if is_web else {}
     if authorization is not None:
-        options["default_headers"] = {"authorization": authorization}
+        headers["authorization"] = authorization
+    if headers:
+        options["default_headers"] = headers
     if proxy := proxies.get(f"{parts.scheme}_proxy") or proxies.get("all_proxy"):
         # obstore sends even loopback to a proxy named in the environment, unless it is told otherwise.
         options["proxy_url"] = proxy
-        options["proxy_excludes"] = ",".join(filter(None, (_LOOPBACK, proxies.get("no_proxy"))))
+        options["proxy_excludes"] = _excluded(proxies)
     return options
+
+
+def _excluded(proxies: Mapping[str, str]) -> str:
+    return ",".join(filter(None, (_LOOPBACK, proxies.get("no_proxy"))))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Final, NoReturn
 
@@ -20,6 +22,15 @@ from prefeed.sources.filesystems import OWN, FileSystems
 from prefeed.sources.listing_threads import LISTING_THREADS
 from prefeed.sources.mapped_files import split_paths
 from prefeed.sources.os_errors import raise_translated
+from prefeed.sources.steadiness import (
+    MOST_READS,
+    REST_SECONDS,
+    is_left_alone,
+    is_old,
+    is_open_for_writing,
+    is_young,
+    seconds_to_rest,
+)
 from prefeed.sources.views import View
 from prefeed.types import FetchedObject, ListingProgress, ObjectInfo
 
@@ -86,40 +97,13 @@ class PosixSource:
         """Return the whole file as it was at one moment; see ``Source.fetch``.
 
         Raises:
-            TruncatedBodyError: The file changed while it was read; the next try may succeed.
+            TruncatedBodyError: Somebody writes to the file all the time; the next try may succeed.
         """
-        try:
-            descriptor = self._open(path if path[:1] == "/" else self._prefix + path, _FLAGS)
-            try:
-                return self._read(descriptor, path)
-            finally:
-                os.close(descriptor)
-        except (OSError, ValueError) as err:
-            raise_translated(err, self.locate(path))
+        return self._read_at_rest(path, self._read_whole)
 
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
         """Return a part of the file; see ``RangeSource.fetch_range``."""
-        where = self.locate(path)
-        try:
-            descriptor = self._open(where, _FLAGS)
-            try:
-                version = ""
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    self._refuse(status, path)
-                # Asked for first: sizes may come from an index that anybody wrote, and are allocated before they are read.
-                data = _pread(descriptor, offset, size_bytes) if offset + size_bytes <= status.st_size else b""
-                version = version_of(status, descriptor, self._file_systems)
-            finally:
-                os.close(descriptor)
-        except (OSError, ValueError) as err:
-            raise_translated(err, where)
-        if len(data) != size_bytes:
-            raise TruncatedBodyError(
-                f"{where} ends early: {size_bytes} bytes wanted from {offset}, and it has {status.st_size} bytes",
-                path=where,
-            )
-        return FetchedObject(data=data, version=version)
+        return self._read_at_rest(path, partial(self._read_part, offset=offset, size_bytes=size_bytes))
 
     def versions(self, paths: Sequence[str]) -> tuple[list[int], list[str]]:
         """Return sizes and versions of these files, given by absolute path; see ``stat_paths``."""
@@ -132,25 +116,82 @@ class PosixSource:
         except (OSError, ValueError):
             return 0
 
-    def _read(self, descriptor: int, path: str) -> FetchedObject:
-        before = os.fstat(descriptor)
-        size = before.st_size
-        if not stat.S_ISREG(before.st_mode) or size > self._max_bytes:
-            self._refuse(before, path)
+    def _read_at_rest(self, path: str, read: Callable[[int, os.stat_result, str], bytes | None]) -> FetchedObject:
+        """Return what is read of a file that nobody writes to meanwhile; one that changes is read a few times.
+
+        **Blocking**: a file that was changed just now is waited for, ``REST_SECONDS`` at a time.
+        """
+        where = path if path[:1] == "/" else self._prefix + path
+        earlier: bytes | None = None
+        sizes = ""
+        try:
+            for reads_left in range(MOST_READS - 1, -1, -1):
+                now_ns = time.time_ns()
+                descriptor = self._open(where, _FLAGS)
+                try:
+                    before = os.fstat(descriptor)
+                    data = read(descriptor, before, path)
+                    if data is not None and self._is_whole(where, descriptor, before, now_ns, data == earlier):
+                        version = version_of(before, descriptor, self._file_systems)
+                        return FetchedObject(data=data, version=version, inode=identity_of(before))
+                    earlier, after = data, os.fstat(descriptor)
+                    sizes = f"{before.st_size} bytes at the last start, {after.st_size} at the end"
+                finally:
+                    os.close(descriptor)
+                if reads_left:
+                    time.sleep(seconds_to_rest(after, time.time_ns()) or REST_SECONDS)
+        except (OSError, ValueError) as err:
+            raise_translated(err, where)
+        raise TruncatedBodyError(
+            f"{where} changed while it was read, {MOST_READS} times: {sizes}; do not write to training data during a run",
+            path=where,
+        )
+
+    def _is_whole(self, where: str, descriptor: int, before: os.stat_result, now_ns: int, is_as_before: bool) -> bool:
+        """Return whether what was read is the file as it was at one moment.
+
+        Where the times of an inode change by themselves, two reads that are alike say it.
+        """
+        try:
+            after = self._stat(where)
+        except OSError:  # it was removed, or may not be asked for: the open file tells
+            after = os.fstat(descriptor)
+            return (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        if is_young(before, now_ns) and (seconds_to_rest(before, now_ns) or is_open_for_writing(descriptor)):
+            return is_as_before and is_left_alone(before, after, but_for_inode=True) and is_old(before, now_ns)
+        return is_left_alone(before, after, but_for_inode=is_as_before)
+
+    def _read_whole(self, descriptor: int, status: os.stat_result, path: str) -> bytes | None:
+        """Return all bytes; None when there are fewer than the file has."""
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode) or size > self._max_bytes:
+            self._refuse(status, path)
         data = os.read(descriptor, size or 1)
         if len(data) > size:  # files that the kernel makes up say that they are empty
-            raise PassedThroughError(f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path))
+            if os.fstat(descriptor).st_size == size:
+                raise PassedThroughError(
+                    f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path)
+                )
+            return None
         if len(data) != size:
             data = _read_rest(descriptor, data, size)
-        after = os.fstat(descriptor)
-        if len(data) != size or after.st_size != size or after.st_mtime_ns != before.st_mtime_ns:
+        return data if len(data) == size else None
+
+    def _read_part(
+        self, descriptor: int, status: os.stat_result, path: str, *, offset: int, size_bytes: int
+    ) -> bytes | None:
+        """Return a part; None when there are fewer bytes than the file has."""
+        if not stat.S_ISREG(status.st_mode):
+            self._refuse(status, path)
+        # Asked for first: sizes may come from an index that anybody wrote, and are allocated before they are read.
+        if offset + size_bytes > status.st_size:
             raise TruncatedBodyError(
-                f"{self.locate(path)} changed while it was read: {size} bytes at the start, {len(data)} read, "
-                f"{after.st_size} at the end; do not write to training data during a run",
+                f"{self.locate(path)} ends early: {size_bytes} bytes wanted from {offset}, and it has "
+                f"{status.st_size} bytes",
                 path=self.locate(path),
             )
-        version = version_of(before, descriptor, self._file_systems)
-        return FetchedObject(data=data, version=version, inode=identity_of(before))
+        data = _pread(descriptor, offset, size_bytes)
+        return data if len(data) == size_bytes else None
 
     def _refuse(self, status: os.stat_result, path: str) -> NoReturn:
         where = self.locate(path)

@@ -16,6 +16,9 @@ from prefeed.errors import (
     TruncatedBodyError,
 )
 
+NO_LENGTH: Final = "MissingContentLength"
+"""In the text of what obstore raises for an answer without a length."""
+
 _CREDENTIALS_ADVICE: Final = (
     "check the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), "
     "or set AWS_SKIP_SIGNATURE=1 for a public bucket"
@@ -26,6 +29,11 @@ _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] 
     (store_exceptions.PermissionDeniedError, AccessDeniedError, f"access denied; {_CREDENTIALS_ADVICE}"),
     (store_exceptions.UnauthenticatedError, AccessDeniedError, f"no valid credentials; {_CREDENTIALS_ADVICE}"),
     (store_exceptions.InvalidPathError, ObjectNotFoundError, "cannot be the name of an object"),
+    (
+        store_exceptions.NotModifiedError,
+        TransientSourceError,
+        "the server says that nothing changed, which was not asked",
+    ),
 )
 
 # Looked for, in this order, in the text of the remaining errors: obstore has no attributes for them.
@@ -36,8 +44,16 @@ _BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
     ("SlowDown", ThrottledError, "the origin asks for fewer requests"),
     ("IncompleteBody", TruncatedBodyError, "the connection broke off before the whole object had come"),
     ("InvalidCertificate", SourceError, "the server's certificate is not trusted; install its authority on this node"),
-    ("Received redirect without LOCATION", SourceError, "the bucket is in another region; set AWS_REGION"),
-    ("MissingContentLength", SourceError, "the server sends no Content-Length, so that a short answer would go unseen"),
+    (
+        "Received redirect without LOCATION",
+        SourceError,
+        "the server redirects and does not say where to; if it is a bucket in another region, set AWS_REGION",
+    ),
+    ("error following redirect", SourceError, "the server redirects in a circle, or more than ten times"),
+    (NO_LENGTH, SourceError, "the server sends no Content-Length, so that a short answer would go unseen"),
+    ("Content-Range header not present", SourceError, "the server sent a part and does not say which"),
+    ("Requested ", SourceError, "the server sent another part than was asked for"),
+    ("Range request not supported", SourceError, "the server does not send parts of files"),
     ("Account must be specified", AccessDeniedError, "no storage account named; set AZURE_STORAGE_ACCOUNT_NAME"),
     ("Could not parse path", ObjectNotFoundError, "cannot be the name of an object"),
     ("kind: Timeout", TransientSourceError, "no answer within {timeout:g} s"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prefeed.config import Config
+from prefeed.memory import leaves_room
 from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
@@ -216,6 +217,8 @@ class CacheStore:
             tiers = self._here.place.tiers
             on_disk = tier is not tiers[0]
             if tier not in tiers or (not on_disk and self._has_its_size(tier)):
+                return False
+            if not on_disk and not leaves_room(more_bytes):
                 return False
             limit = self._here.link.grow(tier.limit_bytes + more_bytes, on_disk=on_disk)
             if limit <= tier.limit_bytes:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from prefeed.interception import FileReader
 from prefeed.stage.anatomy.installed import is_below_packages
 from prefeed.stage.library_state import threads_now
-from prefeed.stage.notes import Note, key_now
+from prefeed.stage.notes import Note, is_being_written, key_now
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 
@@ -29,8 +29,8 @@ class FilesSeen:
     is opened: if it changes meanwhile, the note is out of date at once, and the entry is made anew.
 
     Attributes:
-        is_complete: False when a version was not to be had, or nobody can tell which file was opened: nothing may then be
-            kept of the sample.
+        is_complete: False when a version was not to be had, a file was being written, or nobody can tell which file was
+            opened: nothing may then be kept of the sample.
         ways: By which calls files were opened, and which.
         served: What the reader in charge gave.
 
@@ -142,6 +142,8 @@ class FilesSeen:
         way = 0 if self._way is None else self._way()
         if way is not None:
             self._seen[path] = key_now(path) if key is None else key
+            if key is None and is_being_written(path):
+                self.is_complete = False
             if not is_below_packages(path):
                 self.ways.setdefault(way, []).append(path)
 

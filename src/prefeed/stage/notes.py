@@ -14,6 +14,7 @@ from prefeed.errors import EntryFormatError
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths
+from prefeed.sources.steadiness import is_open_for_writing, is_young
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)
@@ -80,6 +81,20 @@ def key_now(path: str) -> bytes:
     except (OSError, ValueError):
         return ABSENT
     return entry_key("/", path, version_of(status, path)) if stat.S_ISREG(status.st_mode) else ABSENT
+
+
+def is_being_written(path: str) -> bool:
+    """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new."""
+    try:
+        if not is_young(os.stat(path), time.time_ns()):
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False
+    try:
+        return is_open_for_writing(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def keys_now(paths: list[bytes]) -> dict[bytes, bytes]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from prefeed.machine import filesystem_of
+from prefeed.memory import Memory, in_gib, read_memory
 from prefeed.store.directory import allocated_bytes
 from prefeed.trust import is_mine, why_not_shared
 
 DEFAULT_SHARE: Final = 0.5
 """Share of the smallest limit that a tier takes when nobody said how much: the training needs the rest."""
 
-MAX_MEMORY_SHARE: Final = 0.9
-"""Share of RAM, or of the control group's limit, that a tier may be given at most."""
+MIN_STEP_BYTES: Final = 16 * 1024**2
+"""A tier is not granted less than this more at a time..."""
+
+_STEPS: Final = 16
+"""... nor less than one part in so many."""
 
 MIN_STORE_BYTES: Final = 256 * 1024**2
 """A tmpfs with less room than this is not worth a tier: Docker's default /dev/shm has 64 MiB."""
@@ -25,38 +28,32 @@ MIN_STORE_BYTES: Final = 256 * 1024**2
 FREE_DISK_SHARE: Final = 0.1
 """Share of a file system that a disk tier leaves free when nobody said how much."""
 
-_UNLIMITED_BYTES: Final = 1 << 60
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
     """What bounds a tier in one directory.
 
     Attributes:
-        ram_bytes: RAM of the machine.
-        cgroup_limit_bytes: Smallest memory limit of this process's control group and those above it; None without.
-        cgroup_usage_bytes: What is used in the group that has it; None without.
-        free_bytes: What the directory's file system has free, what the store there takes already included.
+        memory: Of the machine and the control groups.
+        free_bytes: What the directory's file system has free.
+        taken_bytes: What the store there takes already: it is neither free nor left, and can stay.
     """
 
-    ram_bytes: int
-    cgroup_limit_bytes: int | None
-    cgroup_usage_bytes: int | None
+    memory: Memory
     free_bytes: int
+    taken_bytes: int = 0
 
     @property
     def smallest_bytes(self) -> int:
         """The smallest of RAM, control-group limit and free space."""
-        return min(self.ram_bytes, self.free_bytes, self.cgroup_limit_bytes or self.ram_bytes)
+        return min(self.memory.limit_bytes, self.free_bytes + self.taken_bytes)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupMemory:
-    """Memory limit and use of one control group, in bytes."""
-
-    limit_bytes: int
-    usage_bytes: int
+    def most_bytes(self, *, before_a_kill: bool = False) -> tuple[int, str]:
+        """Return what may be taken in all, and what leaves no more."""
+        free_words = "no more is free on the file system of the memory tier; raise it with --shm-size in a container"
+        spare, words = self.memory.spare_bytes(before_a_kill=before_a_kill)
+        most, why = min((self.free_bytes, free_words), (spare, words))
+        return max(0, self.taken_bytes + most), why
 
 
 # ---------------------------------------------------------------- decisions
@@ -69,17 +66,35 @@ def default_budget_bytes(limits: MemoryLimits) -> int:
 
 def clamp_budget(asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | None]:
     """Return what can be had of a budget, and, when that is less, a sentence saying to what it was cut and why."""
-    ceilings = [
-        (limits.free_bytes, "is free on the file system of the memory tier; raise it with --shm-size in a container"),
-        (int(limits.ram_bytes * MAX_MEMORY_SHARE), f"is {MAX_MEMORY_SHARE:.0%} of this machine's RAM"),
-    ]
-    if limits.cgroup_limit_bytes is not None:
-        ceiling = int(limits.cgroup_limit_bytes * MAX_MEMORY_SHARE)
-        ceilings.append((ceiling, f"is {MAX_MEMORY_SHARE:.0%} of the control group's memory limit"))
-    most_bytes, why = min(ceilings)
+    most_bytes, why = limits.most_bytes()
     if asked_bytes <= most_bytes:
         return asked_bytes, None
-    return most_bytes, f"memory cut from {_gib(asked_bytes)} to {_gib(most_bytes)}, which {why}"
+    return most_bytes, f"memory cut from {in_gib(asked_bytes)} to {in_gib(most_bytes)}: {why}"
+
+
+def plan_budget(granted_bytes: int, asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | None]:
+    """Return what a tier may take from now on, given what it was granted, and, if that is less than was asked for, why. Pure.
+
+    It is granted less as soon as the reserve is touched, cached files not counted; and more, in steps, once there is more
+    with cached files in use counted as taken. What lies between changes nothing.
+    """
+    least, why = limits.most_bytes(before_a_kill=True)
+    if granted_bytes > least:
+        budget = least
+    else:
+        most, why_not_more = limits.most_bytes()
+        step = max(MIN_STEP_BYTES, granted_bytes // _STEPS)
+        wanted = min(asked_bytes, most)
+        if wanted < granted_bytes + min(step, max(1, asked_bytes - granted_bytes)):
+            return granted_bytes, _cut(granted_bytes, asked_bytes, why_not_more)
+        budget, why = wanted, why_not_more
+    return budget, _cut(budget, asked_bytes, why)
+
+
+def _cut(budget_bytes: int, asked_bytes: int, why: str) -> str | None:
+    if budget_bytes >= asked_bytes:
+        return None
+    return f"memory is {in_gib(budget_bytes)} of {in_gib(asked_bytes)} now: {why}"
 
 
 def plan_store_dir(
@@ -144,13 +159,8 @@ def disk_limits(
 def memory_limits(directory: str | os.PathLike[str]) -> MemoryLimits:
     """Read what bounds a tier in this directory, which need not exist yet."""
     path = Path(directory).absolute()
-    group = smallest_cgroup(_read_cgroups())
-    free = _free_bytes(_existing(path)) or 0
     return MemoryLimits(
-        ram_bytes=_ram_bytes(),
-        cgroup_limit_bytes=None if group is None else group.limit_bytes,
-        cgroup_usage_bytes=None if group is None else group.usage_bytes,
-        free_bytes=free + allocated_bytes(path),
+        memory=read_memory(), free_bytes=_free_bytes(_existing(path)) or 0, taken_bytes=allocated_bytes(path)
     )
 
 
@@ -208,74 +218,6 @@ def _free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
-
-
-def _ram_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-
-
-def _read_cgroups() -> Iterator[CgroupMemory]:
-    return cgroup_memory(_read_text(Path("/proc/self/cgroup")) or "", _CGROUP_ROOT, _read_text)
-
-
-# ---------------------------------------------------------------- what the kernel's texts mean
-
-
-def cgroup_memory(
-    own_cgroups: str, root: Path, read_text: Callable[[Path], str | None]
-) -> Iterator[CgroupMemory]:  # fmt: skip
-    """Yield limit and use of every control group that bounds this process's memory, from its own up to the root.
-
-    Args:
-        own_cgroups: Text of ``/proc/self/cgroup``: version 2, version 1, or both.
-        root: Where control groups are mounted.
-        read_text: Returns a file's text, None if there is no such file.
-    """
-    for line in own_cgroups.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if controllers == "":
-            mounts, names = [root, root / "unified"], ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            mounts, names = [root / "memory"], ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        for mount in mounts:
-            for directory in _up_to(mount, group):
-                limit = parse_limit(read_text(directory / names[0]))
-                if limit is not None:
-                    yield CgroupMemory(limit_bytes=limit, usage_bytes=parse_limit(read_text(directory / names[1])) or 0)
-
-
-def smallest_cgroup(groups: Iterator[CgroupMemory]) -> CgroupMemory | None:
-    """Return the group with the smallest limit; None when there is no limit."""
-    return min(groups, key=lambda group: group.limit_bytes, default=None)
-
-
-def parse_limit(text: str | None) -> int | None:
-    """Return a number of bytes from a control group's file; None for no file, ``max``, and version 1's "no limit"."""
-    if text is None or not text.strip().isdigit():
-        return None
-    value = int(text)
-    return value if value < _UNLIMITED_BYTES else None
-
-
-def _up_to(mount: Path, group: str) -> Iterator[Path]:
-    # In a container the path may lie above what is mounted ("/../.."): then the mount's root is this group.
-    parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:depth])
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 1024**3:.2f} GiB"
 
 
 def _mib(size_bytes: int) -> str:

@@ -48,6 +48,11 @@ class PageMaker(Reservation):
             if resize(map_bytes):
                 self.remapped(map_bytes)
 
+    def release(self, from_bytes: int) -> None:
+        """Do what ``Reservation`` does, while no pages are made."""
+        with self._lock:
+            super().release(from_bytes)
+
     def close(self) -> None:
         """Close the file, once what is being made is there; its pages stay."""
         if self._thread is not None:

@@ -24,7 +24,16 @@ class WritableTier(Protocol):
 
     @property
     def file_bytes(self) -> int:
-        """What they have taken of the file system, which does not come back before the tier is removed."""
+        """What they have taken of the file system."""
+        ...
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether ``give_back`` gives no more, although not all that is taken holds values."""
+        ...
+
+    def capacity_within(self, budget_bytes: int) -> int:
+        """Return what ``capacity_bytes`` is when the tier takes so much of the file system."""
         ...
 
     def expect_foreign_readers(self, are_expected: bool) -> None:
@@ -33,6 +42,10 @@ class WritableTier(Protocol):
 
     def resize(self, budget_bytes: int) -> int:
         """Let the tier take so much from now on; returns what it may take, more when its file has more already."""
+        ...
+
+    def give_back(self, budget_bytes: int) -> int:
+        """Give back what holds no values, part by part, until no more than that is taken; returns what is taken now."""
         ...
 
     def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:

@@ -14,6 +14,7 @@ _MOST_AT_ONCE: Final = 4 * 1024**2
 """Where the file system has no room for all of it, the first part is had all the same."""
 
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+_PUNCH: Final = 0x03  # a hole, and the file stays as long as it is
 
 
 class Reservation:
@@ -71,6 +72,30 @@ class Reservation:
             self._backed = (start, end)
         return True
 
+    @property
+    def can_punch(self) -> bool:
+        """Whether it is known where the file is mapped, and pages that are made again are sure to stay."""
+        return self.can_populate
+
+    def offset_of(self, address: int) -> int:
+        """Return where in the file a byte of this process's mapping lies."""
+        assert self._address is not None
+        return address - self._address
+
+    def punch(self, start: int, size_bytes: int) -> bool:
+        """Give pages of the file back to the kernel; False when the file system cannot do that."""
+        return _LIBC.fallocate(self._file, _PUNCH, start, size_bytes) == 0 if size_bytes > 0 else True
+
+    def try_fill(self, start: int, size_bytes: int) -> bool:
+        """Back a part that was punched; False when the file system has no room."""
+        return size_bytes <= 0 or self._try_back(start, size_bytes)
+
+    def release(self, from_bytes: int) -> None:
+        """Give the pages back that are backed behind the data."""
+        start, end = self._backed
+        if start <= from_bytes < end and self.punch(from_bytes, end - from_bytes):
+            self._backed = (start, from_bytes)
+
     def remapped(self, map_bytes: int) -> None:
         """Note that LMDB mapped the file anew with another size."""
         self.map_bytes = map_bytes
@@ -101,6 +126,8 @@ def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.madvise.restype = ctypes.c_int
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    libc.fallocate.restype = ctypes.c_int
     return libc
 
 

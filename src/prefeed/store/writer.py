@@ -15,6 +15,7 @@ import lmdb
 
 from prefeed.errors import TierFullError
 from prefeed.store import directory as store_directory
+from prefeed.store.ballast import Ballast
 from prefeed.store.batches import read_transaction, write_transaction
 from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import SharedEnvironment, attach_writer, process_id, release_writer, try_resize
@@ -44,6 +45,7 @@ Put = tuple[bytes, Buffer, bool]
 _SLACK_BYTES: Final = 1024**2
 _TREE_PAGES_A_PUT: Final = 6
 _WHOLE: Final = 0
+_GIVING_SECONDS: Final = 0.05
 _TIGHT_SHARE: Final = 0.9
 _MOST_DELETES: Final = 1024
 """In one commit: LMDB writes the numbers of all pages that a commit frees into one run of pages."""
@@ -100,6 +102,7 @@ class TierWriter:
         self._owed_deletes: list[bytes] = []
         self._process_id = process_id()
         self._pins: Pins | None = None
+        self._ballast: Ballast | None = None
         info = shared.env.info()
         self._reservation = PageMaker(
             data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
@@ -150,7 +153,12 @@ class TierWriter:
     @property
     def capacity_bytes(self) -> int:
         """The most that values may cost together, counted by ``stored_bytes``; shrinks if the file system fills up."""
-        return capacity_of_map(self._reservation.map_bytes)
+        held = 0 if self._ballast is None else self._ballast.held_bytes
+        return max(0, capacity_of_map(self._reservation.map_bytes) - held)
+
+    def capacity_within(self, budget_bytes: int) -> int:
+        """Return what ``capacity_bytes`` is when the store takes so much of its file system."""
+        return capacity_of_map(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)))
 
     @property
     def used_bytes(self) -> int:
@@ -160,7 +168,7 @@ class TierWriter:
     @property
     def file_bytes(self) -> int:
         """What the store's files have of their file system."""
-        return self._reservation.reserved_bytes + LOCK_BYTES
+        return self._reservation.reserved_bytes - self._ballast_bytes + LOCK_BYTES
 
     def put_many(self, items: Sequence[Put]) -> None:
         """Store a group of values in one commit; a key that exists is replaced.
@@ -213,13 +221,40 @@ class TierWriter:
                 yield from ((key, size, transient) for key, size in value_sizes(txn, table))
 
     def resize(self, budget_bytes: int) -> int:
-        """Let the store take so much from now on; returns what it may take: not less than its data do."""
+        """Let the store take so much from now on; returns what it may take: not less than its data do, see ``give_back``."""
+        if self._ballast is not None and budget_bytes > self.file_bytes:
+            self._ballast.give(budget_bytes - self.file_bytes)
         data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
-        map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), data_bytes)
+        map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)) + self._ballast_bytes, data_bytes)
         if map_bytes != self._reservation.map_bytes:
             self._reservation.remap(map_bytes, self._try_resize)
-        self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES
+        self._budget_bytes = self._reservation.map_bytes - self._ballast_bytes + LOCK_BYTES
         return self._budget_bytes
+
+    def give_back(self, budget_bytes: int) -> int:
+        """Give pages without values back to the kernel, until the store's files take no more than that; returns what they take.
+
+        **Blocking**: about a tenth of a second. Values stay: delete some before, and call it again: there may be more to do,
+        and readers leave their batches. What lies scattered in runs of one or two pages stays.
+        """
+        budget_bytes = max(budget_bytes, MIN_BUDGET_BYTES)
+        with translated(self._directory):
+            data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
+            end = max(map_bytes_for(budget_bytes) + self._ballast_bytes, data_bytes)
+            if end < self._reservation.map_bytes:
+                self._reservation.remap(end, self._try_resize)
+            if self._reservation.map_bytes == end:
+                self._reservation.release(max(end, data_bytes))
+                excess = self.file_bytes - budget_bytes
+                if excess > 0 and self._ballast is not None:
+                    self._age_freed_pages()
+                    self._ballast.take(excess, within_seconds=_GIVING_SECONDS)
+        return self.file_bytes
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether ``give_back`` found nothing more to give back, for what is free lies in short runs, or readers hold it."""
+        return self._ballast is not None and self._ballast.is_scattered
 
     def reclaim_dead_readers(self) -> int:
         """Free the slots of readers that were killed, and with them the pages they held; returns how many."""
@@ -339,6 +374,10 @@ class TierWriter:
                 require_spare_pages(txn)
         self._used_bytes = used
 
+    @property
+    def _ballast_bytes(self) -> int:
+        return 0 if self._ballast is None else self._ballast.bytes
+
     def _write(self) -> contextlib.AbstractContextManager[Any]:
         if self._pins is not None:
             self._pins.move_on()
@@ -375,6 +414,7 @@ class TierWriter:
                 with self._write() as txn:
                     txn.put(LAYOUT_KEY, LAYOUT_VERSION)
             self._shared.env.reader_check()
+            self._ballast = Ballast(self._shared, self._reservation, self._write)
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
             self._delete([key for key, _, transient in self.entries() if transient])
 

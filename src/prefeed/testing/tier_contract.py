@@ -51,6 +51,19 @@ class MemoryTier:
         """A dict takes no file system."""
         return 0
 
+    @property
+    def is_scattered(self) -> bool:
+        """There is nothing to be given back."""
+        return False
+
+    def capacity_within(self, budget_bytes: int) -> int:
+        """A dict needs nothing beside its values."""
+        return budget_bytes
+
+    def give_back(self, budget_bytes: int) -> int:
+        """There is nothing to be given back."""
+        return 0
+
     def expect_foreign_readers(self, are_expected: bool) -> None:
         """A dict has readers in its own process only."""
 
@@ -220,6 +233,18 @@ class TierContract:
             with pytest.raises(ValueError, match="16 bytes"):
                 tiers.writer.put_many([(key_of(0), b"x", False), (key, b"x", False)])
         assert list(tiers.writer.entries()) == []
+
+    def test_what_is_given_back_holds_no_values(self, tiers: Tiers) -> None:
+        keys = [key_of(i) for i in range(12)]
+        tiers.writer.put_many([(key, value_of(i, 50_000), False) for i, key in enumerate(keys)])
+        tiers.writer.delete_many(keys[::2])
+        assert tiers.writer.capacity_within(tiers.writer.capacity_bytes) <= tiers.writer.capacity_bytes
+        for _ in range(20):
+            assert tiers.writer.give_back(0) == tiers.writer.file_bytes
+        assert all(tiers.reader.get(key_of(i)) == value_of(i, 50_000) for i in range(1, 12, 2))
+        tiers.writer.resize(16 * 1024**2)
+        tiers.writer.put_many([(key, value_of(i, 50_000), False) for i, key in enumerate(keys)])
+        assert all(tiers.reader.get(key) == value_of(i, 50_000) for i, key in enumerate(keys))
 
     def test_a_view_is_dead_after_its_batch(self, tiers: Tiers) -> None:
         tiers.writer.put_many([(key_of(1), b"x" * 5000, False)])

@@ -2,19 +2,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from prefeed.config import resolve
-from prefeed.copying.room import Ledger, MachineRoom, look_at, machine_room, plan_room, read_without_cache, room_of
+from prefeed.copying.room import Ledger, MachineRoom, look_at, machine_room, plan_room, room_of
 from prefeed.errors import TargetFullError
+from prefeed.memory import Memory, MemoryGroup
 from sandbox import Sandbox
 
 GIB = 1024**3
 DISK = MachineRoom(free_bytes=100 * GIB, floor_bytes=10 * GIB)
 MEMORY = MachineRoom(
-    free_bytes=100 * GIB, floor_bytes=10 * GIB, memory_bytes=80 * GIB, ram_bytes=100 * GIB, cgroup_bytes=60 * GIB
+    free_bytes=100 * GIB,
+    floor_bytes=10 * GIB,
+    memory=Memory(
+        total_bytes=100 * GIB,
+        available_bytes=80 * GIB,
+        groups=(MemoryGroup(limit_bytes=70 * GIB, usage_bytes=3 * GIB),),
+    ),
 )
 
 
@@ -30,7 +36,7 @@ def test_a_disk_keeps_its_floor() -> None:
 def test_memory_is_bounded_by_the_smallest() -> None:
     assert plan_room(MEMORY)[0] == 60 * GIB
     assert "control group" in plan_room(MEMORY)[1]
-    bytes_, why = plan_room(replace(MEMORY, cgroup_bytes=None))
+    bytes_, why = plan_room(replace(MEMORY, memory=Memory(total_bytes=100 * GIB, available_bytes=80 * GIB)))
     assert (round(bytes_ / GIB), "programs" in why) == (70, True)
 
 
@@ -56,24 +62,6 @@ def test_a_cache_that_has_not_taken_its_memory_yet_is_seen(sandbox: Sandbox) -> 
 def test_the_setting_is_the_floor_of_a_disk(sandbox: Sandbox) -> None:
     assert look_at(sandbox.root, resolve({"disk_free": 1 << 60}))[0] == 0
     assert look_at(sandbox.root, resolve({"disk_free": 0}))[0] > 0
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_cached_files_do_not_count_as_used_memory(version: int) -> None:
-    usage = "memory.current" if version == 2 else "memory.usage_in_bytes"
-    prefix = "" if version == 2 else "total_"
-    texts = {
-        usage: "1000\n",
-        "memory.stat": f"anon 5\n{prefix}inactive_file 600\n{prefix}active_file 100\n",
-        "memory.max": "7",
-    }
-
-    def read(path: Path) -> str | None:
-        return texts.get(path.name)
-
-    assert read_without_cache(Path("/cg/a") / usage, read) == "300"
-    assert read_without_cache(Path("/cg/a/memory.max"), read) == "7"
-    assert read_without_cache(Path("/cg/a/absent"), read) is None
 
 
 def test_bytes_are_taken_before_they_are_written() -> None:

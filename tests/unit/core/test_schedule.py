@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from prefeed.core.actions import Outcome, Placement
@@ -433,3 +434,65 @@ def test_clear_frees_residents_and_leaves_transients_to_their_readers() -> None:
     ring.arrive_all()
     assert ring.holds(1) >= set(range(26, 50))
     assert not ring.holds(1) & set(range(26))
+
+
+# ---------------------------------------------------------------- memory is short
+
+
+def test_what_is_read_last_goes_first_when_memory_is_short() -> None:
+    """Of an order that is read to the half: first what was read, which comes again at the next epoch; then the end of it."""
+    ring = Ring(budget=1000 * SIZE)
+    ring.add(1, [SIZE] * 20)
+    order = list(range(20))[::-1]
+    ring.plan(READER, 1, order)
+    ring.arrive_all()
+    ring.scheduler.position(READER, 10)
+    ring.press(6 * SIZE)
+    ring.settle_frees()
+    kept = {object_id for _, object_id in ring.tier}
+    assert kept
+    assert kept <= set(order[10:16])
+    assert len(kept) >= 3  # half of it is lent to what streams through
+
+
+def test_what_is_read_next_after_the_epoch_stays_longer() -> None:
+    ring = Ring(budget=1000 * SIZE)
+    ring.add(1, [SIZE] * 8)
+    ring.plan(READER, 1, range(8))
+    ring.arrive_all()
+    ring.scheduler.foresee(READER, np.array([5, 2, 7, 0, 1, 3, 4, 6], dtype=np.uint32))
+    ring.scheduler.position(READER, 8)
+    ring.press(4 * SIZE)
+    ring.settle_frees()
+    assert {object_id for _, object_id in ring.tier} == {5, 2}
+
+
+def test_transients_go_before_residents() -> None:
+    """They are only on their way; who was to read one asks for it, and is answered."""
+    ring = Ring(budget=40 * SIZE)
+    ring.add(1, [SIZE] * 100)
+    ring.plan(READER, 1, range(100))
+    ring.arrive_all()
+    transients = ring.scheduler.num_transients
+    assert transients
+    residents = ring.scheduler.residency.resident_bytes
+    ring.press(residents)
+    ring.settle_frees()
+    assert ring.scheduler.num_transients < transients
+    token = ring.demand(1, 30, consumer=READER)
+    ring.arrive_all()
+    assert token in ring.answers
+
+
+def test_memory_that_comes_back_is_used_again() -> None:
+    ring = Ring(budget=1000 * SIZE)
+    ring.add(1, [SIZE] * 100)
+    ring.plan(READER, 1, range(100))
+    ring.arrive_all()
+    ring.press(50 * SIZE)
+    ring.settle_frees()
+    assert len(ring.tier) <= 50
+    ring.press(1000 * SIZE)
+    ring.plan(READER, 1, range(100))
+    ring.arrive_all()
+    assert len(ring.tier) == 100

@@ -177,12 +177,18 @@ def test_a_changed_object_reaches_its_reader_and_is_not_kept(node: Rig) -> None:
     assert node.node.statistics().errors == {"object-changed": 1}
 
 
-def test_a_body_of_another_size_than_listed_is_a_changed_object(node: Rig) -> None:
-    dataset = node.open(FaultySource(memory_source(1), {"00000.bin": Fault("short")}))
+def test_a_body_of_another_size_than_listed_is_asked_for_again(node: Rig) -> None:
+    """It has the listed version, so it is no changed object: the right one is kept, once it comes."""
+    dataset = node.open(FaultySource(memory_source(1), {"00000.bin": Fault("short", times=2)}))
     reader = node.demand(dataset, 0)
+    for _ in range(2):
+        node.deliver_all()
+        assert reader.outcome is None
+        node.timers.run_next()
     node.deliver_all()
-    assert (reader.outcome, len(reader.data)) == (Outcome.INLINE, 2500)
-    assert list(node.tier.entries()) == []
+    assert reader.outcome == Outcome.STORED
+    assert [size for _, size, _ in node.tier.entries()] == [5000]
+    assert node.node.statistics().errors == {"wrong-answer": 2}
 
 
 # ------------------------------------------------------------ what the tier does

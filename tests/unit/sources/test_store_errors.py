@@ -102,7 +102,9 @@ def test_a_host_that_does_not_exist() -> None:
     assert type(fetch_error("http://host.invalid/bucket")) is TransientSourceError
 
 
-def test_an_answer_without_a_length_is_refused(server: servers.FileServer) -> None:
+def test_an_answer_of_a_store_without_a_length_is_refused(
+    server: servers.FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chunked(handler: servers.Handler) -> None:
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
@@ -110,7 +112,9 @@ def test_an_answer_without_a_length_is_refused(server: servers.FileServer) -> No
         handler.wfile.write(b"3\r\nabc\r\n0\r\n\r\n")
 
     server.answers["/bucket/a.bin"] = chunked
-    assert "Content-Length" in str(fetch_error(f"{server.url}/bucket"))
+    for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    assert "Content-Length" in str(fetch_error("s3://bucket"))
 
 
 @pytest.mark.parametrize("path", ["a//b", "../a", "line\nbreak"])

@@ -48,6 +48,20 @@ def test_every_file_that_is_opened_is_noted(tmp_path: Path, monkeypatch) -> None
     assert seen.is_complete
 
 
+def test_nothing_is_kept_of_what_somebody_writes(tmp_path: Path) -> None:
+    """Its time and size are those that it will have, perhaps, and its bytes are not."""
+    with (tmp_path / "a").open("wb", buffering=0) as writer:
+        writer.write(b"0123")
+        seen = FilesSeen(None)
+        with reads_from(seen):
+            (tmp_path / "a").read_bytes()
+        assert not seen.is_complete
+    seen = FilesSeen(None)
+    with reads_from(seen):
+        (tmp_path / "a").read_bytes()
+    assert seen.is_complete
+
+
 def test_a_file_that_was_not_there_is_noted_as_absent(tmp_path: Path) -> None:
     seen = FilesSeen(None)
     with reads_from(seen):

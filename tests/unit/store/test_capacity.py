@@ -6,34 +6,41 @@ from pathlib import Path
 
 import pytest
 
+from prefeed.memory import Memory, MemoryGroup
 from prefeed.store.capacity import (
     MIN_STORE_BYTES,
-    CgroupMemory,
     MemoryLimits,
-    cgroup_memory,
     choose_store_dir,
     clamp_budget,
     default_budget_bytes,
     is_tmpfs,
     memory_limits,
-    parse_limit,
+    plan_budget,
     plan_store_dir,
-    smallest_cgroup,
 )
 from sandbox import Sandbox
 
 GIB = 1024**3
-LIMITS = MemoryLimits(ram_bytes=64 * GIB, cgroup_limit_bytes=16 * GIB, cgroup_usage_bytes=GIB, free_bytes=32 * GIB)
-ROOT = Path("/sys/fs/cgroup")
+MIB = 1024**2
+MACHINE = Memory(total_bytes=64 * GIB, available_bytes=60 * GIB)
+GROUP = MemoryGroup(limit_bytes=16 * GIB, usage_bytes=GIB)
+LIMITS = MemoryLimits(memory=replace(MACHINE, groups=(GROUP,)), free_bytes=32 * GIB)
+
+
+def limits(
+    *, taken: int = 0, free: int = 1000 * GIB, available: int = 60 * GIB, groups: tuple[MemoryGroup, ...] = ()
+) -> MemoryLimits:
+    memory = Memory(total_bytes=64 * GIB, available_bytes=available, groups=groups)
+    return MemoryLimits(memory=memory, free_bytes=free, taken_bytes=taken)
 
 
 @pytest.mark.parametrize(
     ("limits", "budget"),
     [
         (LIMITS, 8 * GIB),
-        (replace(LIMITS, cgroup_limit_bytes=None), 16 * GIB),
-        (replace(LIMITS, free_bytes=64 * 1024**2), 32 * 1024**2),
-        (replace(LIMITS, ram_bytes=2 * GIB), GIB),
+        (replace(LIMITS, memory=MACHINE), 16 * GIB),
+        (replace(LIMITS, free_bytes=64 * MIB), 32 * MIB),
+        (replace(LIMITS, memory=Memory(total_bytes=2 * GIB, available_bytes=GIB)), GIB),
         (replace(LIMITS, free_bytes=0), 0),
     ],
     ids=["cgroup", "free space", "docker default", "ram", "nothing"],
@@ -49,61 +56,63 @@ def test_a_budget_that_fits_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("limits", "most_bytes", "why"),
     [
-        (LIMITS, int(14.4 * GIB), "control group"),
+        (LIMITS, 15 * GIB - int(1.6 * GIB), "control group has 16.00 GiB, of which 1.60 GiB stay free"),
         (replace(LIMITS, free_bytes=GIB), GIB, "--shm-size"),
-        (replace(LIMITS, ram_bytes=10 * GIB), 9 * GIB, "RAM"),
-        (replace(LIMITS, cgroup_limit_bytes=None), 32 * GIB, "--shm-size"),
+        (limits(available=20 * GIB), 20 * GIB - int(6.4 * GIB), "this machine has 64.00 GiB"),
+        (limits(free=32 * GIB), 32 * GIB, "--shm-size"),
+        (limits(groups=(replace(GROUP, limit_bytes=64 * GIB, usage_bytes=50 * GIB),)), 14 * GIB - int(6.4 * GIB), "control group"),
+        (limits(groups=(replace(GROUP, usage_bytes=16 * GIB),)), 0, "control group"),
+        (limits(taken=3 * GIB, groups=(replace(GROUP, usage_bytes=16 * GIB),)), 3 * GIB - int(1.6 * GIB), "control group"),
     ],
-    ids=["cgroup", "free space", "ram", "no cgroup"],
-)
-def test_a_budget_larger_than_the_machine_is_cut_and_said(limits: MemoryLimits, most_bytes: int, why: str) -> None:
+    ids=["cgroup", "free space", "ram", "no cgroup", "50 of 64 GiB in use", "full", "full of the tier itself"],
+)  # fmt: skip
+def test_what_is_in_use_is_not_granted_and_that_is_said(limits: MemoryLimits, most_bytes: int, why: str) -> None:
     budget, reason = clamp_budget(100 * GIB, limits)
-    assert budget == most_bytes
+    assert abs(budget - most_bytes) <= 2
     assert reason is not None
     assert "100.00 GiB" in reason
     assert f"{most_bytes / GIB:.2f} GiB" in reason
     assert why in reason
 
 
-def _cgroups(own: str, files: dict[str, str]) -> list[CgroupMemory]:
-    texts = {ROOT / path: text for path, text in files.items()}
-    return list(cgroup_memory(own, ROOT, texts.get))
+def test_a_grant_shrinks_when_the_reserve_is_touched_and_not_before() -> None:
+    """The group has 16 GiB, of which 1.6 are the reserve; the tier has taken 6 of the 8 that it was granted."""
+
+    def plan(usage: int) -> int:
+        return plan_budget(8 * GIB, 8 * GIB, limits(taken=6 * GIB, groups=(replace(GROUP, usage_bytes=usage),)))[0]
+
+    assert plan(8 * GIB) == 8 * GIB
+    assert plan(12 * GIB) == 8 * GIB
+    assert plan(13 * GIB) == 9 * GIB - int(1.6 * GIB)
+    assert plan(16 * GIB) == 6 * GIB - int(1.6 * GIB)
+    assert plan(30 * GIB) == 6 * GIB - int(1.6 * GIB)
 
 
-def test_version_2_takes_the_smallest_limit_on_the_way_up() -> None:
-    files = {
-        "pods/pod7/box/memory.max": "max\n",
-        "pods/pod7/memory.max": f"{4 * GIB}\n",
-        "pods/pod7/memory.current": "1000\n",
-        "pods/memory.max": f"{8 * GIB}\n",
-    }
-    groups = _cgroups("0::/pods/pod7/box\n", files)
-    assert smallest_cgroup(iter(groups)) == CgroupMemory(limit_bytes=4 * GIB, usage_bytes=1000)
-    assert len(groups) == 2
+def test_cached_files_are_no_reason_to_shrink_and_one_not_to_grow() -> None:
+    """The kernel gives them up before it kills; and it is not for the tier to drive out those that somebody uses."""
+    group = replace(GROUP, usage_bytes=15 * GIB, used_files_bytes=9 * GIB)
+    assert plan_budget(4 * GIB, 8 * GIB, limits(taken=4 * GIB, groups=(group,)))[0] == 4 * GIB
+    idle = replace(group, used_files_bytes=0, idle_files_bytes=9 * GIB)
+    assert plan_budget(4 * GIB, 8 * GIB, limits(taken=4 * GIB, groups=(idle,)))[0] == 8 * GIB
 
 
-def test_version_1_beside_an_empty_version_2() -> None:
-    own = "9:name=systemd:/\n5:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n"
-    files = {
-        "memory/docker/abc/memory.limit_in_bytes": f"{2 * GIB}\n",
-        "memory/docker/abc/memory.usage_in_bytes": "17\n",
-        "memory/memory.limit_in_bytes": "9223372036854771712\n",
-    }
-    assert _cgroups(own, files) == [CgroupMemory(limit_bytes=2 * GIB, usage_bytes=17)]
+def test_a_grant_grows_in_steps_up_to_what_was_asked_for() -> None:
+    def plan(granted: int, usage: int) -> tuple[int, str | None]:
+        return plan_budget(granted, 8 * GIB, limits(taken=2 * GIB, groups=(replace(GROUP, usage_bytes=usage),)))
+
+    assert plan(2 * GIB, 3 * GIB) == (8 * GIB, None)
+    assert plan(8 * GIB, 3 * GIB) == (8 * GIB, None)
+    assert plan(8 * GIB - MIB, 3 * GIB) == (8 * GIB, None)
+    budget, why = plan(2 * GIB, int(14.4 * GIB) - 100 * MIB)
+    assert budget == 2 * GIB
+    assert why is not None
+    assert "2.00 GiB of 8.00 GiB" in why
 
 
-def test_a_container_that_sees_its_own_group_as_the_root() -> None:
-    assert _cgroups("0::/../../pod\n", {"memory.max": f"{GIB}\n"}) == [CgroupMemory(limit_bytes=GIB, usage_bytes=0)]
-
-
-def test_no_control_group_is_no_limit() -> None:
-    assert smallest_cgroup(iter(_cgroups("", {}))) is None
-    assert smallest_cgroup(iter(_cgroups("0::/\n", {"memory.max": "max\n"}))) is None
-
-
-@pytest.mark.parametrize("text", [None, "max\n", "", "9223372036854771712\n", "-1\n"])
-def test_what_is_not_a_limit(text: str | None) -> None:
-    assert parse_limit(text) is None
+def test_the_tightest_of_nested_groups_counts() -> None:
+    outer = MemoryGroup(limit_bytes=32 * GIB, usage_bytes=31 * GIB)
+    assert clamp_budget(10 * GIB, limits(groups=(GROUP, outer)))[0] == 0
+    assert clamp_budget(10 * GIB, limits(groups=(GROUP, replace(outer, usage_bytes=8 * GIB))))[0] == 10 * GIB
 
 
 def test_room_in_memory_is_used() -> None:
@@ -129,7 +138,7 @@ def test_a_memory_directory_on_disk_is_used_and_said() -> None:
 def test_this_machine(sandbox: Sandbox) -> None:
     assert is_tmpfs(sandbox.memory_dir / "not" / "there")
     limits = memory_limits(sandbox.memory_dir / "not" / "there")
-    assert 0 < limits.smallest_bytes <= limits.ram_bytes
+    assert 0 < limits.smallest_bytes <= limits.memory.total_bytes
     directory, on_tmpfs, warning = choose_store_dir(sandbox.memory_dir, sandbox.home, 1)
     assert (directory, on_tmpfs, warning) == (sandbox.memory_dir, True, None)
     assert choose_store_dir(sandbox.memory_dir / "gone", sandbox.home, 1)[0] == sandbox.home
@@ -141,6 +150,4 @@ def test_what_the_store_takes_counts_as_free(sandbox: Sandbox) -> None:
     file = os.open(store / "data.mdb", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(file, 0, 64 * 1024**2)
     os.close(file)
-    free = os.statvfs(sandbox.memory_dir)
-    limits = memory_limits(store)
-    assert limits.free_bytes >= free.f_bavail * free.f_frsize + 32 * 1024**2
+    assert memory_limits(store).taken_bytes >= 64 * 1024**2

@@ -1,0 +1,102 @@
+"""Whether what an origin sent is the object that it lists: a login page or half a body must not be taken for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from prefeed.errors import TruncatedBodyError, WrongAnswerError
+from prefeed.sources.listing import version_without_etag
+from prefeed.sources.manifest import HEADER, UNKNOWN_SIZE, Manifest, version_hash
+from prefeed.types import FetchedObject
+
+_log = logging.getLogger("prefeed")
+
+_MOST_SAID: Final = 20
+"""A login page comes in place of every object: not a line for each."""
+
+_WEAK: Final = "W/"
+
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a listing says of one object.
+
+    Attributes:
+        size_bytes: Its size; -1 when the listing does not say.
+        version_hash: See ``manifest.version_hash``; 0 when it has no version.
+        listed_at: Returns when it was listed, in seconds since 1970; asked only where there is no version.
+    """
+
+    size_bytes: int
+    version_hash: int
+    listed_at: Callable[[], float] = lambda: float("inf")
+
+
+def listed_in(manifest: Manifest, object_id: int) -> Listed:
+    """Return what a manifest says of an object."""
+    size = int(manifest.sizes[object_id])
+
+    def listed_at() -> float:
+        try:
+            return os.stat(manifest.directory / HEADER).st_mtime
+        except OSError:  # replaced, and removed
+            return float("inf")
+
+    return Listed(-1 if size == UNKNOWN_SIZE else size, manifest.version_hash(object_id), listed_at)
+
+
+def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callable[[], str]) -> None:
+    """Check that the bytes are those of the object, or that the origin says that it is another one by now.
+
+    Args:
+        fetched: What came.
+        listed: What was listed; None where nothing is known.
+        where: Returns the full path or URL, for messages.
+
+    Raises:
+        WrongAnswerError: They are another number, and the origin says nothing of a change. The first time, one line of the log
+            says so too.
+        TruncatedBodyError: Their number is not known, and the connection may have broken off.
+    """
+    size = memoryview(fetched.data).nbytes
+    if listed is not None and listed.size_bytes == size:
+        return
+    if not fetched.is_end_known:
+        raise TruncatedBodyError(
+            f"{where()}: the server sends no Content-Length and no chunks, so that nobody can tell whether all of it came; "
+            "list its size in the index, or have the server send one",
+            url=where(),
+        )
+    if listed is None or listed.size_bytes < 0 or _says_changed(fetched, listed):
+        return
+    encoded = f", encoded as {fetched.encoding}" if fetched.encoding else ""
+    message = (
+        f"{where()}: {size} bytes came{encoded}, {listed.size_bytes} are listed, and the origin does not say that the object "
+        "changed; is it a login page or half a body? If the object did change, list the origin anew"
+    )
+    _say_once(where(), message)
+    raise WrongAnswerError(message, url=where())
+
+
+def _says_changed(fetched: FetchedObject, listed: Listed) -> bool:
+    """Return whether another version came: another etag, or, without one on either side, one made after the listing."""
+    size = memoryview(fetched.data).nbytes
+    has_etag = bool(fetched.version) and fetched.version != version_without_etag(fetched.modified_seconds, size)
+    if listed.version_hash and (has_etag or not fetched.modified_seconds) and not fetched.encoding:
+        spellings = (fetched.version, fetched.version.removeprefix(_WEAK), _WEAK + fetched.version)
+        return has_etag and all(version_hash(spelling) != listed.version_hash for spelling in spellings)
+    # An etag of an encoding is one of its own; and a time says nothing against an etag, but that it is later.
+    return fetched.modified_seconds > 0 and fetched.modified_seconds >= listed.listed_at() - 1
+
+
+def _say_once(where: str, message: str) -> None:
+    if where not in _said and len(_said) < _MOST_SAID:
+        _said.add(where)
+        more = "; further ones are only counted" if len(_said) == _MOST_SAID else ""
+        _log.warning("prefeed: %s (tried again; then an error%s)", message, more)
