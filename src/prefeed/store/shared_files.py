@@ -30,12 +30,7 @@ from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.opening import MAX_TABLES
 from prefeed.store.reservation import Reservation
-
-DAMAGE: Final = (
-    lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
-    lmdb.PageFullError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError,
-)  # fmt: skip
-"""What LMDB says of files that are not, or no longer, what they should be."""
+from prefeed.store.translation import DAMAGE
 
 _CHUNK_BYTES: Final = 64 * 1024
 """What is backed beyond a value is mostly taken by another process: its pages would be mapped here for nothing."""
