@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from prefeed.config import EVERYTHING, Config, resolve
-from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
@@ -80,6 +80,8 @@ def run_foreground(config: Config) -> int:
             config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool
         )
         sessions.share_memory_with(node)
+        if tier.damage:
+            node.count_error(StoreDamagedError.code)
         handlers.bind(loop, node, sessions)
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
@@ -296,11 +298,18 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
         memory = Room(store_dir, budget)
         sessions = Sessions(memory, disk)
         tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
+        if tier.damage:
+            print(f"prefeed: {damage_notice(tier)}", file=sys.stderr, flush=True)
         try:
             yield tier, sessions, on_tmpfs, notices
         finally:
             tier.close()
             sessions.close()
+
+
+def damage_notice(tier: TierWriter) -> str:
+    """Return a sentence on a memory tier that was found damaged."""
+    return f"the memory tier in {tier.directory} was damaged ({tier.damage}): what is lost is fetched again"
 
 
 def _disk_room(config: Config, directory: Path) -> tuple[Room | None, str | None]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from prefeed.store.layout import RESIDENT_TABLE, TRANSIENT_TABLE, data_path, sums_path
+from prefeed.store.layout import PAGE_BYTES, RESIDENT_TABLE, TRANSIENT_TABLE, data_path, sums_path
 from prefeed.store.tree import Leaf, Walk
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
@@ -58,7 +58,7 @@ class Sums:
         self._pending = bytearray()
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(sums_path(directory), flags, 0o600)
-        self._end = 0
+        self._end = self._most = 0
         self._pending += known.tobytes()[-limit_bytes:]
         self.write()
 
@@ -66,6 +66,11 @@ class Sums:
     def limit_bytes(self) -> int:
         """The most that the file may take."""
         return self._limit_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """What the file has of its file system."""
+        return -(-self._most // PAGE_BYTES) * PAGE_BYTES
 
     def add(self, key: bytes, value: Buffer) -> None:
         """The value is about to be stored."""
@@ -80,6 +85,7 @@ class Sums:
                     self._end = 0
                 part = pending[: (self._limit_bytes - self._end) // _SUM.size * _SUM.size]
                 self._end += os.pwrite(self._file, part, self._end)
+                self._most = max(self._most, self._end)
                 pending = pending[len(part) :]
 
     def resize(self, limit_bytes: int) -> None:
@@ -88,7 +94,7 @@ class Sums:
             if limit_bytes < self._limit_bytes and os.fstat(self._file).st_size > limit_bytes:
                 os.ftruncate(self._file, limit_bytes)
         self._limit_bytes = limit_bytes
-        self._end = min(self._end, limit_bytes)
+        self._end, self._most = min(self._end, limit_bytes), min(self._most, limit_bytes)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -101,7 +107,6 @@ class Found(NamedTuple):
     Attributes:
         sums: Of the residents that are as they were stored.
         wrong: Keys of the others.
-        num_damaged: How many of these had a sum of their key beside them once; 0 where nothing was damaged.
     """
 
     sums: NDArray[np.uint64]

@@ -234,11 +234,7 @@ class TierWriter:
     @property
     def file_bytes(self) -> int:
         """What the store's files have of their file system."""
-        return self._reservation.reserved_bytes + LOCK_BYTES + self._sums_bytes
-
-    @property
-    def _sums_bytes(self) -> int:
-        return 0 if self._sums is None else self._sums.limit_bytes
+        return self._reservation.reserved_bytes + LOCK_BYTES + (0 if self._sums is None else self._sums.file_bytes)
 
     def put_many(self, items: Sequence[Put]) -> None:
         """Store a group of values in one commit; a key that exists is replaced.
@@ -293,13 +289,16 @@ class TierWriter:
 
     def resize(self, budget_bytes: int) -> int:
         """Let the store take so much from now on; returns what it may take: not less than its data do."""
+        if self._closed:
+            return self._budget_bytes
         data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
         map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)), data_bytes)
         if map_bytes != self._reservation.map_bytes:
             self._reservation.remap(map_bytes, self._try_resize)
             if self._sums is not None and self._reservation.map_bytes == map_bytes:
                 self._sums.resize(sums_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)))
-        self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES + self._sums_bytes
+        sums_bytes = 0 if self._sums is None else self._sums.limit_bytes
+        self._budget_bytes = self._reservation.map_bytes + LOCK_BYTES + sums_bytes
         return self._budget_bytes
 
     def reclaim_dead_readers(self) -> int:

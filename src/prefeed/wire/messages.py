@@ -215,6 +215,12 @@ class Lost(Message, frozen=True):
     object_id: int
 
 
+class StoreDamaged(Message, frozen=True):
+    """A reader met damage in the memory tier that has this identity (``store.environment.Identity``)."""
+
+    identity: tuple[int, int, int, int]
+
+
 class Answered(Message, frozen=True):
     """How a ``Demand`` ended: an ``Outcome``, with the bytes and their key, the error, or the key that they are stored under.
 
