@@ -64,6 +64,11 @@ class Sessions:
         self._memory.bind(objects_bytes=lambda: node.tier_bytes, resize_objects=node.resize_tier)
 
     @property
+    def damage(self) -> list[str]:
+        """What was wrong with caches that were found, a sentence each."""
+        return [text for room in self._rooms() for text in room.damage]
+
+    @property
     def disk(self) -> Room | None:
         """The room on disk, for who divides it with the caches; None when the node has no disk tier."""
         return self._disk

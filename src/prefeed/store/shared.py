@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from prefeed.types import ENTRY_KEY_BYTES
 __all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
+_log = logging.getLogger("prefeed")
 
 
 class SharedBatch:
@@ -371,6 +373,7 @@ class SharedTier:
         if shared is None:
             return
         if isinstance(err, DAMAGE):
+            _log.warning("prefeed: the store in %s is damaged (%s) and is emptied", self._directory, err)
             shared_files.empty(self._directory, shared.identity)
         self._let_go(shared)
 
