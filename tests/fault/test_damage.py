@@ -16,6 +16,7 @@ import pytest
 
 import prefeed
 from e2e.parity import make_session
+from prefeed.store.layout import PAGE_BYTES
 from process.children import child_running
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
@@ -142,6 +143,36 @@ def test_every_file(root: Path, sandbox: Sandbox, way: Way) -> None:
     train(root, session)
     assert prefeed.statistics().origin_requests >= 0
     assert server_pid() != pid
+
+
+def _break_trees(data: Path) -> None:
+    """Pages of trees are of no kind any more."""
+    with data.open("r+b") as file:
+        for at in range(2 * PAGE_BYTES, data.stat().st_size, PAGE_BYTES):
+            file.seek(at + 10)
+            if int.from_bytes(file.read(2), "little") in (1, 2):
+                file.seek(at + 10)
+                file.write(b"\0\0")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_that_readers_meet(root: Path, sandbox: Sandbox, num_workers: int) -> None:
+    """Under a server that runs, and writes nothing: they read the origin and say so, and it begins anew, once."""
+    objects = prefeed.datasets.Objects(root)
+    expected = [path.read_bytes() for path in sorted(root.iterdir())]
+    loader = prefeed.DataLoader(
+        objects, batch_size=4, collate_fn=list, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    assert [bytes(data) for batch in loader for data in batch] == expected
+    pid = server_pid()
+    _break_trees(next(sandbox.memory_dir.glob("prefeed-*/data.mdb")))
+    for _ in range(2):
+        assert [bytes(data) for batch in loader for data in batch] == expected
+    assert prefeed.statistics().errors["store-damaged"] == 1
+    hits = prefeed.statistics().hits
+    assert [bytes(data) for batch in loader for data in batch] == expected
+    wait_for(lambda: prefeed.statistics().hits - hits >= NUM_FILES, "hits")
+    assert server_pid() == pid
 
 
 @pytest.mark.skipif("DAMAGE_TRIALS" not in os.environ, reason="for whoever looks for more")

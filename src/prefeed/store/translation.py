@@ -13,10 +13,10 @@ import lmdb
 from prefeed.errors import StoreDamagedError, StoreError, TierFullError
 
 DAMAGE: Final = (
-    lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
+    lmdb.BadTxnError, lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
     lmdb.PageFullError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError,
 )  # fmt: skip
-"""What LMDB says of files that are not, or no longer, what they should be."""
+"""What LMDB says of files that are not, or no longer, what they should be: the first time, or when it is asked again."""
 
 
 @contextmanager

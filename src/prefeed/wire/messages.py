@@ -357,7 +357,7 @@ UNANSWERED = (
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
-    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
+    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping
