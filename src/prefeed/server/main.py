@@ -31,7 +31,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
-from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_left
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.trust import open_own
@@ -44,6 +44,9 @@ _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
+
+_TIER_ON_DISK = "prefeed-*"
+"""Names of memory tiers in the directories of servers."""
 
 _DISK = "disk"
 _OF_DISK = ("objects", "sessions")
@@ -279,9 +282,10 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
     name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
     parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
     store_dir, taken = choose_own_dir(parent, name)
-    for left in own.path.glob("prefeed-*"):  # in place of memory, before this kernel was booted
+    for left in own.path.glob(_TIER_ON_DISK):  # in place of memory: before this kernel was booted, or there was room
         if left != store_dir:
             shutil.rmtree(left, ignore_errors=True)
+    remove_from_killed(own.path.parent, _TIER_ON_DISK, keep=own.path)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)

@@ -239,24 +239,31 @@ def remove_files(directory: Path) -> None:
             path.unlink()
 
 
-def remove_unusable(directory: Path) -> None:
-    """Remove what has the name of one of the store's files, and is no file, or cannot be opened."""
-    for path in (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory)):
-        _remove_unless_file(path)
+def remove_unusable(directory: Path) -> list[str]:
+    """Remove what has the name of one of the store's files, and is no file; returns the names of what was removed."""
+    own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
+    return [path.name for path in own if _remove_unless_file(path)]
 
 
-def _remove_unless_file(path: Path) -> None:
-    """Make room for a file of the store in its own directory, whatever damage has put there; a link is removed, not followed."""
+def _remove_unless_file(path: Path) -> bool:
+    """Make room for a file of the store in its own directory, whatever damage has put there; a link is removed, not followed.
+
+    Returns:
+        True when something was removed. A file that this user may not open is made one that they may.
+    """
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
         if stat.S_ISDIR(found.st_mode):
             aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=path.parent))
             path.rename(aside)  # refused where something is mounted there
             shutil.rmtree(aside)
-        elif not stat.S_ISREG(found.st_mode):
+            return True
+        if not stat.S_ISREG(found.st_mode):
             path.unlink()
-        elif found.st_mode & 0o600 != 0o600 and is_mine(found):
+            return True
+        if found.st_mode & 0o600 != 0o600 and is_mine(found):
             os.chmod(path, 0o600)
+    return False
 
 
 def remove(directory: Path) -> None:

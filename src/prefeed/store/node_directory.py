@@ -142,6 +142,17 @@ def remove_unused(parent: Path, *, keep: Path) -> None:
                 os.close(lock)
 
 
+def remove_from_killed(parent: Path, pattern: str, *, keep: Path) -> None:
+    """Remove what has that name in directories of this kernel's servers that do not run any more."""
+    for path in of_this_kernel(parent):
+        if path != keep and any(path.glob(pattern)):
+            with contextlib.suppress(OSError):
+                lock = _locked(path)
+                for left in path.glob(pattern):
+                    shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+
+
 def remove_left(parent: Path, pattern: str, *, keep: Path) -> None:
     """Remove this user's directories of that name that no server has touched for 30 days: of other boots, and of versions."""
     for path in parent.glob(pattern):

@@ -173,7 +173,8 @@ class TierWriter:
         """Return what is to be found in the store, which is emptied when that cannot be told."""
         try:
             with translated(self._directory):
-                store_directory.remove_unusable(self._directory)
+                removed = store_directory.remove_unusable(self._directory)
+                self.damage = f"no files: {', '.join(removed)}" if removed else ""
                 found = examine(self._directory)
         except StoreError as err:
             if not isinstance(err.__cause__, FileNotFoundError):

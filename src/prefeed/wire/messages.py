@@ -352,6 +352,7 @@ class Stopping(Message, frozen=True):
 
 UNANSWERED = (
     RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads, RenewAccess,
+    StoreDamaged,
 )  # fmt: skip
 """Reports: nobody waits for an answer."""
 
