@@ -191,7 +191,12 @@ def _sums_in(file: int, values: Iterator[_Value]) -> tuple[list[bytes], NDArray[
 
 def _sums_of(file: int, values: Sequence[_Value]) -> NDArray[np.uint64]:
     sums = np.zeros(len(values), np.uint64)
+    room = memoryview(bytearray(max((sum(size for _, size in parts) for _, parts in values), default=0)))
     for at, (key, parts) in enumerate(values):
-        pieces = [os.pread(file, size, start) for start, size in parts]
-        sums[at] = sum_of(key, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        end = 0
+        for start, size in parts:
+            if os.preadv(file, [room[end : end + size]], start) != size:
+                raise lmdb.CorruptedError("the file ends before its data")
+            end += size
+        sums[at] = sum_of(key, room[:end])
     return sums
