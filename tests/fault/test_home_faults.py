@@ -28,7 +28,10 @@ from prefeed.config import resolve
 from prefeed.jobs.records import JobRecord, Records
 from prefeed.sampleset.records import remove_deleted
 from prefeed.sources.library import ManifestLibrary
+from prefeed.store.layout import PAGE_BYTES
+from prefeed.store.node_directory import name_of
 from prefeed.wire import messages as m
+from process.conditions import kill, server_pid
 from sandbox import Sandbox, servers_of
 
 pytestmark = pytest.mark.timeout(90)
@@ -183,6 +186,35 @@ def test_full_memory_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (small / "others").read_bytes() == bytes(900_000)
         with NodeClient.connect(resolve(), autostart=False) as node:
             assert not node.status().on_tmpfs
+            node.stop()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_tier_on_disk_is_compared_with_its_sums_and_goes_when_there_is_room(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one boot: what a power cut, or a volume made from a snapshot, left of it has the name that the next server looks for."""
+    small = _small_tmpfs_of(resolve().memory_dir, size="1m")
+    monkeypatch.setenv("PREFEED_MEMORY_DIR", str(small))
+    nodes = resolve().home / "nodes"
+    try:
+        for damaged in (False, True):
+            assert_trains(root, 0)
+            [data] = nodes.glob("*/prefeed-*/data.mdb")
+            assert prefeed.statistics().errors.get("store-damaged", 0) == damaged
+            kill(server_pid())
+            prefeed.datasets._readers.close()
+            content = data.read_bytes()
+            half = len(content) // 2 // PAGE_BYTES * PAGE_BYTES
+            data.write_bytes(content[: 2 * PAGE_BYTES] + bytes(half) + content[2 * PAGE_BYTES + half :])
+        left = nodes / name_of(1) / "prefeed-of-a-killed-server"
+        left.mkdir(parents=True)
+        subprocess.run(["mount", "-o", "remount,size=400m", str(small)], check=True)
+        assert_trains(root, 0)
+        with NodeClient.connect(resolve(), autostart=False) as node:
+            assert node.status().on_tmpfs
+            assert list(nodes.glob("*/prefeed-*")) == []
             node.stop()
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -192,6 +192,7 @@ class ObjectReader:
     def _ask_object(self, object_id: int) -> Buffer | None:
         """Ask the server for an object that the tier does not hold."""
         self._refusal = None
+        self._tell_damage()
         connection = self._connect()
         if connection is None:
             return None
@@ -243,11 +244,20 @@ class ObjectReader:
         data = self._tier.get(key)
         if data is None and self._tier.reopen_if_replaced():
             data = self._tier.get(key)
+        if data is None and self._tell_damage():
+            return None
         if data is None and self._tier.is_open:
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
         elif data is None:
             _say_closed(self._tier)
         return data
+
+    def _tell_damage(self) -> bool:
+        """Return True when the tier was found damaged: the server is told, which empties it, and the tier let go of."""
+        damaged = self._tier.leave_damaged()
+        if damaged is not None:
+            self._send(m.StoreDamaged(damaged))
+        return damaged is not None
 
     def _is_written(self, object_id: int) -> bool:
         assert self._written is not None
@@ -320,6 +330,8 @@ class ObjectReader:
         if dataset.store_dir != self.dataset.store_dir:
             self._tier.close()
             self._tier = TierReader(dataset.store_dir)
+        else:
+            self._tier.reopen_if_replaced()  # it may have found the one before damaged
         self.dataset = dataset
 
     def _disconnect(self) -> None:

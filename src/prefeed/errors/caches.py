@@ -19,6 +19,12 @@ class TierFullError(StoreError):
     code = "tier-full"
 
 
+class StoreDamagedError(StoreError):
+    """What a tier holds is not what was written to it: nothing of it can be used."""
+
+    code = "store-damaged"
+
+
 class StoreFormatError(StoreError):
     """The directory holds a store of another layout version, or none."""
 

@@ -181,7 +181,7 @@ class Checks:
                 self._began_before[dataset, object_id] = version_hash(version) if version else -1
             if state not in (RESIDENT, TRANSIENT):
                 continue
-            if version and version_hash(version) == catalogue.version_hash(object_id):
+            if catalogue.is_as_seen(object_id, version):
                 catalogue.publish(object_id)
             else:
                 self._scheduler.invalidate(dataset, object_id)

@@ -22,6 +22,7 @@ from prefeed.errors import StoreError
 from prefeed.server.datasets import KeyIndex
 from prefeed.store.layout import PAGE_BYTES, num_pages, stored_bytes
 from prefeed.store.shared import SharedTier, remove_store
+from prefeed.store.shared_files import empty_if_damaged
 from prefeed.store.values import value_size
 from prefeed.types import Buffer, ClearResult, DiskCounts
 
@@ -76,7 +77,11 @@ class DiskTier:
         min_free_bytes: What the file system must keep free: nothing is stored that would not leave it.
         keep_bytes: Files that are there and take more than the budget stay if they take no more than this; else all is
             deleted, for they do not become smaller. What stays takes no more until it fits the budget.
+        is_suspect: As for ``empty_if_damaged``.
         keys_in_use: Returns entry keys, 16 bytes each, of the objects of all datasets in use.
+
+    Attributes:
+        damage: What was wrong with the store that was found, in words; empty when nothing was.
 
     Raises:
         StoreError: The directory cannot be used; the message says what to change.
@@ -89,6 +94,7 @@ class DiskTier:
         budget_bytes: int,
         min_free_bytes: int,
         keep_bytes: int = 0,
+        is_suspect: bool = True,
         keys_in_use: Callable[[], Iterable[memoryview]] = tuple,
     ) -> None:
         self.keys_in_use = keys_in_use
@@ -97,6 +103,7 @@ class DiskTier:
         self._min_free_bytes = min_free_bytes
         self._tier = SharedTier(directory, limit_bytes=self._budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
         _make_directory(directory)
+        self.damage = empty_if_damaged(directory, on_disk=True, is_suspect=is_suspect)
         if self._tier.file_bytes() > max(self._budget_bytes, keep_bytes):
             self._remove_all()
         self._tier.shrink(self._budget_bytes)  # its file says what it might take in an earlier life

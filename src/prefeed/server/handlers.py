@@ -87,6 +87,7 @@ class Handlers:
             m.SamplesOpened: self._samples_opened,
             m.GetReadCounts: self._read_counts,
             m.Lost: self._lost,
+            m.StoreDamaged: self._store_damaged,
             m.Locate: self._locate,
             m.GetStatus: self._status,
             m.GetStatistics: self._statistics,
@@ -350,6 +351,9 @@ class Handlers:
     def _lost(self, connection: Connection, request: m.Lost) -> None:
         answer = self._answerer(connection, request.token, request.dataset, request.object_id)
         self.node.lost(request.dataset, request.object_id, answer)
+
+    def _store_damaged(self, _: Connection, request: m.StoreDamaged) -> None:
+        self.node.damaged(request.identity)
 
     def _answerer(
         self, connection: Connection, token: int, dataset: int, object_id: int

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefeed.config import EVERYTHING, Config, resolve
-from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError
+from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
 from prefeed.removing import remove_tree
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
@@ -27,13 +27,14 @@ from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
 from prefeed.server.opening_pool import open_pool
 from prefeed.server.rooms import Room
+from prefeed.server.session_files import SessionFiles
 from prefeed.server.sessions import Sessions
 from prefeed.sources.file_catalogues import remove_unused as remove_unused_catalogues
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
-from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_left
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.trust import open_own
@@ -46,6 +47,9 @@ _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
+
+_TIER_ON_DISK = "prefeed-*"
+"""Names of memory tiers in the directories of servers."""
 
 _DISK = "disk"
 _OF_DISK = {
@@ -94,6 +98,7 @@ def run_foreground(config: Config) -> int:
             config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool
         )
         sessions.share_memory_with(node)
+        _say_damage(node, tier, sessions, disk)
         handlers.bind(loop, node, sessions)
         watch = MemoryWatch(
             store_dir=tier.directory, asked_bytes=grant.asked_bytes, granted_bytes=grant.granted_bytes, notice=grant.notice,
@@ -265,21 +270,21 @@ def _held_port(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
-    """Yield the directory of the disk tier, which no other server has; made if there is to be such a tier.
+def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]]:
+    """Yield the directory of the disk tier, which no other server has, made if there is to be such a tier; and if it is suspect.
 
     Raises:
         ServerError: It cannot be made, or another home's server has it.
     """
     if not config.disk:
-        yield own.path / _DISK
+        yield own.path / _DISK, False
         return
     try:
         if config.disk_dir is None:
             directory = own.path / _DISK
             directory.mkdir(mode=0o700, exist_ok=True)
             carry_over(config.home / _DISK, directory, _OF_DISK)
-            yield directory
+            yield directory, own.is_suspect
             return
         held = NodeDirectory.claim(config.disk_dir, [own.number])
     except OSError as err:
@@ -293,7 +298,7 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
     with closing(held):
         carry_over(config.disk_dir, held.path, _OF_DISK)
         remove_unused_directories(config.disk_dir, keep=held.path)
-        yield held.path
+        yield held.path, held.is_suspect
 
 
 @contextmanager
@@ -302,14 +307,15 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
     name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
     parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
     store_dir, taken = choose_own_dir(parent, name)
-    for left in own.path.glob("prefeed-*"):  # in place of memory, before this kernel was booted
+    for left in own.path.glob(_TIER_ON_DISK):  # in place of memory: before this kernel was booted, or there was room
         if left != store_dir:
             remove_tree(left, ignore_errors=True)
+    remove_from_killed(own.path.parent, _TIER_ON_DISK, keep=own.path)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    with _held_disk(config, own) as disk_dir:
-        disk, disk_reason = _disk_room(config, disk_dir)
+    with _held_disk(config, own) as (disk_dir, is_suspect):
+        disk, disk_reason = _disk_room(config, disk_dir, is_suspect=is_suspect)
         notices = tuple(text for text in (warning, taken, disk_reason) if text)
         for text in (*notices, *([reason] if reason else [])):
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
@@ -318,6 +324,8 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
                 f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
                 "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
             )
+        if not on_tmpfs:  # its values have no sums, and the power may have gone since
+            SessionFiles(store_dir).remove_all()
         memory = Room(store_dir, budget)
         sessions = Sessions(memory, disk)
         tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
@@ -328,12 +336,26 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
             sessions.close()
 
 
-def _disk_room(config: Config, directory: Path) -> tuple[Room | None, str | None]:
+def _say_damage(node: Node, tier: TierWriter, sessions: Sessions, disk: DiskTier | None) -> None:
+    """Say and count what earlier servers left that could not be used."""
+    again = "what is lost is fetched again"
+    found = [
+        *([f"the memory tier in {tier.directory} was damaged ({tier.damage}): {again}"] if tier.damage else ()),
+        *([f"the disk tier was damaged ({disk.damage}), and is emptied: {again}"] if disk and disk.damage else ()),
+        *sessions.damage,
+    ]
+    for text in found:
+        node.count_error(StoreDamagedError.code)
+        print(f"prefeed: {text}", file=sys.stderr, flush=True)
+
+
+def _disk_room(config: Config, directory: Path, *, is_suspect: bool) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk:
         return None, None
     budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    return Room(directory, budget, floor_bytes=floor), disk_notice(config.disk, budget, floor, directory)
+    room = Room(directory, budget, floor_bytes=floor, on_disk=True, is_suspect=is_suspect)
+    return room, disk_notice(config.disk, budget, floor, directory)
 
 
 def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
@@ -361,6 +383,7 @@ def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
         min_free_bytes=room.floor_bytes,
         # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.
         keep_bytes=config.disk - of_caches,
+        is_suspect=room.is_suspect,
     )
     room.bind(objects_bytes=lambda: tier.file_bytes, resize_objects=tier.resize)
     return tier

@@ -7,6 +7,7 @@ event (message, arrival, timer) ─→ Scheduler ─→ actions ─→ fetchers,
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
-from prefeed.errors import PassedThroughError, StoreError, ThrottledError, TierFullError
+from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
 from prefeed.server.disk import DiskTier
@@ -34,6 +35,7 @@ from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache
     from prefeed.server.pool import PoolTier
 
+_log = logging.getLogger("prefeed")
 _EVERYTHING = 1 << 60
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
@@ -210,6 +212,11 @@ class Node:
         self._counts.errors["entry-lost"] += 1
         self.scheduler.lost(self._remember(answer), dataset, object_id)
 
+    def damaged(self, identity: tuple[int, ...]) -> None:
+        """A reader met damage in the tier: nothing of it is used any more, unless it is another one by now."""
+        if identity == self._tier.identity:
+            self._empty_tier("a reader could not find its way in it")
+
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
         self._counts.hits += hits
@@ -356,9 +363,12 @@ class Node:
                 [self.registry.key(free.dataset, free.object_id) for free in stored],
             )
         except StoreError as err:
-            self._counts.errors[err.code] += 1
+            if not isinstance(err, StoreDamagedError):
+                self._counts.errors[err.code] += 1
             for result in puts:
                 self._hold(result, self.scheduler.refused(result.job.ticket))
+            if isinstance(err, StoreDamagedError):
+                self._empty_tier(str(err.__cause__))
             if isinstance(err, TierFullError):
                 self.scheduler.set_budget(self._budget_bytes())
         else:
@@ -368,6 +378,22 @@ class Node:
         for free in frees:
             self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
+
+    def _empty_tier(self, why: str) -> None:
+        """What the tier holds cannot be used: begin anew."""
+        self._counts.errors[StoreDamagedError.code] += 1
+        _log.warning(
+            "prefeed: the memory tier in %s is damaged (%s): it is emptied, and what is lost is fetched again",
+            self._tier.directory, why,
+        )  # fmt: skip
+        try:
+            self._tier.empty()
+        except StoreError as err:
+            self._counts.errors[err.code] += 1
+        for number, ids in self.registry.residents_below(None):
+            for object_id in ids.tolist():
+                self.scheduler.invalidate(number, object_id)
+        self.scheduler.set_budget(self._tier.capacity_bytes)
 
     def _answer(self, action: Answer) -> None:
         answerer, key = self._answerers.pop(action.token), (action.dataset, action.object_id)

@@ -10,6 +10,7 @@ from prefeed.server.session_files import CacheKey, SessionFiles
 from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
 from prefeed.store.read_counts import counted_reads
 from prefeed.store.shared import SharedTier
+from prefeed.store.shared_files import empty_if_damaged
 
 
 class Room:
@@ -19,13 +20,20 @@ class Room:
         root: Directory below which the sessions lie.
         budget_bytes: The most that objects and caches may take together.
         floor_bytes: What the file system must keep free.
+        on_disk: Values have sums beside them.
+        is_suspect: As for ``empty_if_damaged``.
 
     **Threads**: the loop's.
     **Invariants**: what the objects may take, all limits, and what dropped caches still hold stay within the budget.
     """
 
-    def __init__(self, root: Path, budget_bytes: int, *, floor_bytes: int = 0) -> None:
+    def __init__(
+        self, root: Path, budget_bytes: int, *, floor_bytes: int = 0, on_disk: bool = False, is_suspect: bool = True
+    ) -> None:
         self.directory = root
+        self.is_suspect = is_suspect
+        self.damage: list[str] = []
+        self._on_disk = on_disk
         self.floor_bytes = floor_bytes
         self.files = SessionFiles(root)
         self.shares = Shares(budget_bytes)
@@ -46,6 +54,8 @@ class Room:
 
     def find(self, key: CacheKey, limit_bytes: int) -> None:
         """A cache of an earlier life is here; who has it open may still write up to its limit."""
+        if why := empty_if_damaged(self.files.path(key), on_disk=self._on_disk, is_suspect=self.is_suspect):
+            self.damage.append(f"the cache in {self.files.path(key)} was damaged ({why}): its samples are made again")
         if not self._try_trim(key):
             self._set(key, max(self.files.taken_bytes(key), limit_bytes))
 

@@ -85,6 +85,11 @@ class Sessions:
         return sum(self._memory.files.taken_bytes(key) for key, _ in self._caches())
 
     @property
+    def damage(self) -> list[str]:
+        """What was wrong with caches that were found, a sentence each."""
+        return [text for room in self._rooms() for text in room.damage]
+
+    @property
     def disk(self) -> Room | None:
         """The room on disk, for who divides it with the caches; None when the node has no disk tier."""
         return self._disk

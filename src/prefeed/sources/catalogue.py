@@ -51,7 +51,7 @@ class CatalogueWriter(Catalogue):
     same, it is that one's from then on: who had it before appends and publishes nothing more.
     """
 
-    __slots__ = ("_appended", "_hashes", "_index", "_inode", "_keys", "_known", "_versions", "_writer")
+    __slots__ = ("_appended", "_checked", "_hashes", "_index", "_inode", "_keys", "_known", "_versions", "_writer")
 
     _WRITABLE = True
 
@@ -60,6 +60,7 @@ class CatalogueWriter(Catalogue):
         self._appended = -1
         super().__init__(directory, header, files)
         self._index: PathIndex | None = None
+        self._checked = bytearray()  # 1: the known key was made from a version by this process, or compared with it
         self.validate()
         self._writer, self._appended = secrets.randbits(64), self.num_objects
         self._count[1] = self._writer
@@ -218,6 +219,7 @@ class CatalogueWriter(Catalogue):
         """Take note of the bytes that a file has now; return their key, which is the known one from now on."""
         self._inodes[index] = inode
         key = entry_key(self.url, self.path(index), version, size_bytes)
+        self._note_checked(index)
         if key != key_at(self._known, index):
             _set_key(self._known, index, _NO_KEY)  # A kill here: never seen. Never an old key with a new version.
             self._versions[index] = version_hash(version)
@@ -238,6 +240,25 @@ class CatalogueWriter(Catalogue):
         """Return the hash of the version last seen; 0 where not known."""
         self._reach(index)
         return int(self._versions[index])
+
+    def is_as_seen(self, index: int, version: str) -> bool:
+        """Return whether the known key is that of the bytes that a file has now, as its version tells.
+
+        Key and version lie in two files, and a power failure may leave one of them older: hence the key is made once from what is
+        seen now.
+        """
+        if not version or version_hash(version) != self.version_hash(index):
+            return False
+        if index >= len(self._checked) or not self._checked[index]:
+            if entry_key(self.url, self.path(index), version) != self.known_key(index):
+                return False
+            self._note_checked(index)
+        return True
+
+    def _note_checked(self, index: int) -> None:
+        if index >= len(self._checked):
+            self._checked.extend(bytes(max(index, self.capacity) + 1 - len(self._checked)))
+        self._checked[index] = 1
 
     def publish(self, index: int) -> None:
         """Let readers take the known key without asking. A reader that sees half of it finds nothing under it."""
@@ -296,7 +317,11 @@ class CatalogueWriter(Catalogue):
         count = self.num_objects
         for start in range(0, count, _CHUNK):
             offsets = self._offsets[start : min(count, start + _CHUNK) + 1]
-            if bool((offsets[1:] <= offsets[:-1]).any()) or bool((blob[offsets[:-1]] != _SLASH).any()):
+            if (
+                bool((offsets[1:] <= offsets[:-1]).any())
+                or offsets[-1] > len(blob)
+                or bool((blob[offsets[:-1]] != _SLASH).any())
+            ):
                 raise StoreFormatError(f"{self.directory} is damaged: paths are missing after object {start}")
 
 

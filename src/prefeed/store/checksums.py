@@ -56,7 +56,7 @@ def read_ahead(shared: SharedEnvironment, checksums: Sequence[Checksum | None]) 
 
     LMDB's own way is one page after the other: measured, 50 MB/s instead of 300 to 600 (2026-11).
     """
-    with suppress(OSError):
+    with suppress(OSError, OverflowError):  # the page may be damaged
         file = shared.data_file()
         for checksum in checksums:
             if checksum is not None and checksum.page:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
+from prefeed.removing import remove_tree
 from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import attach_reader, is_written_here, release
 from prefeed.store.layout import (
@@ -20,6 +21,7 @@ from prefeed.store.layout import (
     lock_path,
     namespace_paths,
     readers_path,
+    sums_path,
     writer_lock_path,
 )
 from prefeed.store.locking import directory_lock, when_free
@@ -43,6 +45,7 @@ def prepare(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_private(directory)
+        _remove_unless_file(writer_lock_path(directory))
         file = os.open(writer_lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
         kind = TierFullError if err.errno == errno.ENOSPC else StoreError
@@ -117,7 +120,7 @@ def require_private(directory: Path) -> None:
             "PREFEED_DISK_DIR",
             path=os.fspath(directory),
         )
-    if found.st_mode & 0o077:
+    if stat.S_IMODE(found.st_mode) != 0o700:
         os.chmod(directory, 0o700)
 
 
@@ -229,9 +232,38 @@ def allocated_bytes(directory: Path) -> int:
 
 def remove_files(directory: Path) -> None:
     """Unlink the store's data; open handles and views go on working."""
-    for path in (data_path(directory), lock_path(directory), readers_path(directory), *namespace_paths(directory)):
+    own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
+    for path in (*own, *namespace_paths(directory)):
+        _remove_unless_file(path)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
+
+
+def remove_unusable(directory: Path) -> list[str]:
+    """Remove what has the name of one of the store's files, and is no file; returns the names of what was removed."""
+    own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
+    return [path.name for path in own if _remove_unless_file(path)]
+
+
+def _remove_unless_file(path: Path) -> bool:
+    """Make room for a file of the store in its own directory, whatever damage has put there; a link is removed, not followed.
+
+    Returns:
+        True when something was removed. A file that this user may not open is made one that they may.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode):
+            aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=path.parent))
+            path.rename(aside)  # refused where something is mounted there
+            remove_tree(aside)
+            return True
+        if not stat.S_ISREG(found.st_mode):
+            path.unlink()
+            return True
+        if found.st_mode & 0o600 != 0o600 and is_mine(found):
+            os.chmod(path, 0o600)
+    return False
 
 
 def remove(directory: Path) -> None:

@@ -7,6 +7,7 @@ One directory holds one store::
     writer.lock   held by the one process that writes
     namespace-*   whose processes have the reader slots (``namespaces.py``)
     readers       locks of those who have none (``foreign.py``)
+    sums          of the residents, for the next writer (``sums.py``)
 
 A value is kept raw under its 16-byte key, in one run of pages behind a 16-byte page header, so that a reader gets a
 view of it. Whether it is resident or transient is told by the table it lies in, and its size by LMDB: there is no
@@ -83,6 +84,10 @@ RESERVE_SHARE: Final = 1 / 128
 
 MIN_BUDGET_BYTES: Final = 4 * 1024**2
 
+_SUMS_BYTES: Final = 16 * 1024
+_SUMS_SHARE: Final = 1024
+"""Of a budget of so many bytes one is for sums: enough for values of 8 KiB, of smaller ones the last that were stored."""
+
 PIECE_PAGES: Final = (4, 1)
 """Sizes of the pieces of a split value, tried in this order; pieces of one page fit wherever a page is free."""
 
@@ -112,6 +117,16 @@ def readers_path(directory: Path) -> Path:
     return directory / "readers"
 
 
+def sums_path(directory: Path) -> Path:
+    """Return the path of the sums of the residents."""
+    return directory / "sums"
+
+
+def sums_bytes_for(budget_bytes: int) -> int:
+    """Return the most that the sums may take of a store's budget."""
+    return (_SUMS_BYTES + budget_bytes // _SUMS_SHARE) // PAGE_BYTES * PAGE_BYTES
+
+
 def stored_bytes(size_bytes: int) -> int:
     """Return what a value of this size costs of ``capacity_bytes``: its pages, and its share of a tree page.
 
@@ -133,7 +148,7 @@ def map_bytes_for(budget_bytes: int) -> int:
     """
     if budget_bytes < MIN_BUDGET_BYTES:
         raise ValueError(f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, not {budget_bytes}")
-    return (budget_bytes - LOCK_BYTES) // PAGE_BYTES * PAGE_BYTES
+    return (budget_bytes - LOCK_BYTES - sums_bytes_for(budget_bytes)) // PAGE_BYTES * PAGE_BYTES
 
 
 def lock_bytes_for(limit_bytes: int) -> int:

@@ -52,6 +52,7 @@ class NodeDirectory:
     Attributes:
         path: Where it is.
         number: Which of this kernel's.
+        is_suspect: The server that had it last did not end in order: it was killed, or the power went.
     """
 
     def __init__(self, path: Path, number: int, lock: int) -> None:
@@ -59,6 +60,7 @@ class NodeDirectory:
         self.path = path
         self.number = number
         self._lock = lock
+        self.is_suspect = os.fstat(lock).st_size > 0
         with contextlib.suppress(OSError):  # a full disk: it is held all the same
             os.pwrite(lock, json.dumps(asdict(Process.of(os.getpid()))).encode(), 0)
 
@@ -137,6 +139,17 @@ def remove_unused(parent: Path, *, keep: Path) -> None:
             with contextlib.suppress(OSError):
                 lock = _locked(path)
                 remove_tree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def remove_from_killed(parent: Path, pattern: str, *, keep: Path) -> None:
+    """Remove what has that name in directories of this kernel's servers that do not run any more."""
+    for path in of_this_kernel(parent):
+        if path != keep and any(path.glob(pattern)):
+            with contextlib.suppress(OSError):
+                lock = _locked(path)
+                for left in path.glob(pattern):
+                    remove_tree(left, ignore_errors=True)
                 os.close(lock)
 
 

@@ -12,6 +12,7 @@ import lmdb
 
 from prefeed.store.batches import begin_batch, end_batch
 from prefeed.store.environment import (
+    Identity,
     SharedEnvironment,
     attach_reader,
     identity_of,
@@ -19,6 +20,7 @@ from prefeed.store.environment import (
     process_id,
     release,
 )
+from prefeed.store.translation import DAMAGE
 from prefeed.types import ENTRY_KEY_BYTES
 
 
@@ -67,7 +69,9 @@ class ReadBatch:
             views: list[memoryview | None] = [get(key, None, first) for key in keys]
             if not all(views):
                 self._complete(keys, views)
-        except lmdb.Error:
+        except lmdb.Error as err:
+            if isinstance(err, DAMAGE):
+                self._reader.damaged = self._shared.identity
             return [None] * len(keys)
         self._views += views
         return list(views)
@@ -114,6 +118,9 @@ class TierReader:
 
     **Blocking.** Never waits, neither for the writer nor for other readers, but while another process opens the store,
     a second at most.
+
+    Attributes:
+        damaged: The store in which damage was met last; None when none was, or after ``leave_damaged``.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -121,6 +128,7 @@ class TierReader:
         self._shared: SharedEnvironment | None = None
         self._process_id = process_id()
         self._transient_first = False
+        self.damaged: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (TierReader, (self._directory,))
@@ -158,6 +166,13 @@ class TierReader:
             return False
         self._detach()
         return True
+
+    def leave_damaged(self) -> Identity | None:
+        """Let go of a store in which damage was met, and return which it is; None when none was."""
+        damaged, self.damaged = self.damaged, None
+        if damaged is not None:
+            self._detach()
+        return damaged
 
     def close(self) -> None:
         """Let go of the store; a later read opens it again."""

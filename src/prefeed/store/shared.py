@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,13 +29,15 @@ from prefeed.store.environment import (
 from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.locking import PATIENCE_SECONDS
 from prefeed.store.namespaces import is_foreign, namespace_of
-from prefeed.store.shared_files import DAMAGE, remove_store
+from prefeed.store.shared_files import remove_store
 from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
+from prefeed.store.translation import DAMAGE
 from prefeed.types import ENTRY_KEY_BYTES
 
 __all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
+_log = logging.getLogger("prefeed")
 
 
 class SharedBatch:
@@ -372,6 +375,7 @@ class SharedTier:
         if shared is None:
             return
         if isinstance(err, DAMAGE):
+            _log.warning("prefeed: the store in %s is damaged (%s) and is emptied", self._directory, err)
             shared_files.empty(self._directory, shared.identity)
         self._let_go(shared)
 

@@ -16,6 +16,7 @@ import lmdb
 
 from prefeed.store import directory as store_directory
 from prefeed.store.environment import Identity, SharedEnvironment, identity_of
+from prefeed.store.holders import is_open_elsewhere
 from prefeed.store.layout import (
     LAYOUT_KEY,
     PAGE_BYTES,
@@ -30,17 +31,16 @@ from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.opening import MAX_TABLES
 from prefeed.store.reservation import Reservation
-
-DAMAGE: Final = (
-    lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
-    lmdb.PageFullError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError,
-)  # fmt: skip
-"""What LMDB says of files that are not, or no longer, what they should be."""
+from prefeed.store.translation import DAMAGE
+from prefeed.store.tree import Walk
 
 _CHUNK_BYTES: Final = 64 * 1024
 """What is backed beyond a value is mostly taken by another process: its pages would be mapped here for nothing."""
 
 _FIRST_BYTES: Final = 64 * 1024
+
+_QUICK_PAGES: Final = 10_000
+"""Of trees: looked through in a second."""
 
 
 def open_to_write(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
@@ -107,6 +107,46 @@ def empty(directory: Path, identity: Identity) -> None:
     with contextlib.suppress(OSError), directory_lock(directory):
         if identity_of(directory) == identity:
             store_directory.remove_files(directory)
+
+
+def empty_if_damaged(directory: Path, *, on_disk: bool, is_suspect: bool = True) -> str:
+    """Empty a store whose trees are not as LMDB leaves them; returns what was wrong, or nothing.
+
+    LMDB would end the process that walks into such a page. A store that some process has open is not looked at.
+
+    Args:
+        directory: Where the store lies.
+        on_disk: Its values have sums beside them.
+        is_suspect: Who had it last did not end in order. Else a large one is believed: to read its trees takes seconds.
+    """
+    try:
+        with directory_lock(directory, within_seconds=0):
+            if is_open_elsewhere(directory):
+                return ""
+            store_directory.remove_unusable(directory)
+            try:
+                _look_through(data_path(directory), on_disk=on_disk, is_suspect=is_suspect)
+            except FileNotFoundError:
+                return ""
+            except (OSError, lmdb.Error) as err:
+                store_directory.remove_files(directory)
+                return str(err)
+    except OSError:
+        pass  # somebody is opening it: it is in use
+    return ""
+
+
+def _look_through(path: Path, *, on_disk: bool, is_suspect: bool) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_size:
+            walk = Walk(file, visits_values=not on_disk)
+            if is_suspect or walk.num_pages <= _QUICK_PAGES:
+                for name in walk.tables:
+                    for _ in walk.leaves(name):
+                        pass
+    finally:
+        os.close(file)
 
 
 def remove_store(directory: Path) -> None:

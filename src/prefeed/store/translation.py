@@ -6,10 +6,17 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import lmdb
 
-from prefeed.errors import StoreError, TierFullError
+from prefeed.errors import StoreDamagedError, StoreError, TierFullError
+
+DAMAGE: Final = (
+    lmdb.BadTxnError, lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
+    lmdb.PageFullError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError,
+)  # fmt: skip
+"""What LMDB says of files that are not, or no longer, what they should be: the first time, or when it is asked again."""
 
 
 @contextmanager
@@ -27,4 +34,6 @@ def translated(directory: Path) -> Iterator[None]:
                 f"no room in {directory}: {err}; free space on its file system (--shm-size in a container), lower "
                 "PREFEED_MEMORY, or name another directory with PREFEED_MEMORY_DIR"
             ) from err
+        if isinstance(err, DAMAGE):
+            raise StoreDamagedError(f"the store in {directory} is damaged: {err}") from err
         raise StoreError(f"the store in {directory} failed: {err}; remove the directory if it is damaged") from err

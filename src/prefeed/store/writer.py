@@ -13,12 +13,19 @@ from typing import Any, Final
 
 import lmdb
 
-from prefeed.errors import TierFullError
+from prefeed.errors import StoreError, TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.ballast import Ballast
 from prefeed.store.batches import read_transaction, write_transaction
 from prefeed.store.byte_locks import LocksUnsupportedError
-from prefeed.store.environment import SharedEnvironment, attach_writer, process_id, release_writer, try_resize
+from prefeed.store.environment import (
+    Identity,
+    SharedEnvironment,
+    attach_writer,
+    process_id,
+    release_writer,
+    try_resize,
+)
 from prefeed.store.layout import (
     LAYOUT_KEY,
     LAYOUT_VERSION,
@@ -32,9 +39,11 @@ from prefeed.store.layout import (
     map_bytes_for,
     piece_bytes,
     stored_bytes,
+    sums_bytes_for,
 )
 from prefeed.store.page_maker import PageMaker
 from prefeed.store.pins import Pins
+from prefeed.store.sums import NOTHING, Found, Sums, examine
 from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -81,7 +90,8 @@ class TierWriter:
     """The one writer of a store.
 
     **Ownership.** The directory belongs to the store; ``destroy`` removes it. ``close`` leaves the values for the
-    next writer, which finds them after SIGKILL too: every commit is whole or absent.
+    next writer, which finds them after SIGKILL too: every commit is whole or absent. It trusts nothing that it finds: trees are
+    looked through, and residents compared with their sums.
 
     **Threads and processes.** One thread at a time; a second process is refused. Not used after a fork.
 
@@ -89,12 +99,22 @@ class TierWriter:
     has not given, hence no SIGBUS.
 
     **Blocking.** Memory speed; no call waits for a reader.
+
+    Attributes:
+        damage: What was wrong with the store that was found, in words; empty when nothing was.
     """
 
-    def __init__(self, directory: Path, budget_bytes: int, lock_file: int, shared: SharedEnvironment) -> None:
+    def __init__(self, directory: Path, budget_bytes: int, lock_file: int) -> None:
+        """Hold a directory that is locked; use ``open``."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock_file = lock_file
+        self._closed = True
+        self._expects_foreign = False
+        self.damage = ""
+
+    def _begin(self, shared: SharedEnvironment, found: Found) -> None:
+        self._closed = False
         self._shared = shared
         self._stage = _WHOLE
         self._sticky_groups = 0
@@ -105,16 +125,21 @@ class TierWriter:
         self._ballast: Ballast | None = None
         info = shared.env.info()
         self._reservation = PageMaker(
-            data_path(directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
+            data_path(self._directory), reserved_bytes=_end_of_data(shared.env), map_bytes=info["map_size"]
         )
-        self._closed = False
+        self._sums: Sums | None = None
+        try:
+            self._recover(found)
+        except BaseException:
+            self._let_go()
+            raise
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], *, budget_bytes: int) -> TierWriter:
         """Return the writer of a store, made if there was none, with what the last writer left of resident values.
 
-        Transients are dropped. A store of another layout version, a damaged one, and one whose data do not fit the
-        budget are emptied: this is a cache. With a larger budget the store grows, with a smaller one it is kept when
+        Transients are dropped, and residents that are not as they were stored. A store of another layout version, a damaged one, and
+        one whose data do not fit the budget are emptied: this is a cache. With a larger budget the store grows, with a smaller one it is kept when
         its data lie within it; the owner then compares ``statistics().used_bytes`` with ``capacity_bytes``.
 
         Args:
@@ -127,23 +152,73 @@ class TierWriter:
             ValueError: The budget is too small for any store.
         """
         path = Path(directory).absolute()
-        map_bytes = map_bytes_for(budget_bytes)
-        lock_file = store_directory.prepare(path)
+        map_bytes_for(budget_bytes)
+        writer = cls(path, budget_bytes, store_directory.prepare(path))
         try:
-            store_directory.empty_unless_usable(path, map_bytes)
-            with translated(path):
-                store_directory.take_over(path)
-                shared = attach_writer(path, lambda: _open_env(path, map_bytes))
+            writer._take()
         except BaseException:
-            os.close(lock_file)
-            raise
-        writer = cls(path, budget_bytes, lock_file, shared)
-        try:
-            writer._recover()
-        except BaseException:
-            writer.close()
+            os.close(writer._lock_file)
             raise
         return writer
+
+    def _take(self) -> None:
+        """Open what is there; where that cannot be used, begin anew."""
+        found = self._examined()
+        try:
+            self._open(found)
+        except TierFullError:
+            raise
+        except StoreError as err:
+            self._empty(f"it cannot be opened: {err.message}")
+            self._open(NOTHING)
+
+    def _examined(self) -> Found:
+        """Return what is to be found in the store, which is emptied when that cannot be told."""
+        try:
+            with translated(self._directory):
+                removed = store_directory.remove_unusable(self._directory)
+                self.damage = f"no files: {', '.join(removed)}" if removed else ""
+                found = examine(self._directory)
+        except StoreError as err:
+            if not isinstance(err.__cause__, FileNotFoundError):
+                self._empty(str(err.__cause__ or err))
+            return NOTHING
+        if len(found.wrong) > len(found.sums):
+            self._empty(f"{len(found.wrong)} of {len(found.wrong) + len(found.sums)} entries do not fit their sums")
+            return NOTHING
+        if found.wrong:
+            self.damage = f"{len(found.wrong)} of {len(found.wrong) + len(found.sums)} entries did not fit their sums"
+        return found
+
+    def _empty(self, why: str) -> None:
+        self.damage = why
+        with translated(self._directory):
+            store_directory.remove_files(self._directory)
+
+    def _open(self, found: Found) -> None:
+        map_bytes = map_bytes_for(self._budget_bytes)
+        store_directory.empty_unless_usable(self._directory, map_bytes)
+        with translated(self._directory):
+            store_directory.take_over(self._directory)
+            shared = attach_writer(self._directory, lambda: _open_env(self._directory, map_bytes))
+        self._begin(shared, found)
+
+    def empty(self) -> None:
+        """Nothing is held any more, and the store is another one: what was there is damaged.
+
+        Raises:
+            StoreError: It cannot be made anew; nothing is stored from then on.
+        """
+        self._let_go()
+        with translated(self._directory):
+            store_directory.remove_files(self._directory)
+        self._open(NOTHING)
+        self.expect_foreign_readers(self._expects_foreign)
+
+    @property
+    def identity(self) -> Identity:
+        """Which store it is: another one at the same path differs in it."""
+        return self._shared.identity
 
     @property
     def directory(self) -> Path:
@@ -168,7 +243,8 @@ class TierWriter:
     @property
     def file_bytes(self) -> int:
         """What the store's files have of their file system."""
-        return self._reservation.reserved_bytes - self._ballast_bytes + LOCK_BYTES
+        sums_bytes = 0 if self._sums is None else self._sums.file_bytes
+        return self._reservation.reserved_bytes - self._ballast_bytes + LOCK_BYTES + sums_bytes
 
     def put_many(self, items: Sequence[Put]) -> None:
         """Store a group of values in one commit; a key that exists is replaced.
@@ -207,6 +283,7 @@ class TierWriter:
                 if not self._try_reserve_for(puts):
                     self._delete(deletes)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._note_sums(puts)
                 self._apply_in_stages(puts, deletes)
             else:
                 self._delete(deletes)
@@ -222,13 +299,18 @@ class TierWriter:
 
     def resize(self, budget_bytes: int) -> int:
         """Let the store take so much from now on; returns what it may take: not less than its data do, see ``give_back``."""
+        if self._closed:
+            return self._budget_bytes
         if self._ballast is not None and budget_bytes > self.file_bytes:
             self._ballast.give(budget_bytes - self.file_bytes)
         data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
         map_bytes = max(map_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)) + self._ballast_bytes, data_bytes)
         if map_bytes != self._reservation.map_bytes:
             self._reservation.remap(map_bytes, self._try_resize)
-        self._budget_bytes = self._reservation.map_bytes - self._ballast_bytes + LOCK_BYTES
+            if self._sums is not None and self._reservation.map_bytes == map_bytes:
+                self._sums.resize(sums_bytes_for(max(budget_bytes, MIN_BUDGET_BYTES)))
+        sums_bytes = 0 if self._sums is None else self._sums.limit_bytes
+        self._budget_bytes = self._reservation.map_bytes - self._ballast_bytes + LOCK_BYTES + sums_bytes
         return self._budget_bytes
 
     def give_back(self, budget_bytes: int) -> int:
@@ -237,6 +319,8 @@ class TierWriter:
         **Blocking**: about a tenth of a second. Values stay: delete some before, and call it again: there may be more to do,
         and readers leave their batches. What lies scattered in runs of one or two pages stays.
         """
+        if self._closed:
+            return self.file_bytes
         budget_bytes = max(budget_bytes, MIN_BUDGET_BYTES)
         with translated(self._directory):
             data_bytes = min(_end_of_data(self._shared.env) + _SLACK_BYTES, self._reservation.map_bytes)
@@ -263,6 +347,7 @@ class TierWriter:
 
     def expect_foreign_readers(self, are_expected: bool) -> None:
         """Let readers of other PID namespaces open the store, for some microseconds a commit; or let no more in."""
+        self._expects_foreign = are_expected
         with translated(self._directory):
             if self._pins is not None:
                 self._pins.expect(are_expected)
@@ -283,14 +368,11 @@ class TierWriter:
 
     def close(self) -> None:
         """Let go of the store; its values stay. A second call does nothing."""
-        if self._closed or self._process_id != process_id():
+        if self._lock_file < 0 or self._process_id != process_id():
             return
-        self._closed = True
-        if self._pins is not None:
-            self._pins.close()
-        self._reservation.close()
-        release_writer(self._shared)
+        self._let_go()
         os.close(self._lock_file)
+        self._lock_file = -1
 
     def destroy(self) -> None:
         """Remove the store and its directory. Readers inside a batch keep their views; later reads find nothing."""
@@ -298,7 +380,26 @@ class TierWriter:
         self.close()
         store_directory.remove(self._directory)
 
+    def _let_go(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._pins is not None:
+            self._pins.close()
+        if self._sums is not None:
+            self._sums.close()
+        self._reservation.close()
+        release_writer(self._shared)
+
     # ------------------------------------------------------------ one group
+
+    def _note_sums(self, puts: Sequence[Put]) -> None:
+        """Write the sums of residents before these are stored: what has none is not taken over."""
+        if self._sums is not None:
+            for key, value, transient in puts:
+                if not transient:
+                    self._sums.add(key, value)
+            self._sums.write()
 
     def _apply_in_stages(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:
         needed = sum(stored_bytes(value_size(value)) for _, value, _ in puts)
@@ -402,7 +503,7 @@ class TierWriter:
         resize = partial(try_resize, self._shared, map_bytes)
         return resize() if self._pins is None else self._pins.try_anew(resize)
 
-    def _recover(self) -> None:
+    def _recover(self, found: Found) -> None:
         with translated(self._directory):
             env = self._shared.env
             with contextlib.suppress(LocksUnsupportedError):  # then no foreign reader can open the store
@@ -417,6 +518,9 @@ class TierWriter:
             self._ballast = Ballast(self._shared, self._reservation, self._write)
             self._used_bytes = sum(stored_bytes(size) for _, size, _ in self.entries())
             self._delete([key for key, _, transient in self.entries() if transient])
+            self._delete(found.wrong)
+            with contextlib.suppress(OSError):
+                self._sums = Sums(self._directory, sums_bytes_for(self._budget_bytes), found.sums)
 
 
 class _OverCapacityError(lmdb.MapFullError):

@@ -218,6 +218,12 @@ class Lost(Message, frozen=True):
     object_id: int
 
 
+class StoreDamaged(Message, frozen=True):
+    """A reader met damage in the memory tier that has this identity (``store.environment.Identity``)."""
+
+    identity: tuple[int, int, int, int]
+
+
 class Answered(Message, frozen=True):
     """How a ``Demand`` ended: an ``Outcome``, with the bytes and their key, the error, or the key that they are stored under.
 
@@ -349,12 +355,13 @@ class Stopping(Message, frozen=True):
 
 UNANSWERED = (
     RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads, RenewAccess,
+    StoreDamaged,
 )  # fmt: skip
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
-    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
+    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping

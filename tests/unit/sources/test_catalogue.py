@@ -389,3 +389,21 @@ def test_another_that_came_to_its_place_is_not_made_longer(tmp_path: Path) -> No
             with pytest.raises(StoreFormatError, match="another process"):
                 writer.append(f"/{number}" for number in range(5000))
             assert {file.name: file.stat().st_size for file in (tmp_path / "c").iterdir()} == sizes
+
+
+def test_a_key_that_is_older_than_its_version_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
+    """As after a power failure: of two files one had been written to the disk, and the other not."""
+    catalogue = CatalogueWriter.open_or_create(tmp_path / "c", ["/a", "/b"])
+    for index in (0, 1):
+        catalogue.observe(index, "first", 3)
+    catalogue.close()
+    versions = tmp_path / "c" / "versions"
+    content = versions.read_bytes()
+    versions.write_bytes(version_hash("second").to_bytes(8, "little") + content[8:])
+    again = CatalogueWriter.open_or_create(tmp_path / "c", ["/a", "/b"])
+    assert not again.is_as_seen(0, "second")
+    assert again.is_as_seen(1, "first")
+    assert not again.is_as_seen(1, "second")
+    again.observe(0, "second", 3)
+    assert again.is_as_seen(0, "second")
+    again.close()

@@ -1,0 +1,196 @@
+"""Files of a home and of the memory tier are damaged between two runs: the next server comes up, and every byte is right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prefeed
+from e2e.parity import make_session
+from prefeed.config import resolve
+from prefeed.store.layout import PAGE_BYTES
+from process.children import child_running
+from process.conditions import kill, server_pid, wait_for
+from sandbox import Sandbox
+
+pytestmark = pytest.mark.timeout(120 if "DAMAGE_TRIALS" not in os.environ else 3000)
+
+NUM_FILES = 24
+
+
+class Files:
+    """Opens its files by path."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = [str(path) for path in sorted(root.iterdir())]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> bytes:
+        with open(self.paths[index], "rb") as file:
+            return file.read()
+
+
+class Arrays(Files):
+    """The same as arrays, which a cache can hold."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.frombuffer(super().__getitem__(index), np.uint8)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> Iterator[Path]:
+    root = tmp_path / "data"
+    root.mkdir()
+    for number in range(NUM_FILES):
+        (root / f"{number:03}.bin").write_bytes(random.Random(number).randbytes((300, 9_000, 60_000)[number % 3]))
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
+    monkeypatch.setenv("PREFEED_DISK", "64MiB")
+    monkeypatch.setenv("PREFEED_DISK_FREE", "0")
+    yield root
+    prefeed.datasets._readers.close()
+
+
+def _train(root: Path, session: int, pipe: Connection) -> None:
+    """Read everything in each way, twice; a wrong byte ends it."""
+    expected = [path.read_bytes() for path in sorted(root.iterdir())]
+    for dataset in (prefeed.datasets.Objects(root), Files(root)):
+        loader = prefeed.DataLoader(dataset, batch_size=4, collate_fn=list)
+        for _ in range(2):
+            assert [bytes(data) for batch in loader for data in batch] == expected
+    with contextlib.suppress(prefeed.errors.SessionNotFoundError, prefeed.errors.SpillingDisabledError):
+        cached = prefeed.CachedDataset(Arrays(root), prefeed.DatasetCache(session, size=1, spilling=True), version="1")
+        for _ in range(2):
+            assert [cached[index].tobytes() for index in range(len(cached))] == expected
+    pipe.send("right")
+
+
+def train(root: Path, session: int) -> None:
+    """In a process of its own: a signal would be its end."""
+    with child_running(_train, root, session) as (process, pipe):
+        assert pipe.poll(90), f"the trainer ended with {process.exitcode}"
+        assert pipe.recv() == "right"
+        process.join()
+        assert process.exitcode == 0
+
+
+def files_below(*directories: Path) -> list[Path]:
+    return [
+        Path(parent, name) for top in directories for parent, _, names in os.walk(top) for name in names
+        if not name.endswith(".sock")
+    ]  # fmt: skip
+
+
+def _flipped(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(20 if content else 0):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def _cut(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.randrange(min(path.stat().st_size, 400_000) + 1))  # the data of stores end at 550,000
+
+
+def _zeroed(path: Path, _: random.Random) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _emptied(path: Path, _: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def _directory(path: Path, _: random.Random) -> None:
+    path.unlink()
+    (path / "x").mkdir(parents=True)
+
+
+def _gone(path: Path, _: random.Random) -> None:
+    path.unlink()
+
+
+WAYS = [_flipped, _cut, _zeroed, _directory, _emptied, _gone]
+Way = Callable[[Path, random.Random], None]
+
+
+def start(root: Path) -> int:
+    """Fill all there is, kill the server, and return the session of the cache."""
+    session = make_session()
+    train(root, session)
+    wait_for(lambda: prefeed.statistics().disk.objects >= 1, "objects on disk")
+    return session
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids=lambda way: way.__name__[1:])
+def test_every_file(root: Path, sandbox: Sandbox, way: Way) -> None:
+    session = start(root)
+    pid = server_pid()
+    kill(pid)
+    rng = random.Random(1)
+    for path in files_below(sandbox.home, sandbox.memory_dir):
+        way(path, rng)
+    train(root, session)
+    assert server_pid() != pid
+    assert prefeed.statistics().errors["store-damaged"] >= 1
+    log = (resolve().runtime_dir / "server.log").read_text()
+    assert log.count("the memory tier in") == 1
+
+
+def _break_trees(data: Path) -> None:
+    """Pages of trees are of no kind any more."""
+    with data.open("r+b") as file:
+        for at in range(2 * PAGE_BYTES, data.stat().st_size, PAGE_BYTES):
+            file.seek(at + 10)
+            if int.from_bytes(file.read(2), "little") in (1, 2):
+                file.seek(at + 10)
+                file.write(b"\0\0")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_that_readers_meet(root: Path, sandbox: Sandbox, num_workers: int) -> None:
+    """Under a server that runs, and writes nothing: they read the origin and say so, and it begins anew, once."""
+    objects = prefeed.datasets.Objects(root)
+    expected = [path.read_bytes() for path in sorted(root.iterdir())]
+    loader = prefeed.DataLoader(
+        objects, batch_size=4, collate_fn=list, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    assert [bytes(data) for batch in loader for data in batch] == expected
+    pid = server_pid()
+    _break_trees(next(sandbox.memory_dir.glob("prefeed-*/data.mdb")))
+    for _ in range(2):
+        assert [bytes(data) for batch in loader for data in batch] == expected
+    assert prefeed.statistics().errors["store-damaged"] == 1
+    hits = prefeed.statistics().hits
+    assert [bytes(data) for batch in loader for data in batch] == expected
+    wait_for(lambda: prefeed.statistics().hits - hits >= NUM_FILES, "hits")
+    assert server_pid() == pid
+
+
+@pytest.mark.skipif("DAMAGE_TRIALS" not in os.environ, reason="for whoever looks for more")
+def test_file_by_file(root: Path, sandbox: Sandbox) -> None:
+    session = start(root)
+    names = sorted(path.relative_to(top) for top in (sandbox.home, sandbox.memory_dir) for path in files_below(top))
+    names = [name for name in names if name.parts[0] != "manifests"]
+    for way in WAYS[int(os.environ.get("DAMAGE_FROM", 0)) :]:
+        for name in names:
+            kill(server_pid())
+            prefeed.datasets._readers.close()
+            for top in (sandbox.home, sandbox.memory_dir):
+                if (top / name).is_file():
+                    print(way.__name__, name, flush=True)
+                    way(top / name, random.Random(str(name)))
+            train(root, session)
+            server_pid()
+    shutil.rmtree(root)
