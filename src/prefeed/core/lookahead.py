@@ -63,7 +63,7 @@ class Lookahead:
                 plan.pass_entry()
                 continue
             cost = table.stored_bytes(object_id)
-            if plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes:
+            if plan.is_full or (plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes):
                 break
             if state == states.FREEING:
                 break  # it is absent in a moment, and then fetched again

@@ -140,7 +140,9 @@ def of_catalogue(server: ScriptedServer, dataset: NodeDataset, tmp_path: Path) -
     """A consumer of files opened by path; the server tells its counts."""
     CatalogueWriter.open_or_create(tmp_path / "files", ["/a", "/b"]).close()
     server.script = lambda message: (
-        [m.ReadCountsReport(ReadCounts())] if isinstance(message, m.GetReadCounts) else reopening(message)
+        [m.ReadCountsReport(ReadCounts(), message.token)]
+        if isinstance(message, m.GetReadCounts)
+        else reopening(message)
     )
     opened = replace(dataset, manifest=Catalogue.open(tmp_path / "files"))
     consumer = Consumer(NodeClient(Connection.open(dataset.config)), opened)
@@ -316,7 +318,7 @@ def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_coun
         def send(self, message: m.Message) -> None:
             sent.append(message)
             if len(sent) == 1:
-                consumer._begin_epoch(ids(5, 6, 7))
+                consumer._begin_epoch(ids(5, 6, 7), goes_on=False)
             connection.send(message)
 
         def close(self) -> None:

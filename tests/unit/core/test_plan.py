@@ -124,7 +124,7 @@ def test_extend_appends_and_leaves_the_given_ids_alone(dtype: type[np.generic]) 
     for start in range(3, 3003, 10):
         plan.extend(as_ids(range(start, start + 10)))
     plan.extend(as_ids([]))
-    assert plan.ids.tolist() == [1, 2, *range(3, 3003)]
+    assert plan.window.ids.tolist() == [1, 2, *range(3, 3003)]
     assert given.tolist() == [1, 2]
 
 
