@@ -109,7 +109,7 @@ def drawn_order(batches: list[Any]) -> Order:
 
 def as_order(drawn: list[Any]) -> Order:
     """Return the sample indices that a sampler drew, alone or in batches, shape (n,); what is no integer is left out."""
-    if all(issubclass(kind, list) for kind in set(map(type, drawn))):
+    if drawn and isinstance(drawn[0], list) and all(issubclass(kind, list) for kind in set(map(type, drawn))):
         drawn = list(itertools.chain.from_iterable(drawn))
     try:
         order = np.asarray(drawn).reshape(len(drawn))

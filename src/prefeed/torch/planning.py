@@ -397,7 +397,7 @@ class PlannedSampler:
         self, index_sampler: Any, seed_source: torch.Generator | bool | None, *, begins: bool = False
     ) -> None:
         """Announce what the sampler draws next, the first window of it."""
-        if not is_worth_foreseeing(index_sampler):
+        if not is_worth_foreseeing(index_sampler, is_awaited=begins):
             return
         ahead = Shadow(index_sampler, draw_seed_from=seed_source)
         order = self._first_of(ahead)

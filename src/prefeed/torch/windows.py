@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,10 +89,7 @@ class Shadow:
         """
         drawn, count = _take(self._drawn, most)
         self.has_more = count >= most
-        order = as_order(drawn)
-        if self._is_flat and self._index_sampler.drop_last and not self.has_more:
-            order = order[: len(order) - len(order) % self._index_sampler.batch_size]
-        return order
+        return _in_batches(as_order(drawn), self._index_sampler if self._is_flat and not self.has_more else None)
 
     def skip(self, num_samples: int) -> None:
         """Torch has drawn so many by itself."""
@@ -111,33 +109,33 @@ class Buffered:
 
     Args:
         source: Makes the iterator that is read ahead; called when the first is drawn.
-        over: Makes of what was drawn what torch gets; the same where None.
-        most: Samples that may be read ahead; None: all.
         window: See ``Shadow``.
+        over: Makes batches of what was drawn; None: torch gets that itself.
+        most: Samples that may be read ahead; None: all.
 
     Attributes:
         window, has_more: See ``Shadow``.
-        num_kept: What was drawn, and not given to torch yet.
     """
 
     def __init__(
         self,
         source: Callable[[], Iterator[Any]],
         *,
-        over: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+        window: int,
+        over: BatchSampler | None = None,
         most: int | None = None,
-        window: int = CHUNK,
     ) -> None:
         self.window = window
         self.has_more = True
-        self.num_kept = 0
         self._make = source
         self._source: Iterator[Any] | None = None
         self._left = most
         self._kept: deque[list[Any]] = deque()
+        self._given: Iterator[Any] = iter(())
         self._error: Exception | None = None
+        self._over = over
         drawn = self._drawn()
-        self._torchs = drawn if over is None else over(drawn)
+        self._torchs = drawn if over is None else BatchSampler.__iter__(_Over(over, drawn))  # type: ignore[arg-type]
 
     def read(self, most: int) -> Order:
         """Return the next samples of the order; see ``Shadow.read``."""
@@ -150,10 +148,14 @@ class Buffered:
             self._error = err
         if self._left is not None:
             self._left -= count
-        self.has_more = count >= most
-        self.num_kept += len(items)
+        self.has_more = count >= most and self._left != 0
         self._kept.append(items)
-        return as_order(items)
+        return _in_batches(as_order(items), None if self.has_more else self._over)
+
+    @property
+    def num_kept(self) -> int:
+        """What was drawn, and not given to torch yet."""
+        return operator.length_hint(self._given) + sum(map(len, self._kept))
 
     def skip(self, num_samples: int) -> None:
         """Torch has drawn so many by itself: from this reader, which knows."""
@@ -170,9 +172,8 @@ class Buffered:
     def _drawn(self) -> Iterator[Any]:
         while True:
             while self._kept:
-                items = self._kept.popleft()
-                self.num_kept -= len(items)
-                yield from items
+                self._given = iter(self._kept.popleft())
+                yield from self._given
             if self._error is not None:
                 raise self._error
             for item in self._opened():
@@ -205,13 +206,13 @@ def read_ahead(index_sampler: Any) -> ReadAhead:
         return Shadow(index_sampler)
     # Where a random sampler comes to its end it draws once more: that is for torch to ask.
     most = inner.num_samples if type(inner) is RandomSampler else None
-    over = (lambda drawn: BatchSampler.__iter__(_Over(index_sampler, drawn))) if is_batched else None  # type: ignore[arg-type]
-    return Buffered(lambda: iter(inner), over=over, most=most, window=WINDOW)
+    return Buffered(lambda: iter(inner), window=WINDOW, over=index_sampler if is_batched else None, most=most)
 
 
 def read_ahead_of_user(batches: Iterator[Any]) -> Buffered:
     """Return a reader of a sampler of another class, which may be read ahead: the user says so."""
-    return Buffered(lambda: (ReadOnce(batch) if isinstance(batch, Iterator) else batch for batch in batches))
+    again = (ReadOnce(batch) if isinstance(batch, Iterator) else batch for batch in batches)
+    return Buffered(lambda: again, window=CHUNK)
 
 
 def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
@@ -225,14 +226,26 @@ def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool |
 _ALL: Final = 1 << 62
 
 
-def is_worth_foreseeing(index_sampler: Any) -> bool:
-    """Return False where even the first window of an order that only may come would take too long to draw."""
-    sampler = samplers_of(index_sampler)[-1]
+def is_worth_foreseeing(index_sampler: Any, *, is_awaited: bool = False) -> bool:
+    """Return False where even the first window of an order that only may come would take too long to draw.
+
+    Args:
+        index_sampler: A sampler or batch sampler for which ``is_readable_ahead`` holds.
+        is_awaited: The loop waits meanwhile for its first batch.
+    """
+    sampler, most = samplers_of(index_sampler)[-1], WINDOW if is_awaited else _MOST_FORESEEN
     if isinstance(sampler, DistributedSampler):
-        return len(sampler.dataset) <= _MOST_FORESEEN  # type: ignore[arg-type]
+        return len(sampler.dataset) <= most  # type: ignore[arg-type]
     if isinstance(sampler, RandomSampler):
-        return sampler.replacement or len(sampler.data_source) <= _MOST_FORESEEN
-    return not isinstance(sampler, SubsetRandomSampler | WeightedRandomSampler) or len(sampler) <= _MOST_FORESEEN
+        return sampler.replacement or len(sampler.data_source) <= most
+    return not isinstance(sampler, SubsetRandomSampler | WeightedRandomSampler) or len(sampler) <= most
+
+
+def _in_batches(order: Order, ended: BatchSampler | None) -> Order:
+    """Return the last samples of an order without those that a batch sampler drops; all where it has not ended."""
+    if ended is None or not ended.drop_last:
+        return order
+    return order[: len(order) - len(order) % ended.batch_size]
 
 
 class _Over:
@@ -267,7 +280,7 @@ def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any], int]:
 
 def _take_into(items: list[Any], drawn: Iterator[Any], most: int) -> int:
     """Append what comes, single indices or batches, until there are so many samples; return how many there are."""
-    for item in itertools.islice(drawn, 1):
+    for item in itertools.islice(drawn, min(1, most)):
         items.append(item)
         if not isinstance(item, int):
             break
