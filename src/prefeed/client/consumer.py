@@ -263,7 +263,7 @@ class Consumer:
         was_busy, self._is_busy = self._is_busy, True
         if not was_busy:
             _log.warning(
-                "prefeed: %s; training goes on meanwhile, and what is not in memory comes from the origin", err
+                "prefeed: %s; training goes on meanwhile, and what is not in memory comes from the origin", str(err)
             )
 
     def _lose(self, connection: Connection, *, is_gone: bool = True) -> None:
