@@ -44,6 +44,7 @@ from prefeed.torch.order import (
 )
 from prefeed.torch.windows import (
     CHUNK,
+    FIRST,
     WINDOW,
     Buffered,
     ReadAhead,
@@ -59,7 +60,7 @@ _END: Final = object()
 _NO_SAMPLES: Final[Order] = np.empty(0, dtype=np.int64)
 
 _MOST_AHEAD: Final = 16
-"""Chunks that are read ahead of a sampler whose first window was one."""
+"""Chunks that are read ahead of a sampler that draws one sample after the other."""
 
 _MOST_IDS: Final = 1 << 22
 """Objects of one window, where a sample has many."""
@@ -336,12 +337,14 @@ class PlannedSampler:
         ahead = self._ahead
         if ahead is None or num_drawn < self._read_at or not self._has_more:
             return
-        self._read_at = num_drawn + CHUNK // 2
+        num_planned = self._ends.num_samples
+        most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
+        self._read_at = num_drawn + most // 2
         most_ahead = WINDOW if ahead.window == WINDOW else _MOST_AHEAD * CHUNK
-        if self._ends.num_samples - num_drawn >= most_ahead:
+        if num_planned - num_drawn >= most_ahead:
             return
         try:
-            order = self._held if len(self._held) else ahead.read(self._whole_groups(CHUNK))
+            order = self._held if len(self._held) else ahead.read(self._whole_groups(most))
         except Exception:  # noqa: BLE001 - it is the user's: he hears of it when torch comes there
             ahead.has_more = False
             return

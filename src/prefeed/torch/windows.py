@@ -35,8 +35,11 @@ from torch.utils.data import (
 
 from prefeed.torch.order import PLAIN, Order, as_order, indices_of, samplers_of, with_inner
 
+FIRST: Final = 1 << 13
+"""Samples read first of a sampler that draws one after the other: some milliseconds."""
+
 CHUNK: Final = 1 << 16
-"""Samples read at a time while the loop goes on, and first of a sampler that draws one after the other: some 10 ms."""
+"""Most samples read at a time while the loop goes on: some 10 ms."""
 
 WINDOW: Final = 1 << 21
 """Samples read first of a sampler that has drawn all of its order by then; an epoch that is no longer is one window."""
@@ -212,7 +215,7 @@ def read_ahead(index_sampler: Any) -> ReadAhead:
 def read_ahead_of_user(batches: Iterator[Any]) -> Buffered:
     """Return a reader of a sampler of another class, which may be read ahead: the user says so."""
     again = (ReadOnce(batch) if isinstance(batch, Iterator) else batch for batch in batches)
-    return Buffered(lambda: again, window=CHUNK)
+    return Buffered(lambda: again, window=FIRST)
 
 
 def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
@@ -269,8 +272,8 @@ def _has_drawn_all(sampler: Any) -> bool:
 def _first_window(sampler: Any) -> int:
     if type(sampler) is RandomSampler:
         is_lazy = sampler.replacement or sampler.num_samples > len(sampler.data_source)
-        return CHUNK if is_lazy else WINDOW
-    return CHUNK if isinstance(sampler, (SequentialSampler, *PLAIN)) else WINDOW
+        return FIRST if is_lazy else WINDOW
+    return FIRST if isinstance(sampler, (SequentialSampler, *PLAIN)) else WINDOW
 
 
 def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any], int]:
