@@ -334,8 +334,8 @@ class Connection:
         if isinstance(err, TimeoutError) and self.is_alive():
             pid = peer_process(self._sock)[0]
             return ServerBusyError(
-                f"the node server (pid {pid}) runs, and has not answered for {self._sock.gettimeout():g} s: it is busy, or "
-                "suspended; `prefeed server stop` ends it",
+                f"the node server (pid {pid}) runs and does not answer: nothing came for {self._sock.gettimeout():g} s; it is busy, "
+                "or suspended; `prefeed server stop` ends it",
                 pid=pid,
             )
         return ServerUnavailableError(f"the node server is gone: {err}")
