@@ -14,8 +14,10 @@ from prefeed.types import (
     ListingProgress,
     PlanInfo,
     ReadCounts,
+    ServerEnd,
     ServerStatus,
     SessionInfo,
+    SilentServer,
     Statistics,
     WarmResult,
 )
@@ -145,6 +147,7 @@ class FakeBackend:
     foreground_exit_code: int = 0
     notices: tuple[str, ...] = ()
     sessions: tuple[SessionInfo, ...] = SESSIONS
+    silent: SilentServer | None = None
     calls: list[tuple[object, ...]] = field(default_factory=list)
     configs: list[Config] = field(default_factory=list)
 
@@ -157,6 +160,17 @@ class FakeBackend:
                 raise ServerUnavailableError(f"no server is running for {config.home}", home=config.home)
             self.running = True
         return FakeClient(self)
+
+    def stop(self, config: Config) -> ServerEnd:
+        self.configs.append(config)
+        if not self.running:
+            raise ServerUnavailableError(f"no server is running for {config.home}", home=config.home)
+        self.calls.append(("stop",))
+        self.running = False
+        return ServerEnd(pid=STATUS.pid)
+
+    def silent_server(self, config: Config) -> SilentServer | None:
+        return self.silent
 
     def start(self, config: Config) -> int:
         self.configs.append(config)

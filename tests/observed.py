@@ -13,7 +13,7 @@ STATUS = ServerStatus(
     max_in_flight=64,
 )  # fmt: skip
 EPOCH = EpochWait(loader="Files", rank=1, epoch=4, batches=9, seconds=8.0, waited_seconds=2.0)
-PLAN = PlanInfo(consumer=7, dataset="s3://bucket/train", position=5, length=20, ahead_bytes=99)
+PLAN = PlanInfo(consumer=7, dataset="s3://bucket/train", position=5, length=20, ahead_bytes=99, memory_bytes=4096)
 FULL = Observation(
     STATUS,
     Statistics(

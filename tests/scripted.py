@@ -104,7 +104,7 @@ class ScriptedServer:
             if self.protocol != message.protocol:
                 return [m.Refused("version-mismatch", "another protocol")]
             return [m.Welcome("0", os.getpid(), self.store_dir, self.instance, settings=self.settings)]
-        if isinstance(message, m.RegisterPlan):
+        if isinstance(message, m.RegisterPlan) or (isinstance(message, m.ExtendPlan) and message.ids_file):
             dtype = np.uint32 if message.ids_file.endswith(".u32") else np.int64
             self.plans.append(np.fromfile(message.ids_file, dtype=dtype).tolist())
             Path(message.ids_file).unlink()

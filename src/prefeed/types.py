@@ -276,6 +276,32 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEnd:
+    """How a node server ended.
+
+    Attributes:
+        pid: Its process.
+        killed: True when it neither answered nor ended by itself: what it had in memory stays for the next one.
+    """
+
+    pid: int
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentServer:
+    """A node server that owns its home and does not answer.
+
+    Attributes:
+        pid: Its process.
+        suspended: True when a signal has stopped it; else it is busy, or its control group is frozen.
+    """
+
+    pid: int
+    suspended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInfo:
     """How far one consumer has come.
 
@@ -289,6 +315,7 @@ class PlanInfo:
         reads: How its reads went, since it was attached to the node.
         warm: True when it fills the cache, and nobody reads along.
         has_next: True when the order after this plan is known too.
+        memory_bytes: About what the server keeps for the plan: ids, and who expects what.
         last_epoch: The last epoch that its loader reported; None before the first has ended.
     """
 
@@ -301,6 +328,7 @@ class PlanInfo:
     reads: ReadCounts = ReadCounts()
     warm: bool = False
     has_next: bool = False
+    memory_bytes: int = 0
     last_epoch: EpochWait | None = None
 
 

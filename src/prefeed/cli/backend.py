@@ -9,7 +9,17 @@ from typing import Protocol, Self
 import click
 
 from prefeed.config import Config
-from prefeed.types import ClearResult, ListingProgress, PlanInfo, ServerStatus, SessionInfo, Statistics, WarmResult
+from prefeed.types import (
+    ClearResult,
+    ListingProgress,
+    PlanInfo,
+    ServerEnd,
+    ServerStatus,
+    SessionInfo,
+    SilentServer,
+    Statistics,
+    WarmResult,
+)
 
 WarmProgress = Callable[[WarmResult], None]
 
@@ -60,6 +70,14 @@ class Backend(Protocol):
         """Return the process id of a server started in the background, once it answers."""
         ...
 
+    def stop(self, config: Config) -> ServerEnd:
+        """End the server of the home, whatever it does; see ``end_server``."""
+        ...
+
+    def silent_server(self, config: Config) -> SilentServer | None:
+        """Return the server that owns the home, of one that does not answer; None when there is none."""
+        ...
+
     def run_foreground(self, config: Config) -> int:
         """Be the server until it is stopped; return the exit code."""
         ...
@@ -77,6 +95,16 @@ class NodeBackend:
         from prefeed.client.launch import start_server
 
         return start_server(config)
+
+    def stop(self, config: Config) -> ServerEnd:
+        from prefeed.client.ending import end_server
+
+        return end_server(config)
+
+    def silent_server(self, config: Config) -> SilentServer | None:
+        from prefeed.client.ending import silent_server
+
+        return silent_server(config)
 
     def run_foreground(self, config: Config) -> int:
         from prefeed.server.main import run_foreground

@@ -17,10 +17,11 @@ from typing import Final
 import click
 
 from prefeed.cli.cache_arguments import LOCAL_HOST, Arguments, ArgumentsError, parse
+from prefeed.client.ending import end_server
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import EVERYTHING, Config, config_for_port, resolve
-from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.store.capacity import memory_limits
 from prefeed.types import CacheInfo, SessionInfo
 
@@ -76,15 +77,17 @@ def _lines(arguments: Arguments) -> list[str]:
     if arguments.command == "start":
         return _start(arguments, config)
     try:
+        if arguments.command == "stop":
+            end_server(config)
+            return [f"Cache server on port {port} has been stopped successfully."]
         node = NodeClient.connect(config, autostart=False)
+    except ServerBusyError:
+        raise
     except ServerUnavailableError as err:
         raise ServerUnavailableError(
             f"no server runs on port {port}: it was stopped, or never started (`cache_admin --start -p {port}`)"
         ) from err
     with node:
-        if arguments.command == "stop":
-            node.stop()
-            return [f"Cache server on port {port} has been stopped successfully."]
         if arguments.command == "generate_session":
             return [f"Session created for server on port {port}: {node.new_session()}"]
         if arguments.command == "destroy_session":

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import click
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
 from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits, node_config_of, node_option
+from prefeed.errors import ServerBusyError, ServerUnavailableError
+
+_ANSWER_SECONDS: Final = 5.0
+"""So long a server may take to answer before it is shown as one that does not."""
 
 
 @click.group(name="server")
@@ -53,16 +58,19 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
 def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Stop the node server and wait until it is gone and its memory is free.
 
+    One that does not answer, because it is busy or suspended, is resumed and told to end, and killed after 10 seconds.
     Training goes on: readers find the data at its origin.
     """
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
-        pid = client.status().pid
-        client.stop()
+    ended = backend_of(ctx).stop(node_config_of(home))
     if as_json:
-        render.print_json({"pid": pid, "stopped": True})
+        render.print_json({"pid": ended.pid, "stopped": True, "killed": ended.killed})
+    elif ended.killed:
+        render.print_lines(
+            [f"server {ended.pid} killed: it did not answer; the next server takes over what it had in memory"]
+        )
     else:
-        render.print_lines([f"server {pid} stopped"])
+        render.print_lines([f"server {ended.pid} stopped"])
 
 
 @command.command()
@@ -72,8 +80,21 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
 def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Show whether the node server runs, since when, and for whom."""
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
-        value = client.status()
+    backend, config = backend_of(ctx), node_config_of(home)
+    try:
+        with backend.connect(config, autostart=False, answer_seconds=_ANSWER_SECONDS) as client:
+            value = client.status()
+    except ServerUnavailableError as err:
+        silent = backend.silent_server(config)
+        if silent is None:
+            raise
+        state = "suspended (SIGSTOP): resume it with SIGCONT" if silent.suspended else "busy: wait"
+        raise ServerBusyError(
+            f"server {silent.pid} runs for {config.home} and does not answer; it is {state}, or end it with "
+            "`prefeed server stop`",
+            pid=silent.pid,
+            suspended=silent.suspended,
+        ) from err
     if as_json:
         render.print_json(render.status_object(value))
     else:

@@ -17,14 +17,14 @@ from typing import TypeVar
 from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
-from prefeed.errors import PrefeedError, ServerError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError
 from prefeed.machine import network_namespace
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
 from prefeed.trust import require_kept
 from prefeed.wire import messages as m
-from prefeed.wire.endpoint import place_of
+from prefeed.wire.endpoint import peer_process, place_of
 from prefeed.wire.frames import FrameReader, encode
 
 _RECEIVE_BYTES = 256 * 1024
@@ -32,6 +32,9 @@ _log = logging.getLogger("prefeed")
 
 _ANSWER_SECONDS = 300.0
 """A server that says nothing for so long is taken for dead."""
+
+_MOST_UNSENT_BYTES = 16 * 1024
+"""So much waits for a server that takes nothing at the moment: some hundred messages."""
 
 _GREETING_SECONDS = 10.0
 """The same for the first word, which costs a server nothing: the training loop may wait for it."""
@@ -115,6 +118,7 @@ class Connection:
         self._answer_seconds = answer_seconds
         self._frames = FrameReader()
         self._pending: list[m.AnyMessage] = []
+        self._unsent = bytearray()
         self._lock = threading.Lock()
         self._token = 0
 
@@ -130,13 +134,18 @@ class Connection:
             answer_seconds: A server that says nothing for so long is taken for dead.
 
         Raises:
+            ServerBusyError: One runs, and does not answer.
             ServerUnavailableError: None runs and it may not, or could not, be started.
             VersionMismatchError: It speaks another protocol.
         """
         reached = try_connect(config)
         if reached is not None:
-            with contextlib.suppress(ServerUnavailableError):  # it was about to end
+            try:
                 return cls._of_running(config, reached, answer_seconds)
+            except ServerBusyError:
+                raise
+            except ServerUnavailableError:
+                pass  # it was about to end
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
                 f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
@@ -215,6 +224,33 @@ class Connection:
         with self._lock:
             self._send(message)
 
+    def send_nowait(self, message: m.Message) -> None:
+        """Send a message that has no answer; what the server does not take now is sent before what follows.
+
+        Raises:
+            ServerBusyError: It has not taken anything for long, and the message was not kept.
+            ServerUnavailableError: The server is gone.
+        """
+        with self._lock:
+            self._flush_nowait()
+            if len(self._unsent) > _MOST_UNSENT_BYTES:
+                pid = peer_process(self._sock)[0]
+                raise ServerBusyError(
+                    f"the node server (pid {pid}) takes no more messages: it is busy, or suspended", pid=pid
+                )
+            self._unsent += encode(message)
+            self._flush_nowait()
+
+    def has_taken_all(self) -> bool:
+        """Return False while the server has not taken all that it was told; what it takes now is sent.
+
+        Raises:
+            ServerUnavailableError: The server is gone.
+        """
+        with self._lock:
+            self._flush_nowait()
+            return not self._unsent
+
     def request(
         self,
         message: m.Message,
@@ -233,21 +269,22 @@ class Connection:
 
         Raises:
             PrefeedError: The server refused; the error is the one it names.
+            ServerBusyError: It runs, and has not answered in time. Another question may be asked where answers have tokens.
             ServerUnavailableError: The server is gone.
         """
         with self._lock:
             try:
                 if within_seconds is not None:
                     self._sock.settimeout(within_seconds)
-                reply = self._exchange(message, reply_type, meanwhile)
-                if within_seconds is not None:
-                    self._sock.settimeout(self._answer_seconds)
-                return reply
+                return self._exchange(message, reply_type, meanwhile)
             except PrefeedError:
                 raise
             except BaseException:
-                self.close()  # interrupted: half a message may have been sent, and an answer will come
+                self.close()  # interrupted: an answer will come
                 raise
+            finally:
+                if within_seconds is not None and self._sock.fileno() >= 0:
+                    self._sock.settimeout(self._answer_seconds)
 
     def wait_closed(self) -> None:
         """Block until the server is gone."""
@@ -280,10 +317,31 @@ class Connection:
         try:
             if isinstance(message, m.Hello):
                 self._send_with_root(encode(message))
-            else:
-                self._sock.sendall(encode(message))
+                return
+            self._unsent += encode(message)
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
         except OSError as err:
-            raise ServerUnavailableError(f"the node server is gone: {err}") from err
+            raise self._silent_or_gone(err) from err
+
+    def _flush_nowait(self) -> None:
+        try:
+            takes = select.poll()  # a socket with a time-out would wait, whatever flags are given
+            takes.register(self._sock, select.POLLOUT)
+            while self._unsent and takes.poll(0):
+                del self._unsent[: self._sock.send(self._unsent)]
+        except OSError as err:
+            raise self._silent_or_gone(err) from err
+
+    def _silent_or_gone(self, err: OSError) -> ServerUnavailableError:
+        if isinstance(err, TimeoutError) and self.is_alive():
+            pid = peer_process(self._sock)[0]
+            return ServerBusyError(
+                f"the node server (pid {pid}) runs and does not answer: nothing came for {self._sock.gettimeout():g} s; it is busy, "
+                "or suspended; `prefeed server stop` ends it",
+                pid=pid,
+            )
+        return ServerUnavailableError(f"the node server is gone: {err}")
 
     def _send_with_root(self, frame: bytes) -> None:
         """Send the first word, and with it what this process sees of file systems."""
@@ -299,7 +357,7 @@ class Connection:
             try:
                 data = self._sock.recv(_RECEIVE_BYTES)
             except OSError as err:
-                raise ServerUnavailableError(f"the node server does not answer: {err}") from err
+                raise self._silent_or_gone(err) from err
             if not data:
                 raise ServerUnavailableError("the node server closed the connection")
             self._pending.extend(self._frames.feed(data))

@@ -14,12 +14,12 @@ import threading
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
-from prefeed.errors import PrefeedError, ServerError
+from prefeed.core.window import Ids, Window
+from prefeed.errors import PrefeedError, ServerBusyError, ServerError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
@@ -28,16 +28,15 @@ _log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
 _COUNTS_SECONDS = 5.0
-"""A server that does not tell its counts for so long is taken for dead; the training loop waits for them."""
-
-Ids = npt.NDArray[np.integer]
+"""A server that does not tell its counts for so long is busy: the training loop waits for them, and goes on without."""
 
 
 class Consumer:
     """One loader's plans on the node server.
 
     When the server dies, a thread starts a new one and gives it what is left of the plan; meanwhile the loader's
-    readers go on from the tier and from the origin.
+    readers go on from the tier and from the origin. A server that is busy is told what it takes, and is waited for only
+    where an epoch begins.
 
     **Ownership**: the loader creates it and closes it. **Threads and processes**: the loader's process only; a forked
     child's copy does nothing.
@@ -51,10 +50,13 @@ class Consumer:
         self.resident = dataset.config.resident  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
         self._pid = os.getpid()
-        self._ids: Ids = np.empty(0, dtype=np.int64)
+        self._order = Window(np.empty(0, dtype=np.int64))
+        self._goes_on = False
         self._position = 0
         self._start = 0
-        self._epoch = 0
+        self._told = 0
+        self._revision = 0  # another one for each epoch, and whenever more of its order is known
+        self._is_busy = False
         self._announced_to: Connection | None = None
         self._lock = threading.Lock()
         self._recovering: threading.Thread | None = None
@@ -62,24 +64,30 @@ class Consumer:
         self._closed = False
         self._rechecked = False
 
-    def begin(self, ids: Ids) -> None:
-        """The loader begins an epoch in this order; ids may be empty and come later by ``extend``."""
-        self._begin_epoch(ids)
+    def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
+        """The loader begins an epoch in this order.
+
+        Args:
+            ids: Its objects in order, or the first of them.
+            goes_on: More come by ``extend``.
+        """
+        self._begin_epoch(ids, goes_on=goes_on)
         recheck = self._takes_recheck()
-        self._register(ids, upcoming=False, recheck=recheck)
+        self._register(ids, upcoming=False, recheck=recheck, goes_on=goes_on)
         if recheck:
             self._wait_withdrawn()
 
-    def announce(self, ids: Ids, *, begins: bool = False) -> None:
+    def announce(self, ids: Ids, *, begins: bool = False, goes_on: bool = False) -> None:
         """The next epoch will probably have this order.
 
         Args:
-            ids: Its objects in order.
+            ids: Its objects in order, or the first of them.
             begins: It is about to begin: from now on files count as they are now.
+            goes_on: More come by ``extend``, once it has begun.
         """
         self._announced_to = self._connection
         self._rechecked = begins and self._takes_recheck()
-        self._register(ids, upcoming=True, recheck=self._rechecked)
+        self._register(ids, upcoming=True, recheck=self._rechecked, goes_on=goes_on)
 
     def foresee(self, ids: Ids) -> None:
         """After the epoch that has begun, or was announced last, one of this order will probably follow."""
@@ -89,31 +97,40 @@ class Consumer:
         with contextlib.suppress(OSError):
             name = self._in_transit(connection, self.dataset, ids)
             self._send(m.Foresee(self.number, name))
-            if not self.is_connected:
-                os.unlink(name)
+            self._remove_untold(name)
 
-    def begin_announced(self, ids: Ids) -> None:
-        """The epoch that was announced begins."""
+    def begin_announced(self, ids: Ids, *, goes_on: bool = False) -> None:
+        """The epoch that was announced begins; arguments as for ``begin``."""
         if self._connection is not self._announced_to:
-            self.begin(ids)  # it was announced to a server that is gone
+            self.begin(ids, goes_on=goes_on)  # it was announced to a server that is gone
             return
-        self._begin_epoch(ids)
+        self._begin_epoch(ids, goes_on=goes_on)
         recheck = not self._rechecked and self._takes_recheck()
         self._send(m.AdoptUpcoming(self.number, recheck))
         if recheck or self._rechecked:
             self._wait_withdrawn()
         self._rechecked = False
 
-    def extend(self, ids: Ids) -> None:
-        """The sampler drew these."""
-        self._send(m.ExtendPlan(self.number, ids.astype(np.int64).tobytes()))
+    def extend(self, ids: Ids, *, are_read_soon: bool = True) -> None:
+        """The sampler drew these.
+
+        Args:
+            ids: Objects that follow in the order.
+            are_read_soon: Torch has asked for them; else they are read ahead of it.
+        """
+        with self._lock:
+            self._order.extend(ids, needed_from=self._position)
+            self._revision += 1
+        if self._is_heard():
+            self._tell_more(are_read_soon=are_read_soon)
 
     def advance(self, position: int) -> None:
         """The loop has every sample before this index."""
         with self._lock:
             self._position = position
             index = position - self._start
-        self._send(m.Position(self.number, index))
+        if self._is_heard():  # else the next one tells as much
+            self._send(m.Position(self.number, index))
 
     def epoch_ended(self, epoch: EpochWait) -> None:
         """The loop has the last batch of an epoch."""
@@ -136,7 +153,12 @@ class Consumer:
         if connection is None or self._pid != os.getpid():
             return None
         try:
-            return NodeClient(connection).read_counts(self.number, within_seconds=_COUNTS_SECONDS)
+            counts = NodeClient(connection).read_counts(self.number, within_seconds=_COUNTS_SECONDS)
+            self._is_busy = False
+            return counts
+        except ServerBusyError as err:
+            self._say_busy(err)
+            return None
         except PrefeedError:
             self._lose(connection)
             return None
@@ -151,6 +173,41 @@ class Consumer:
         """False while no server knows of this consumer."""
         return self._connection is not None
 
+    def _is_heard(self) -> bool:
+        """Return True when a server takes what it is told now; another one is looked for when there is none."""
+        connection = self._connection
+        if self._pid != os.getpid():
+            return False
+        if connection is None:
+            self._recover_in_background()
+            return False
+        try:
+            return connection.has_taken_all()
+        except ServerError:
+            self._lose(connection)
+            return False
+
+    def _tell_more(self, *, are_read_soon: bool) -> None:
+        """Tell what is known of the order, and was not told yet: a server that was busy has missed some of it."""
+        connection = self._connection
+        with self._lock:
+            told, position, self._told = self._told, self._position, self._order.end
+            missed = told < position
+            ids = self._order.part(position if missed else told, self._told)
+            if missed:
+                self._start = position
+        if connection is None or not len(ids):
+            return
+        if missed:
+            self._register(ids, upcoming=False, recheck=False, goes_on=True)
+        elif are_read_soon:
+            self._send(m.ExtendPlan(self.number, ids.astype(np.int64).tobytes()))
+        else:
+            with contextlib.suppress(OSError):
+                name = self._in_transit(connection, self.dataset, ids)
+                self._send(m.ExtendPlan(self.number, ids_file=name))
+                self._remove_untold(name)
+
     def _takes_recheck(self) -> bool:
         """Files opened by path are asked whether they changed: at the first epoch, and at each if so set."""
         first, self._has_begun = not self._has_begun, True
@@ -162,12 +219,13 @@ class Consumer:
         if isinstance(catalogue, Catalogue) and self.read_counts() is None:  # answered after all that was sent before
             catalogue.withdraw_all()  # nobody could tell what has changed: readers are to ask, or to open the file
 
-    def _begin_epoch(self, ids: Ids) -> None:
+    def _begin_epoch(self, ids: Ids, *, goes_on: bool) -> None:
         with self._lock:
-            self._ids, self._position, self._start = ids, 0, 0
-            self._epoch += 1
+            self._order, self._goes_on, self._position, self._start = Window(ids), goes_on, 0, 0
+            self._told = self._order.end
+            self._revision += 1
 
-    def _register(self, ids: Ids, *, upcoming: bool, recheck: bool) -> None:
+    def _register(self, ids: Ids, *, upcoming: bool, recheck: bool, goes_on: bool) -> None:
         if self._pid != os.getpid():
             return
         connection = self._connection
@@ -175,10 +233,15 @@ class Consumer:
             self._recover_in_background()
             return
         with contextlib.suppress(OSError):
-            message = self._plan_message(connection, self.dataset, ids, upcoming=upcoming, recheck=recheck)
+            message = self._plan_message(
+                connection, self.dataset, ids, upcoming=upcoming, recheck=recheck, goes_on=goes_on
+            )
             self._send(message)
-            if not self.is_connected:
-                os.unlink(message.ids_file)
+            self._remove_untold(message.ids_file)
+
+    def _remove_untold(self, name: str) -> None:
+        if not self.is_connected:
+            os.unlink(name)
 
     def _send(self, message: m.Message) -> None:
         if self._pid != os.getpid():
@@ -188,15 +251,26 @@ class Consumer:
             self._recover_in_background()
             return
         try:
-            connection.send(message)
+            connection.send_nowait(message)
+        except ServerBusyError as err:
+            self._say_busy(err)
+            self._lose(connection, is_gone=False)
         except ServerError:
             self._lose(connection)
 
-    def _lose(self, connection: Connection) -> None:
+    def _say_busy(self, err: ServerBusyError) -> None:
+        """Say it once, until it has answered again."""
+        was_busy, self._is_busy = self._is_busy, True
+        if not was_busy:
+            _log.warning(
+                "prefeed: %s; training goes on meanwhile, and what is not in memory comes from the origin", str(err)
+            )
+
+    def _lose(self, connection: Connection, *, is_gone: bool = True) -> None:
         with self._lock:
             was_there, self._connection = self._connection is not None, None
         connection.close()
-        if was_there:
+        if was_there and is_gone:
             _log.warning("prefeed: the node server is gone; what it does not hold is read from the origin meanwhile")
         self._recover_in_background()
 
@@ -225,21 +299,30 @@ class Consumer:
         """Give the server what is left of the plan, and use it from then on; False when the loader is gone."""
         while not self._closed:
             with self._lock:
-                epoch, start, rest = self._epoch, self._position, self._ids[self._position :]
+                revision, goes_on, start = self._revision, self._goes_on, self._position
+                rest = self._order.part(start, self._order.end).copy()
             connection.send(
-                self._plan_message(connection, dataset, rest, upcoming=False, recheck=dataset.config.revalidate)
+                self._plan_message(
+                    connection,
+                    dataset,
+                    rest,
+                    upcoming=False,
+                    recheck=dataset.config.revalidate,
+                    goes_on=goes_on,
+                )
             )
             with self._lock:
-                if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
+                if revision == self._revision and not self._closed:  # else another epoch has begun, or was read ahead
                     self.dataset, self._connection, self._start = dataset, connection, start
+                    self._told = self._order.end
                     return True
         return False
 
     def _plan_message(
-        self, connection: Connection, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool
+        self, connection: Connection, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool, goes_on: bool
     ) -> m.RegisterPlan:
         name = self._in_transit(connection, dataset, ids)
-        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck)
+        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck, goes_on)
 
     @staticmethod
     def _in_transit(connection: Connection, dataset: NodeDataset, ids: Ids) -> str:

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from prefeed.config import Config
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
+from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
@@ -44,7 +44,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
         may_wait: For a server that has so many waiting to be let in that it takes no more.
 
     Raises:
-        ServerUnavailableError: That is so, and this may not wait.
+        ServerBusyError: That is so, and this may not wait.
     """
     for place in _places(config):
         if not os.path.lexists(place / SOCKET):
@@ -55,7 +55,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
             connect_in(place, sock)
         except BlockingIOError as err:
             sock.close()
-            raise ServerUnavailableError("the node server lets nobody in: it hangs, or was stopped") from err
+            raise ServerBusyError("the node server lets nobody in: it is busy, or suspended") from err
         except OSError:  # nobody listens there, or somebody else does
             sock.close()
         else:

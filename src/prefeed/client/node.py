@@ -123,9 +123,10 @@ class NodeClient:
         """Return how the reads of one loader went.
 
         Raises:
-            ServerUnavailableError: No answer within that time; the connection is of no more use.
+            ServerBusyError: No answer within that time.
+            ServerUnavailableError: The server is gone.
         """
-        question = m.GetReadCounts(consumer)
+        question = m.GetReadCounts(consumer, self._connection.next_token())
         return self._connection.request(question, m.ReadCountsReport, within_seconds=within_seconds).counts
 
     def warm(

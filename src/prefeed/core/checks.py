@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.core import table as states
-from prefeed.core.plan import Ids
+from prefeed.core.window import Ids, Window
 
 Published = Callable[[Ids], npt.NDArray[np.bool_]]
 """Says of each of these objects whether its bytes are known to be the present ones."""
@@ -57,14 +57,14 @@ class CheckAhead:
                          ^position   ^cursor
 
     Args:
-        ids: Object ids in reading order, shape (num_accesses,); ids may repeat.
+        ids: Object ids in reading order, shape (num_accesses,); ids may repeat. A window is that of the plan, and grows with it.
         ahead: Entries past the position that are looked at.
     """
 
-    __slots__ = ("_ahead", "_cursor", "_ids", "_position", "_under_way")
+    __slots__ = ("_ahead", "_cursor", "_position", "_under_way", "_window")
 
-    def __init__(self, ids: Ids, *, ahead: int = 4096) -> None:
-        self._ids = ids
+    def __init__(self, ids: Ids | Window, *, ahead: int = 4096) -> None:
+        self._window = ids if isinstance(ids, Window) else Window(ids)
         self._ahead = ahead
         self._position = 0
         self._cursor = 0
@@ -72,8 +72,12 @@ class CheckAhead:
 
     def advance(self, position: int) -> None:
         """The reader has what comes before this index of the plan."""
-        self._position = max(self._position, min(position, len(self._ids)))
+        self._position = max(self._position, min(position, self._window.end))
         self._cursor = max(self._cursor, self._position)
+
+    def pass_all(self) -> None:
+        """What is known of the order is asked in another way."""
+        self._cursor = self._window.end
 
     def next_batch(self, most: int, states: npt.NDArray[np.uint8], published: Published) -> Ids:
         """Return the next ids to be checked, which are under way from now on; empty when there is nothing to do now.
@@ -84,7 +88,7 @@ class CheckAhead:
             published: Asked of objects in the tier only.
         """
         batch: list[int] = []
-        end = min(len(self._ids), self._position + self._ahead)
+        end = min(self._window.end, self._position + self._ahead)
         while self._cursor < end and len(batch) < most:
             self._look(end, batch, most, states, published)
         self._under_way.update(batch)
@@ -97,7 +101,7 @@ class CheckAhead:
     def _look(self, end: int, batch: list[int], most: int, states: npt.NDArray[np.uint8], published: Published) -> None:
         """Look at a chunk of entries; stop behind the one that completes the batch."""
         start = self._cursor
-        chunk = self._ids[start : min(end, start + max(_MIN_CHUNK, 4 * most))]
+        chunk = self._window.part(start, min(end, start + max(_MIN_CHUNK, 4 * most)))
         offsets = np.flatnonzero(_IN_TIER[states[chunk]])
         offsets = offsets[~published(chunk[offsets])] if len(offsets) else offsets
         for offset in offsets.tolist():

@@ -91,11 +91,13 @@ class Consumers:
         entry.dataset = entry.plan.dataset
         return entry.dataset
 
-    def extend(self, consumer: int, ids: Ids) -> None:
-        """The sampler went on."""
+    def extend(self, consumer: int, ids: Ids) -> bool:
+        """The sampler went on; True when this is where the plan was cut."""
         plan = self.plan_of(consumer)
-        if plan is not None:
-            plan.extend(ids)
+        if plan is None or plan.window.is_cut:
+            return False
+        plan.extend(ids)
+        return plan.window.is_cut
 
     def end(self, consumer: int) -> bool:
         """The consumer is gone; True when it was one that reads once, and has given room back."""

@@ -63,7 +63,7 @@ class Lookahead:
         ids = table.ids_in(state)
         if dataset not in self._consumers.live_datasets() or not len(ids):
             return list(map(int, ids))
-        rest = [plan.ids[plan.position :] for plan in self._consumers.plans() if plan.dataset == dataset]
+        rest = [plan.rest for plan in self._consumers.plans() if plan.dataset == dataset]
         ranks = first_uses(rest, len(table)).astype(np.int64)
         after = self._consumers.orders_after(dataset)
         if after is not None:
@@ -80,7 +80,7 @@ class Lookahead:
                 plan.pass_entry()
                 continue
             cost = table.stored_bytes(object_id)
-            if plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes:
+            if plan.is_full or (plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes):
                 break
             if state == states.FREEING:
                 break  # it is absent in a moment, and then fetched again

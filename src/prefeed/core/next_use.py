@@ -102,7 +102,7 @@ class NextUse:
         unread = np.zeros(len(table), dtype=bool)
         for plan in self._consumers.plans():
             if plan.dataset == dataset:
-                unread[plan.ids[plan.position :]] = True
+                unread[plan.rest] = True
         free = residents[~unread[residents]]
         ordered = free[np.argsort(ranks[free], kind="stable")]
         part = max(_LEAST_CANDIDATES, len(residents) // _PART)

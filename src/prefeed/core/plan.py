@@ -13,11 +13,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.integer]
+from prefeed.core.window import MOST_BYTES, Ids, Window
+
+__all__ = ["Ids", "Plan"]
+
+MOST_OUTSTANDING: Final = 1 << 15
+"""Accesses of one plan that are expected, or noted, at a time: some 20 MB, however small the objects are."""
+
+_OUTSTANDING_BYTES: Final = 460
+_NOTED_BYTES: Final = 130
+"""About what one of them takes of memory."""
 
 _FIRST_CHUNK = 64
 _LARGEST_CHUNK = 4096
@@ -27,10 +37,12 @@ _NO_LIMIT = 1 << 62
 class Plan:
     """Object ids in reading order; ids may repeat, and more may be appended while the sampler goes on.
 
+    Indices count from the beginning of the order, of which what the position has passed may be dropped.
+
     Args:
         consumer: Whose plan it is.
         dataset: Number of the manifest that the ids belong to.
-        ids: Shape (num_accesses,), any integer dtype; not copied.
+        ids: Shape (num_accesses,), any integer dtype; not copied. A window is shared with who else follows this order.
         warm: Fill the cache with these and expect no reader.
         resident: Keep what is fetched, as far as there is room; if not, each object is freed once it was read.
             A warm plan always keeps.
@@ -39,18 +51,23 @@ class Plan:
         max_in_flight: Of a warm plan: it begins nothing more while so many of its dataset are under way.
         is_past_memory: Of a warm plan: the tier has no room, and what is fetched is for what lies behind it.
 
-    Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``.
+    Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``, which has
+    ``MOST_OUTSTANDING`` accesses at most.
     """
 
     __slots__ = (
-        "_costs", "_order", "_reports", "_room", "_skip", "ahead_bytes", "consumer", "cursor", "dataset", "ids", "is_past_memory",
-        "max_in_flight", "outstanding", "position", "resident", "warm",
+        "_costs", "_num_outstanding", "_order", "_reports", "_skip", "ahead_bytes", "consumer", "cursor", "dataset",
+        "is_past_memory", "max_in_flight", "outstanding", "position", "resident", "warm", "window",
     )  # fmt: skip
 
-    def __init__(self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False, resident: bool = True) -> None:
+    def __init__(
+        self, consumer: int, dataset: int, ids: Ids | Window, *, warm: bool = False, resident: bool = True
+    ) -> None:
         self.consumer = consumer
         self.dataset = dataset
-        self.ids = ids
+        # What a warm-up fills is bounded by its dataset; nobody reads along, and nothing of it is known to be read again.
+        most_bytes = _NO_LIMIT if warm else MOST_BYTES
+        self.window = ids if isinstance(ids, Window) else Window(ids, most_bytes=most_bytes)
         self.warm = warm
         self.resident = resident or warm
         self.max_in_flight = _NO_LIMIT
@@ -60,22 +77,34 @@ class Plan:
         self.ahead_bytes = 0
         self.outstanding: dict[int, list[int]] = {}
         self._costs: dict[int, int] = {}
+        self._num_outstanding = 0
         self._order: deque[tuple[int, int]] = deque()
         self._skip: dict[int, int] = {}
         self._reports: set[int] = set()
-        self._room: Ids = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        """Return how many accesses of the order are known, those included that were dropped."""
+        return self.window.end
+
+    @property
+    def rest(self) -> Ids:
+        """What the position has not passed, as far as it is known."""
+        return self.window.part(self.position, self.window.end)
+
+    @property
+    def is_full(self) -> bool:
+        """True while no more accesses may be outstanding."""
+        return self._num_outstanding >= MOST_OUTSTANDING
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what is kept for the plan, in bytes."""
+        noted = len(self._skip) + len(self._reports)
+        return self.window.nbytes + len(self._order) * _OUTSTANDING_BYTES + noted * _NOTED_BYTES
 
     def extend(self, ids: Ids) -> None:
         """Append what the sampler drew next; amortised O(1) an id."""
-        old, new = len(self.ids), len(self.ids) + len(ids)
-        if new > len(self._room):
-            self._room = np.empty(max(1024, 2 * new), dtype=np.int64)
-            self._room[:old] = self.ids
-        self._room[old:new] = ids
-        self.ids = self._room[:new]
+        self.window.extend(ids, needed_from=self.position)
 
     def scan(self, wanted: npt.NDArray[np.bool_], states: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
         """Yield (index, object id) of entries from the cursor on whose state is wanted.
@@ -84,9 +113,9 @@ class Plan:
         same entry comes again. ``states`` is looked at a chunk at a time, so the caller checks it once more.
         """
         length = _FIRST_CHUNK  # mostly a few are asked for, and the next ones are among the next
-        while self.cursor < len(self.ids):
+        while self.cursor < len(self):
             start = self.cursor
-            chunk = self.ids[start : start + length]
+            chunk = self.window.part(start, start + length)
             length = min(_LARGEST_CHUNK, 4 * length)
             hits = np.flatnonzero(wanted[states[chunk]]).tolist()
             for offset in hits:
@@ -113,7 +142,8 @@ class Plan:
 
     def expect_report(self, object_id: int) -> None:
         """The access was passed over when its reader asked; the report that it was read changes nothing more."""
-        self._reports.add(object_id)
+        if len(self._reports) < MOST_OUTSTANDING:
+            self._reports.add(object_id)
 
     def take_expected_report(self, object_id: int) -> bool:
         """Return True, once, for an access that was passed over already."""
@@ -132,6 +162,11 @@ class Plan:
         else:
             indices.append(index)
         self._order.append((index, object_id))
+        self._num_outstanding += 1
+        if (
+            len(self._order) > 2 * self._num_outstanding + _LARGEST_CHUNK
+        ):  # most were consumed, before the loop had them
+            self._order = deque(entry for entry in self._order if entry[0] in self.outstanding.get(entry[1], ()))
 
     def try_consume(self, object_id: int) -> bool:
         """Take one outstanding access of the object as done; False when there is none."""
@@ -139,18 +174,19 @@ class Plan:
         if indices is None:
             return False
         indices.pop(0)
+        self._num_outstanding -= 1
         if not indices:
             self._forget(object_id)
         return True
 
     def skip_once(self, object_id: int) -> None:
         """Let the cursor pass the object's next entry: it was read before the cursor came to it."""
-        if self.cursor < len(self.ids):
+        if self.cursor < len(self) and len(self._skip) < MOST_OUTSTANDING:
             self._skip[object_id] = self._skip.get(object_id, 0) + 1
 
     def advance(self, position: int) -> list[int]:
         """Move the position; return one id for each outstanding access that it passed."""
-        self.position = max(self.position, min(position, len(self.ids)))
+        self.position = max(self.position, min(position, len(self)))
         self.cursor = max(self.cursor, self.position)
         passed = []
         while self._order and self._order[0][0] < self.position:
@@ -158,6 +194,7 @@ class Plan:
             indices = self.outstanding.get(object_id)
             if indices and index in indices:
                 indices.remove(index)
+                self._num_outstanding -= 1
                 passed.append(object_id)
                 if not indices:
                     self._forget(object_id)
@@ -171,13 +208,14 @@ class Plan:
         self._order.clear()
         self._skip.clear()
         self._reports.clear()
-        self.ahead_bytes = 0
-        self.cursor = self.position = len(self.ids)
+        self.ahead_bytes = self._num_outstanding = 0
+        self.cursor = self.position = len(self)
         return dropped
 
     def validate(self) -> None:
         """Check the invariants."""
-        assert self.position <= self.cursor <= len(self.ids)
+        assert self.window.start <= self.position <= self.cursor <= len(self)
+        assert self._num_outstanding == sum(map(len, self.outstanding.values())) <= len(self._order)
         assert self.ahead_bytes == sum(self._costs.values())
         assert self._costs.keys() == self.outstanding.keys()
         assert all(self.outstanding.values())

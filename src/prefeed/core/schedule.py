@@ -27,6 +27,7 @@ from prefeed.core.next_use import NextUse
 from prefeed.core.plan import Ids, Plan
 from prefeed.core.residency import Residency
 from prefeed.core.table import ObjectTable
+from prefeed.core.window import Window
 
 
 @dataclass(slots=True)
@@ -119,14 +120,14 @@ class Scheduler:
     # ------------------------------------------------------------ events: plans
 
     def register_plan(
-        self, consumer: int, dataset: int, ids: Ids, *, warm: bool = False, resident: bool = True
+        self, consumer: int, dataset: int, ids: Ids | Window, *, warm: bool = False, resident: bool = True
     ) -> None:
         """The consumer begins an epoch; what it had registered before is over.
 
         Args:
             consumer: Whose plan it is; its counts go on.
             dataset: Number of the manifest that the ids belong to.
-            ids: Object ids in reading order, shape (num_accesses,).
+            ids: Object ids in reading order, shape (num_accesses,); more may follow by ``extend_plan``.
             warm: Fill the cache with these and expect no reader.
             resident: Keep what is fetched, as far as there is room. If not, each object is freed once it was read.
         """
@@ -152,7 +153,7 @@ class Scheduler:
         if not past_memory:
             self._begin_epoch(dataset)
 
-    def register_upcoming(self, consumer: int, dataset: int, ids: Ids, *, resident: bool = True) -> None:
+    def register_upcoming(self, consumer: int, dataset: int, ids: Ids | Window, *, resident: bool = True) -> None:
         """The consumer will probably read these next; a wrong guess costs fetches, never a sample."""
         self._consumers.announce(Plan(consumer, dataset, ids, resident=resident))
         self._next_use.forget(dataset)
@@ -172,9 +173,9 @@ class Scheduler:
         self._begin_epoch(dataset)
         return True
 
-    def extend_plan(self, consumer: int, ids: Ids) -> None:
-        """The sampler went on."""
-        self._consumers.extend(consumer, ids)
+    def extend_plan(self, consumer: int, ids: Ids) -> bool:
+        """The sampler went on. True when this is where the plan was cut: more of it is not kept."""
+        return self._consumers.extend(consumer, ids)
 
     def consumed(self, consumer: int, dataset: int, ids: Sequence[int]) -> None:
         """The consumer's workers read these objects, whichever way."""

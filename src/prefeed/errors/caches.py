@@ -107,6 +107,12 @@ class ServerUnavailableError(ServerError, ConnectionError):
     retryable = True
 
 
+class ServerBusyError(ServerUnavailableError):
+    """The server runs, and has not answered in time: it is busy, or suspended."""
+
+    code = "server-busy"
+
+
 class ServerAlreadyRunningError(ServerError):
     """Another server owns this home."""
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from prefeed.client.ending import end_server
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.errors import PrefeedError, SampleSetInUseError, ServerUnavailableError
+from prefeed.errors import PrefeedError, SampleSetInUseError, ServerBusyError, ServerUnavailableError
 from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import existing
 from prefeed.sampleset.observing import manifest_of
@@ -84,6 +85,8 @@ def stop_unused_server(settings: Config) -> ServerStatus | None:
             if status.plans or status.clients > 1:
                 return status
             node.stop()
+    except ServerBusyError:
+        raise  # who uses it cannot be told
     except ServerUnavailableError:
         pass
     return None
@@ -131,8 +134,8 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
 
 
 def _stop_server(settings: Config) -> None:
-    with contextlib.suppress(ServerUnavailableError), NodeClient.connect(settings, autostart=False) as node:
-        node.stop()
+    with contextlib.suppress(ServerUnavailableError):
+        end_server(settings)
 
 
 def _remove_tiers(settings: Config, *, keep_others: bool) -> None:

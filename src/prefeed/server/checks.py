@@ -16,6 +16,7 @@ import numpy.typing as npt
 from prefeed.core.checks import CheckAhead, CheckPace
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT, TRANSIENT
+from prefeed.core.window import Window
 from prefeed.server.datasets import Dataset
 from prefeed.server.fetchers import CheckJob, CheckResult
 from prefeed.sources.catalogue import CatalogueWriter
@@ -45,7 +46,7 @@ class Checks:
         self._scheduler = scheduler
         self._submit = submit
         self._ahead: dict[int, tuple[int, CheckAhead]] = {}
-        self._upcoming: dict[int, tuple[int, Ids]] = {}
+        self._upcoming: dict[int, tuple[int, Window, bool]] = {}
         self._distrusted: dict[int, set[int]] = {}  # by consumer: opened by path, beside its plan, this epoch
         self._generation = 1
         self._oldest: dict[tuple[int, int], int] = {}  # under way when withdrawn: the oldest answer that counts
@@ -57,33 +58,44 @@ class Checks:
 
     # ------------------------------------------------------------ epochs
 
-    def begin(self, consumer: int, dataset: int, ids: Ids, *, recheck: bool) -> None:
-        """The consumer begins an epoch: its files are asked anew, or only those that never were."""
+    def begin(self, consumer: int, dataset: int, order: Window, *, recheck: bool, is_whole: bool) -> None:
+        """The consumer begins an epoch: its files are asked anew, or only those that never were.
+
+        Args:
+            consumer: Who.
+            dataset: Of its plan.
+            order: Shared with the plan, and extended with it.
+            recheck: What was known of the files before counts no longer.
+            is_whole: The epoch reads nothing else.
+        """
         self._upcoming.pop(consumer, None)
         self._ahead.pop(consumer, None)
         self._distrusted.pop(consumer, None)
         catalogue = self._datasets[dataset].catalogue
         if catalogue is None:
             return
-        if recheck and len(ids):
+        if recheck and is_whole and order.end:
             self._distrusted[consumer] = set()
-            self._withdraw(dataset, ids)
-        elif recheck:  # it may be any that comes by ``extend``, or is opened by path
+            self._withdraw(dataset, order.ids)
+        elif recheck:  # it may be any that the sampler draws later, or that is opened by path
             self._withdraw(dataset, None)
-        self._ahead[consumer] = (dataset, CheckAhead(ids))
+        self._ahead[consumer] = (dataset, CheckAhead(order))
 
-    def announce(self, consumer: int, dataset: int, ids: Ids) -> None:
+    def announce(self, consumer: int, dataset: int, order: Window, *, is_whole: bool) -> None:
         """The consumer will probably read these next; they are asked when it begins."""
-        self._upcoming[consumer] = (dataset, ids)
+        self._upcoming[consumer] = (dataset, order, is_whole)
 
     def adopt(self, consumer: int, *, recheck: bool) -> None:
         """The consumer begins the epoch that was announced; if it was asked ahead already, nothing more is."""
         upcoming = self._upcoming.pop(consumer, None)
         if upcoming is not None:
-            self.begin(consumer, *upcoming, recheck=recheck)
+            dataset, order, is_whole = upcoming
+            self.begin(consumer, dataset, order, recheck=recheck, is_whole=is_whole)
 
-    def extend(self, dataset: int, ids: Ids) -> None:
-        """The consumer will read these very soon."""
+    def extend(self, consumer: int, dataset: int, ids: Ids) -> None:
+        """The consumer will read these very soon: its order was extended by them."""
+        if consumer in self._ahead:
+            self._ahead[consumer][1].pass_all()
         if self._datasets[dataset].catalogue is not None:
             self._ask_all(
                 dataset, [object_id for object_id in np.unique(ids).tolist() if self.is_due(dataset, object_id)]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
+from prefeed.core.window import MOST_BYTES
 from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
@@ -267,7 +268,7 @@ class Handlers:
     # ------------------------------------------------------------ plans and readers
 
     def _register_plan(self, connection: Connection, plan: m.RegisterPlan) -> None:
-        ids = self._take_ids(plan.ids_file)
+        ids = self._take_ids(plan.ids_file, MOST_BYTES)
         if plan.recheck:
             self._epoch_begins()
         self.node.begin_plan(
@@ -277,6 +278,7 @@ class Handlers:
             upcoming=plan.upcoming,
             resident=plan.resident,
             recheck=plan.recheck,
+            goes_on=plan.goes_on,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
 
@@ -285,15 +287,18 @@ class Handlers:
         self._rewritten.epoch_begins()
 
     def _foresee(self, _: Connection, request: m.Foresee) -> None:
-        ids = self._take_ids(request.ids_file)
+        ids = self._take_ids(request.ids_file, MOST_BYTES)
         dataset = self.node.scheduler.dataset_of(request.consumer)
-        if dataset is not None:
+        if dataset is not None and ids.nbytes <= MOST_BYTES:
             self.node.registry.require_ids(dataset, ids)
             self.node.scheduler.foresee(request.consumer, ids)
 
-    def _take_ids(self, name: str) -> npt.NDArray[np.integer]:
+    def _take_ids(self, name: str, most_bytes: int | None = None) -> npt.NDArray[np.integer]:
+        """Return the ids in a file, which is removed; of more than may be kept so many that it can be told."""
         path = self._in_transit(name)
-        ids = np.fromfile(path, dtype=np.uint32) if path.suffix == ".u32" else np.fromfile(path, dtype=np.int64)
+        dtype = np.dtype(np.uint32 if path.suffix == ".u32" else np.int64)
+        count = -1 if most_bytes is None else most_bytes // dtype.itemsize + 1
+        ids: npt.NDArray[np.integer] = np.fromfile(path, dtype=dtype, count=count)
         path.unlink()
         return ids
 
@@ -310,7 +315,10 @@ class Handlers:
         return path
 
     def _extend_plan(self, _: Connection, request: m.ExtendPlan) -> None:
-        self.node.extend_plan(request.consumer, np.frombuffer(request.ids, dtype=np.int64))
+        if request.ids_file:
+            self.node.extend_plan(request.consumer, self._take_ids(request.ids_file, MOST_BYTES), is_read_soon=False)
+        else:
+            self.node.extend_plan(request.consumer, np.frombuffer(request.ids, dtype=np.int64))
 
     def _consumed(self, _: Connection, request: m.Consumed) -> None:
         ids = np.frombuffer(request.ids, dtype=np.int64)
@@ -345,7 +353,9 @@ class Handlers:
     def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
         # After everything that is on its way already: workers have reported before their last batch was handed over.
         self.loop.call_after_reading(
-            lambda: self.loop.send(connection, m.ReadCountsReport(self.node.read_counts(request.consumer)))
+            lambda: self.loop.send(
+                connection, m.ReadCountsReport(self.node.read_counts(request.consumer), request.token)
+            )
         )
 
     def _lost(self, connection: Connection, request: m.Lost) -> None:

@@ -74,6 +74,7 @@ METRICS: Final = (
     Metric("prefeed_plan_position_objects", "gauge", ("plan", "dataset"), "Objects of the plan that its loop has. Numbers of plans that have ended are used again; at most 64 are shown."),
     Metric("prefeed_plan_length_objects", "gauge", ("plan", "dataset"), "Objects of the plan."),
     Metric("prefeed_plan_ahead_bytes", "gauge", ("plan", "dataset"), "Bytes on their way, or waiting, for this plan alone. Near 0 in the middle of a plan that does not fit in memory: the origin does not keep up."),
+    Metric("prefeed_plan_memory_bytes", "gauge", ("plan", "dataset"), "What the server keeps for the plan: the part of its order that is known and not read yet, and what is expected. At most 64 MiB."),
     Metric("prefeed_epochs_total", "counter", ("loader", "rank"), "Epochs that loaders have reported."),
     Metric("prefeed_epoch_seconds_total", "counter", ("loader", "rank"), "How long these took; grows when an epoch ends."),
     Metric("prefeed_epoch_waited_seconds_total", "counter", ("loader", "rank"), "How much of it the training loop waited for data."),
@@ -205,6 +206,7 @@ def _plan(number: str, plan: PlanInfo) -> Iterator[Row]:
     yield "prefeed_plan_position_objects", labels, plan.position
     yield "prefeed_plan_length_objects", labels, plan.length
     yield "prefeed_plan_ahead_bytes", labels, plan.ahead_bytes
+    yield "prefeed_plan_memory_bytes", labels, plan.memory_bytes
 
 
 def _epochs(totals: EpochTotals) -> Iterator[Row]:

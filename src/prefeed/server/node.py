@@ -22,6 +22,7 @@ from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
+from prefeed.core.window import Window
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
@@ -34,6 +35,9 @@ from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache
     from prefeed.server.pool import PoolTier
+
+PLAN_CUT = "plan-cut"
+"""Counted when a client tells more of an order than is kept: what lies behind is read when it is asked for."""
 
 _log = logging.getLogger("prefeed")
 _EVERYTHING = 1 << 60
@@ -147,33 +151,42 @@ class Node:
 
     def begin_plan(
         self, consumer: int, dataset: int, ids: npt.NDArray[np.integer], *, upcoming: bool, resident: bool,
-        recheck: bool,
+        recheck: bool, goes_on: bool = False,
     ) -> None:  # fmt: skip
-        """A consumer begins an epoch in this order, or will probably do so next."""
+        """A consumer begins an epoch in this order, or will probably do so next; it goes on by ``extend_plan``."""
         self.registry.require_ids(dataset, ids)
+        window = self._window(ids)
         if dataset not in self.scheduler.live_datasets():
             self.registry.inherit_from_older(dataset)
         if upcoming:
-            self.scheduler.register_upcoming(consumer, dataset, ids, resident=resident)
+            self.scheduler.register_upcoming(consumer, dataset, window, resident=resident)
         else:
-            self.scheduler.register_plan(consumer, dataset, ids, resident=resident)
+            self.scheduler.register_plan(consumer, dataset, window, resident=resident)
+        is_whole = not goes_on and not window.is_cut
         if upcoming and not recheck:
-            self.checks.announce(consumer, dataset, ids)
+            self.checks.announce(consumer, dataset, window, is_whole=is_whole)
         else:
-            self.checks.begin(consumer, dataset, ids, recheck=recheck)
+            self.checks.begin(consumer, dataset, window, recheck=recheck, is_whole=is_whole)
 
     def adopt_upcoming(self, consumer: int, *, recheck: bool) -> None:
         """The plan that was announced has begun."""
         self.scheduler.adopt_upcoming(consumer)
         self.checks.adopt(consumer, recheck=recheck)
 
-    def extend_plan(self, consumer: int, ids: npt.NDArray[np.int64]) -> None:
+    def extend_plan(self, consumer: int, ids: npt.NDArray[np.integer], *, is_read_soon: bool = True) -> None:
         """The sampler drew more."""
         dataset = self.scheduler.dataset_of(consumer)
         if dataset is not None:
             self.registry.require_ids(dataset, ids)
-            self.scheduler.extend_plan(consumer, ids)
-            self.checks.extend(dataset, ids)
+            if self.scheduler.extend_plan(consumer, ids):
+                self._counts.errors[PLAN_CUT] += 1
+            if is_read_soon:
+                self.checks.extend(consumer, dataset, ids)
+
+    def _window(self, ids: npt.NDArray[np.integer]) -> Window:
+        window = Window(ids)
+        self._counts.errors.update([PLAN_CUT] * window.is_cut)
+        return window
 
     def advance(self, consumer: int, position: int) -> None:
         """The consumer's loop has what comes before this index of its plan."""

@@ -134,6 +134,7 @@ def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo
         reads=_reads(node, plan.consumer),
         warm=plan.warm,
         has_next=has_next,
+        memory_bytes=plan.memory_bytes,
         last_epoch=epochs.last_of(plan.consumer),
     )
 

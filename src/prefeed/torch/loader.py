@@ -118,7 +118,7 @@ def make_iterator(
     if not explicit:
         served = attachment.serve(loader)
         return original() if served is None else _make_iterator(loader, attachment, served)
-    with attachment.position.iterator_begins(loader, trust=attachment.config.trust_samplers) as rest:
+    with attachment.position.iterator_begins(loader) as rest:
         iterator = _make_iterator(loader, attachment, attachment.serve(loader), rest)
         if rest is not None and rest.batches is None:  # a stream has no other way to come to the place
             for _ in range(rest.num_seen):

@@ -1,9 +1,8 @@
-"""What a sampler will draw, found out without disturbing any random generator.
+"""What is known of samplers: whose they are, how long a pass is, what is an index in what they draw.
 
-torch's own samplers draw from torch's generators alone, which can be saved and restored: a copy of the sampler is run
-once in the shadow, to the end, and then the sampler itself for real, when and as far as torch asks. So are those of
-Accelerate. A sampler of another class may keep state of its own or draw from anywhere, so it is left alone unless the
-user says that it may be read ahead.
+torch's own samplers draw from torch's generators alone, which can be copied: what they will draw can be read ahead
+(``windows``). So can that of Accelerate's. A sampler of another class may keep state of its own or draw from anywhere, so
+it is left alone unless the user says that it may be read ahead.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -44,13 +41,14 @@ _WRAPPERS = {
 }
 """Classes that hand on what another sampler draws: full name, and the attribute that holds the other."""
 
-_PLAIN = (list, tuple, range)
+PLAIN = (list, tuple, range)
+"""What can be a sampler, and draws from nothing."""
 
 
 def is_readable_ahead(index_sampler: Any) -> bool:
     """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
     innermost = samplers_of(index_sampler)[-1]
-    if type(innermost) in KNOWN_SAMPLERS or isinstance(innermost, _PLAIN):
+    if type(innermost) in KNOWN_SAMPLERS or isinstance(innermost, PLAIN):
         return True
     return _name_of(innermost) in _KNOWN_BY_NAME
 
@@ -104,25 +102,30 @@ def pass_length(index_sampler: Any, *, num_samples: int, batch_size: int | None)
     return repeated or max(_length_of(index_sampler) or 0, -(-num_samples // (batch_size or 1))) or None
 
 
-def shadow_order(index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> Order:
-    """Return every sample index that the sampler would yield now, in order, shape (n,); all generators as before.
-
-    Args:
-        index_sampler: A sampler or batch sampler for which ``is_readable_ahead`` holds.
-        draw_seed_from: What torch draws an epoch's base seed from just before it asks the sampler: a generator,
-            True for the default one, None when it does not.
-    """
-    chain = samplers_of(index_sampler)
-    with _generators_restored(chain[-1], draw_seed_from):
-        if draw_seed_from is not None:
-            generator = draw_seed_from if isinstance(draw_seed_from, torch.Generator) else None
-            torch.empty((), dtype=torch.int64).random_(generator=generator)
-        return _draw(_shadow(chain))
-
-
 def drawn_order(batches: list[Any]) -> Order:
     """Return the sample indices of batches that were drawn for real, shape (n,)."""
     return np.array([index for batch in batches for index in indices_of(batch)], dtype=np.int64)
+
+
+def as_order(drawn: list[Any]) -> Order:
+    """Return the sample indices that a sampler drew, alone or in batches, shape (n,); what is no integer is left out."""
+    if drawn and isinstance(drawn[0], list) and all(issubclass(kind, list) for kind in set(map(type, drawn))):
+        drawn = list(itertools.chain.from_iterable(drawn))
+    try:
+        order = np.asarray(drawn).reshape(len(drawn))
+    except (TypeError, ValueError):
+        return drawn_order(drawn)
+    if order.dtype.kind not in "biu":  # tensors, tuples, names: whatever the dataset takes
+        return drawn_order(drawn)
+    return order.astype(np.int64, copy=False)
+
+
+def with_inner(chain: list[Any], innermost: Any) -> Any:
+    """Return copies of samplers that draw from one another, the last of which draws from this one."""
+    for wrapper in reversed(chain[:-1]):
+        inner, innermost = innermost, copy.copy(wrapper)
+        setattr(innermost, _WRAPPERS[_name_of(wrapper)], inner)
+    return innermost
 
 
 def can_be_read_again(batch: Any) -> bool:
@@ -170,43 +173,3 @@ def _length_of(sampler: Any) -> int | None:
 
 def _name_of(sampler: Any) -> str:
     return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
-
-
-def _shadow(chain: list[Any]) -> Any:
-    """Return a copy of the samplers: what iterating changes in them is changed in the copy."""
-    shadow = chain[-1] if isinstance(chain[-1], _PLAIN) else copy.copy(chain[-1])
-    for wrapper in reversed(chain[:-1]):
-        inner, shadow = shadow, copy.copy(wrapper)
-        setattr(shadow, _WRAPPERS[_name_of(wrapper)], inner)
-    return shadow
-
-
-def _draw(index_sampler: Any) -> Order:
-    if type(index_sampler) is BatchSampler:
-        order = _draw(index_sampler.sampler)
-        used = len(order) - len(order) % index_sampler.batch_size if index_sampler.drop_last else len(order)
-        return order[:used]
-    drawn = list(index_sampler)
-    if all(issubclass(kind, list) for kind in set(map(type, drawn))):
-        drawn = list(itertools.chain.from_iterable(drawn))
-    try:
-        order = np.asarray(drawn).reshape(len(drawn))
-    except (TypeError, ValueError):
-        return drawn_order(drawn)
-    if order.dtype.kind not in "biu":  # tensors, tuples, names: whatever the dataset takes
-        return drawn_order(drawn)
-    return order.astype(np.int64)
-
-
-@contextmanager
-def _generators_restored(sampler: Any, seed_source: torch.Generator | bool | None) -> Iterator[None]:
-    used = (getattr(sampler, "generator", None), seed_source)
-    generators = {id(generator): generator for generator in used if isinstance(generator, torch.Generator)}
-    default_state = torch.get_rng_state()
-    states = [(generator, generator.get_state()) for generator in generators.values()]
-    try:
-        yield
-    finally:
-        torch.set_rng_state(default_state)
-        for generator, state in states:
-            generator.set_state(state)

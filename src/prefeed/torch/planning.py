@@ -11,6 +11,9 @@ Workers take batches in turns and read them side by side, so objects are needed 
     batch 0, sample 0 · batch 1, sample 0 · batch 0, sample 1 · batch 1, sample 1 · …        (2 workers)
 
 and that is the order of the plan: see ``interleave``.
+
+An order that is long, or slow to draw, is told in windows: the first when the epoch begins, the next ones while the loop
+goes on (``windows``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.utils.data import DistributedSampler
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
+from prefeed.core.window import Ids, Window
 from prefeed.torch.order import (
     Order,
     batch_size_of,
@@ -36,16 +40,33 @@ from prefeed.torch.order import (
     is_readable_ahead,
     pass_length,
     repeated_by,
-    shadow_order,
     with_epoch,
+)
+from prefeed.torch.windows import (
+    CHUNK,
+    FIRST,
+    WINDOW,
+    Buffered,
+    ReadAhead,
+    ReadOnce,
+    Shadow,
+    is_worth_foreseeing,
+    read_ahead,
+    read_ahead_of_user,
+    shadow_order,
 )
 
 _END: Final = object()
 _NO_SAMPLES: Final[Order] = np.empty(0, dtype=np.int64)
 
+_MOST_AHEAD: Final = 16
+"""Chunks that are read ahead of a sampler that draws one sample after the other."""
 
-class _ReadOnce(list[Any]):
-    """The indices of a batch that can be read only once; torch is given an iterator again."""
+_MOST_IDS: Final = 1 << 22
+"""Objects of one window, where a sample has many."""
+
+_TOLD_EVERY: Final = 4096
+"""Objects after which the server hears how far the loop is, of an order that is told as it is drawn."""
 
 
 def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
@@ -71,6 +92,40 @@ def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
     return np.concatenate((turned, np.array(last, dtype=order.dtype)))
 
 
+class _Ends:
+    """Where in the objects of a plan each sample ends; what the loop has passed is forgotten."""
+
+    def __init__(self) -> None:
+        self._num_samples = 0
+        self._num_ids = 0
+        self._windows: deque[tuple[int, int, int, Order | None]] = deque()
+
+    def append(self, num_samples: int, num_ids: int, counts: npt.NDArray[np.integer] | None) -> None:
+        """More is planned: so many samples, made of so many objects, which are one each where counts is None."""
+        ends = None if counts is None else np.cumsum(counts)
+        self._windows.append((self._num_samples, num_samples, self._num_ids, ends))
+        self._num_samples += num_samples
+        self._num_ids += num_ids
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are planned."""
+        return self._num_samples
+
+    def id_at(self, samples: int) -> int:
+        """Return how many objects so many samples have, from the first on; it does not fall."""
+        while len(self._windows) > 1 and self._windows[1][0] <= samples:
+            self._windows.popleft()
+        if not self._windows:
+            return samples
+        start, count, first_id, ends = self._windows[0]
+        within = samples - start
+        if ends is None:
+            return first_id + within
+        within = min(within, count)
+        return first_id + (int(ends[within - 1]) if within > 0 else 0)
+
+
 class PlannedSampler:
     """Yields what the user's (batch) sampler yields, when torch asks, and keeps the node server informed.
 
@@ -80,7 +135,7 @@ class PlannedSampler:
         consumer: Where plans go.
         trust: Read the sampler ahead although its class is not known to allow it.
         num_workers, batches_ahead: Of the loader; batches torch has asked for and not yet handed over.
-        seed_source: What torch draws an epoch's base seed from; see ``shadow_order``.
+        seed_source: What torch draws an epoch's base seed from; see ``windows.Shadow``.
 
     **Invariants**: the batches, their order and every random generator are as without it.
     """
@@ -103,8 +158,8 @@ class PlannedSampler:
         self._num_workers = num_workers
         self._batches_ahead = batches_ahead
         self._seed_source = seed_source
-        self._announced: npt.NDArray[np.integer] | None = None
-        self._ends: Order | None = None
+        self._announced: Ids | None = None
+        self._ends = _Ends()
         self._last_epoch: int | None = None
         self._foreseen = False
         self._order_of: tuple[int, Order] | None = None
@@ -112,23 +167,33 @@ class PlannedSampler:
         self._num_seen = 0
         self._repeated = repeated_by(inner)
         self._pass_length = pass_length(inner, num_samples=len(access), batch_size=batch_size_of(inner))
-        self._plan_now: npt.NDArray[np.integer] = np.empty(0, dtype=np.int64)
+        self._plan_now = Window(_NO_SAMPLES)
         self._position = 0
         self._num_before = 0  # of the plan, what is left of the pass before
-        self._drawn: deque[npt.NDArray[np.integer]] = deque(maxlen=batches_ahead)
+        self._num_told = 0
+        self._drawn: deque[Ids] = deque(maxlen=batches_ahead)
         self._is_ahead = False
-        self._order: Order | None = None
+        self._ahead: ReadAhead | None = None
+        self._held: Order = _NO_SAMPLES
+        self._read: list[Order] = []  # of a pass that workers have begun and the loop has not
+        self._read_at = 0
 
     def __len__(self) -> int:
         return len(self.inner)
+
+    @property
+    def num_read_ahead(self) -> int:
+        """Batches, or indices, that the sampler itself has given, and torch has not asked for."""
+        return self._ahead.num_kept if isinstance(self._ahead, Buffered) else 0
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: nothing happens before torch asks for the first batch, when torch's own samplers draw too.
         rest, self._rest = self._rest, None
         inner = self.inner if rest is None else rest
-        if is_readable_ahead(inner):
-            self._begin(shadow_order(inner))
-            yield from self._follow(iter(inner))
+        if isinstance(inner, ReadAhead) or is_readable_ahead(inner):
+            ahead = inner if isinstance(inner, ReadAhead) else read_ahead(inner)
+            self._begin(ahead, self._first_of(ahead))
+            yield from self._follow(iter(ahead))
             self._announce_distributed()
         else:
             yield from self._passes(iter(inner), is_whole=rest is None)
@@ -139,13 +204,15 @@ class PlannedSampler:
         Nothing happens before torch has asked for a batch of the next pass: that is its beginning then.
         """
         if self._is_ahead:
-            self._begin_pass(self._order)
+            read_at = self._read_at
+            self._begin_pass(self._ahead, np.concatenate((_NO_SAMPLES, *self._read)))
+            self._read_at = read_at
 
     def resume(self, rest: Any, *, num_seen: int = 0) -> None:
         """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it.
 
         Args:
-            rest: Batches, or indices; None: all of them.
+            rest: Batches, or indices, or what reads them ahead; None: all of them.
             num_seen: How many came before.
         """
         self._rest, self._num_seen = rest, num_seen
@@ -157,17 +224,18 @@ class PlannedSampler:
             seed_source: What torch draws the base seed from when it makes an iterator.
         """
         if self._rest is not None:
-            if is_readable_ahead(self._rest):
-                self._announce(shadow_order(self._rest), begins=True)
+            if not isinstance(self._rest, ReadAhead) and is_readable_ahead(self._rest):
+                self._announce_drawn_by(self._rest, None, begins=True)
         elif self._announced is None and is_readable_ahead(self.inner):
-            self._announce(shadow_order(self.inner, draw_seed_from=seed_source), begins=True)
+            self._announce_drawn_by(self.inner, seed_source, begins=True)
 
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
         if self._consumer.reads_once:
             return  # after the last epoch a whole lookahead would have been fetched for nobody
-        if self._announced is None and is_readable_ahead(self.inner):
-            self._announce(shadow_order(self.inner, draw_seed_from=self._seed_source))
+        # A distributed sampler's next order is another one than it would draw now.
+        if self._announced is None and is_readable_ahead(self.inner) and distributed_sampler(self.inner) is None:
+            self._announce_drawn_by(self.inner, self._seed_source)
 
     def _passes(self, batches: Iterator[Any], *, is_whole: bool) -> Iterator[Any]:
         """Yield batches of a sampler of another class, which may have no end; each pass over it is an epoch.
@@ -177,65 +245,125 @@ class PlannedSampler:
             is_whole: The first pass begins with its first batch; else some were seen before.
         """
         for number in itertools.count():
-            order, following = self._next_pass(batches, is_whole=is_whole or number > 0)
+            ahead, following = self._next_pass(batches, is_whole=is_whole or number > 0)
+            order = None if ahead is None else self._first_of(ahead)
             first = next(following, _END)
             if first is _END and number:
                 return
             if number:
-                self._begin_pass(order, before=self._plan_now[self._position :])
+                before = self._plan_now.part(self._position, self._plan_now.end).copy()
+                self._begin_pass(ahead, order, before=before)
                 self._is_ahead = self._num_workers > 0
+                self._read = [] if order is None else [order]
             else:
                 self._drawn.clear()
-                self._begin_pass(order)
+                self._begin_pass(ahead, order)
             if first is _END:
                 return
             following = itertools.chain((first,), following)
             yield from self._tell(following) if order is None else self._follow(following)
 
-    def _next_pass(self, batches: Iterator[Any], *, is_whole: bool) -> tuple[Order | None, Iterator[Any]]:
-        """Return the order of the pass that begins, None where it is not known, and its batches."""
+    def _next_pass(self, batches: Iterator[Any], *, is_whole: bool) -> tuple[ReadAhead | None, Iterator[Any]]:
+        """Return what reads the pass ahead that begins, None where its order is not known, and its batches."""
         length = self._pass_length
         if length is not None and not is_whole:
             length -= self._num_seen % length
         following = itertools.islice(batches, length)
         if is_whole and self._repeated is not None and is_readable_ahead(self._repeated):
-            return shadow_order(self._repeated), following
+            return Shadow(self._repeated), following
         if self._trust:
-            drawn = [_ReadOnce(batch) if isinstance(batch, Iterator) else batch for batch in following]
-            return drawn_order(drawn), iter(drawn)
+            ahead = read_ahead_of_user(following)
+            return ahead, iter(ahead)
         return None, following
 
-    def _begin_pass(self, order: Order | None, *, before: npt.NDArray[np.integer] | None = None) -> None:
+    def _begin_pass(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
         """An epoch begins.
 
         Args:
-            order: Of its samples; None when they are told as they are drawn.
+            ahead: Reads what follows.
+            order: Of its samples, as far as it was read; None when they are told as they are drawn.
             before: Objects of the pass before that the loop has not got yet: workers are ahead of it.
         """
-        self._is_ahead, self._order = False, order
-        self._begin(_NO_SAMPLES if order is None else order, before=before)
+        self._is_ahead = False
+        self._begin(ahead, order, before=before)
         for ids in self._drawn:
             self._consumer.extend(ids)
+        self._num_told = sum(map(len, self._drawn))
 
-    def _begin(self, order: Order, *, before: npt.NDArray[np.integer] | None = None) -> None:
+    def _begin(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
         announced, self._announced = self._announced, None
-        plan, self._ends = self._plan(order)
+        self._ahead, self._ends, self._read, self._read_at = ahead, _Ends(), [], 0
+        plan = self._plan(_NO_SAMPLES if order is None else order)
         if before is not None:
             plan = np.concatenate((before, plan))
-        self._plan_now, self._position, self._num_before = plan, 0, 0 if before is None else len(before)
+        self._plan_now, self._position, self._num_before = Window(plan), 0, 0 if before is None else len(before)
+        goes_on = ahead is None or self._has_more
         if announced is not None and np.array_equal(announced, plan):
-            self._consumer.begin_announced(plan)
+            self._consumer.begin_announced(plan, goes_on=goes_on)
         else:
             self._foreseen = False
-            self._consumer.begin(plan)
+            self._consumer.begin(plan, goes_on=goes_on)
+
+    # ------------------------------------------------------------ windows
+
+    @property
+    def _has_more(self) -> bool:
+        """True while samples may follow those that are planned."""
+        return self._ahead is not None and (self._ahead.has_more or len(self._held) > 0)
+
+    def _first_of(self, ahead: ReadAhead) -> Order:
+        """Return the first window of an order."""
+        return self._fitting(ahead.read(self._whole_groups(ahead.window)))
+
+    def _whole_groups(self, num_samples: int) -> int:
+        """Return about so many samples, in whole groups of batches that workers read side by side."""
+        group = (self._batch_size() or 1) * max(1, self._num_workers)
+        return -(-num_samples // group) * group
+
+    def _fitting(self, order: Order) -> Order:
+        """Return as much of the order as a window takes, and hold the rest back: a sample may be of many objects."""
+        self._held = _NO_SAMPLES
+        num_probed = min(len(order), CHUNK)
+        if num_probed < CHUNK:
+            return order
+        self._access.refresh()
+        mean = len(self._access.object_ids(order[:num_probed])[0]) / num_probed
+        most = self._whole_groups(int(_MOST_IDS / mean)) if mean > 1 else len(order)
+        order, self._held = order[:most], order[most:]
+        return order
+
+    def _read_on(self, num_drawn: int) -> None:
+        """Read another window, when the loop has come so far that one is due; torch has so many samples of the pass."""
+        ahead = self._ahead
+        if ahead is None or num_drawn < self._read_at or not self._has_more:
+            return
+        num_planned = self._ends.num_samples
+        most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
+        self._read_at = num_drawn + most // 2
+        most_ahead = WINDOW if ahead.window == WINDOW else _MOST_AHEAD * CHUNK
+        if num_planned - num_drawn >= most_ahead:
+            return
+        try:
+            order = self._held if len(self._held) else ahead.read(self._whole_groups(most))
+        except Exception:  # noqa: BLE001 - it is the user's: he hears of it when torch comes there
+            ahead.has_more = False
+            return
+        order = self._fitting(order)
+        if self._is_ahead:
+            self._read.append(order)
+        ids = self._plan(order)
+        self._plan_now.extend(ids, needed_from=self._position)
+        self._consumer.extend(ids, are_read_soon=False)
+
+    # ------------------------------------------------------------ what follows the epoch
 
     def _announce_distributed(self) -> None:
         """A distributed sampler's next order is known before the loop has the last batch: it depends on its epoch.
 
         Most loops count epochs with ``set_epoch``; one that did not count the last time will not the next time.
         """
-        sampler = distributed_sampler(self.inner)
-        if sampler is None or self._consumer.reads_once:
+        sampler = self._foreseeable()
+        if sampler is None:
             return
         step = self._epochs_to_next(sampler)
         self._last_epoch = sampler.epoch
@@ -244,9 +372,16 @@ class PlannedSampler:
 
     def _foresee_distributed(self) -> None:
         """Tell what comes after the epoch that has begun, once batches flow: what is kept can be chosen by it."""
-        sampler = distributed_sampler(self.inner)
-        if sampler is not None and not self._foreseen and not self._consumer.reads_once:
+        sampler = None if self._foreseen else self._foreseeable()
+        if sampler is not None:
             self._foresee(sampler.epoch + self._epochs_to_next(sampler))
+
+    def _foreseeable(self) -> DistributedSampler[Any] | None:
+        """Return the distributed sampler whose next orders are told, each in one window; None when they are not."""
+        sampler = distributed_sampler(self.inner)
+        if sampler is None or self._consumer.reads_once or self._has_more or self._ends.num_samples > WINDOW:
+            return None
+        return sampler if is_worth_foreseeing(sampler) else None
 
     def _foresee(self, epoch: int) -> None:
         self._foreseen = True
@@ -261,44 +396,65 @@ class PlannedSampler:
             self._order_of = (epoch, shadow_order(with_epoch(self.inner, epoch)))
         return self._order_of[1]
 
-    def _announce(self, order: Order, *, begins: bool = False) -> None:
-        self._announced = self._plan(order)[0]
-        self._consumer.announce(self._announced, begins=begins)
+    def _announce_drawn_by(
+        self, index_sampler: Any, seed_source: torch.Generator | bool | None, *, begins: bool = False
+    ) -> None:
+        """Announce what the sampler draws next, the first window of it."""
+        if not is_worth_foreseeing(index_sampler, is_awaited=begins):
+            return
+        ahead = Shadow(index_sampler, draw_seed_from=seed_source)
+        order = self._first_of(ahead)
+        self._announce(order, begins=begins, goes_on=ahead.has_more or len(self._held) > 0)
 
-    def _plan(self, order: Order) -> tuple[npt.NDArray[np.integer], Order | None]:
-        """Return the object ids in the order of reading, and where in them each sample ends; None: one a sample."""
+    def _announce(self, order: Order, *, begins: bool = False, goes_on: bool = False) -> None:
+        self._prepare()
+        self._announced = self._planned_ids(order)[0]
+        self._consumer.announce(self._announced, begins=begins, goes_on=goes_on)
+
+    # ------------------------------------------------------------ objects
+
+    def _prepare(self) -> None:
         self._access.refresh()
         if self._access.cached is not None:  # what is made of an object will be found the next time, not the object
             self._consumer.resident = not self._consumer.reads_once and not self._access.cached.has_room()
-        ids, counts = self._planned_ids(order)
-        return ids, None if counts is None else np.cumsum(counts)
 
-    def _planned_ids(self, order: Order) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer] | None]:
+    def _plan(self, order: Order) -> Ids:
+        """Return the object ids in the order of reading, and note where in them each sample ends."""
+        self._prepare()
+        ids, counts = self._planned_ids(order)
+        self._ends.append(len(order), len(ids), counts)
+        return ids
+
+    def _planned_ids(self, order: Order) -> tuple[Ids, npt.NDArray[np.integer] | None]:
         """Return the object ids in the order of reading, and how many each sample has; None: one each."""
-        batch_size = batch_size_of(self.inner if self._repeated is None else self._repeated)
+        batch_size = self._batch_size()
         if batch_size is not None:
             order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
         return self._access.object_ids(order)
 
+    def _batch_size(self) -> int | None:
+        return batch_size_of(self.inner if self._repeated is None else self._repeated)
+
+    # ------------------------------------------------------------ progress
+
     def _advance(self, samples: int) -> None:
         """The loop has that many samples."""
-        if self._ends is not None and samples:
-            samples = int(self._ends[min(samples, len(self._ends)) - 1]) if len(self._ends) else 0
-        self._position = self._num_before + samples
+        self._position = self._num_before + self._ends.id_at(samples)
         self._consumer.advance(self._position)
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches of a plan that is registered, and say how far the loop is."""
-        ends: list[int] = [0]
-        for batch in batches:
+        ends = deque([0], maxlen=self._batches_ahead + max(1, self._num_workers) + 1)  # of the batches drawn last
+        for drawn, batch in enumerate(batches, start=1):
             ends.append(ends[-1] + len(indices_of(batch)))
-            done = len(ends) - 1 - self._batches_ahead
+            done = drawn - self._batches_ahead
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
-                self._advance(ends[done - done % max(1, self._num_workers)])
+                self._advance(ends[done - done % max(1, self._num_workers) - drawn - 1])
+                self._read_on(ends[-1])
             if done == 1:
                 self._foresee_distributed()
-            yield iter(batch) if isinstance(batch, _ReadOnce) else batch
+            yield iter(batch) if isinstance(batch, ReadOnce) else batch
 
     def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches as torch asks for them, and tell the server of each."""
@@ -306,4 +462,9 @@ class PlannedSampler:
             ids = self._access.object_ids(drawn_order([batch]))[0]
             self._drawn.append(ids)
             self._consumer.extend(ids)
+            self._num_told += len(ids)
+            done = self._num_told - sum(map(len, self._drawn))
+            if done - self._position >= _TOLD_EVERY:
+                self._position = done
+                self._consumer.advance(done)
             yield batch

@@ -42,7 +42,8 @@ from prefeed.torch.generators import (
     states_of,
 )
 from prefeed.torch.nesting import map_tensors
-from prefeed.torch.order import drawn_order, is_readable_ahead, samplers_of, yields_integers
+from prefeed.torch.order import batch_size_of, drawn_order, is_readable_ahead, samplers_of, yields_integers
+from prefeed.torch.windows import WINDOW, ReadAhead, read_ahead
 
 _log = logging.getLogger("prefeed")
 
@@ -56,13 +57,14 @@ class Rest:
     """What is left of an epoch that is resumed.
 
     Attributes:
-        batches: What the (batch) sampler still yields; None: all, of which ``num_seen`` are to be thrown away.
+        batches: What the (batch) sampler still yields, or what reads it ahead; None: all, of which ``num_seen`` are to be
+            thrown away.
         num_seen: Batches that the loop had before.
         drawn: The loader's own generators when the last of ``batches`` was drawn.
         ended: The same when the sampler was asked for one more: some draw again then. None: it draws as it is asked.
     """
 
-    batches: Any
+    batches: Any | ReadAhead
     num_seen: int
     drawn: list[torch.Tensor]
     ended: list[torch.Tensor] | None
@@ -81,6 +83,7 @@ class Position:
         self._loaded: State | None = None
         self._last: list[Any] = []
         self._ahead: deque[Any] = deque()
+        self._planned: Any = None
 
     def watched(self, loader: TorchDataLoader[Any], planned: Any, rest: Rest | None) -> Any:
         """Return the sampler of an epoch: one that goes on, or can be gone on with; None: the loader's own will do.
@@ -90,6 +93,7 @@ class Position:
             planned: What yields its indices or batches; None: its own sampler.
             rest: Of an epoch that goes on.
         """
+        self._planned = planned
         sampler = planned if rest is None else _Resumed(planned, loader, rest)
         if is_readable_ahead(loader._index_sampler):
             return sampler
@@ -122,7 +126,7 @@ class Position:
         self.draws()
 
     @contextmanager
-    def iterator_begins(self, loader: TorchDataLoader[Any], *, trust: bool) -> Iterator[Rest | None]:
+    def iterator_begins(self, loader: TorchDataLoader[Any]) -> Iterator[Rest | None]:
         """Inside, an iterator is made; gives what is left of the epoch when it is one that goes on.
 
         The global generators are afterwards as they were before: a checkpoint saves those by itself. Generators that
@@ -130,7 +134,6 @@ class Position:
 
         Args:
             loader: Whose.
-            trust: Its sampler may be read ahead, whatever its class.
         """
         loaded, self._loaded = self._loaded, None
         if loaded is not None and _is_where_it_began(loaded):
@@ -144,7 +147,7 @@ class Position:
         here = GlobalStates()
         try:
             restore(loader, began)
-            rest = _draw_rest(loader, loaded, here, trust=trust)
+            rest = _draw_rest(loader, loaded, here)
             set_global_states(began)  # the base seed of the workers is that of the epoch, too
             set_own_states(loader, began["own"])
             yield rest
@@ -173,6 +176,7 @@ class Position:
             "num_batches": length_of(loader),
             "last": _plain([batch for batch in self._last if not isinstance(batch, Iterator)]),
             "ahead": _plain(list(self._ahead)),
+            "read_ahead": 0 if self._planned is None else self._planned.num_read_ahead,
             "began": self._began or now | {"draws_seed": True},
             "now": now,
         }
@@ -257,24 +261,34 @@ class _Resumed:
             generator.set_state(state)
 
 
-def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates, *, trust: bool) -> Rest:
+def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates) -> Rest:
     """Return what is left of the epoch; the generators are as they were when it began."""
     num_seen, ahead = loaded[_YIELDED], _unplain(loaded["ahead"])
     if isinstance(loader.dataset, IterableDataset):
         return Rest(batches=None, num_seen=num_seen, drawn=loaded["began"]["own"], ended=None)
     if loaded["began"]["draws_seed"]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+    num_batches, is_known = loaded["num_batches"], is_readable_ahead(loader._index_sampler)
+    if is_known and not ahead and (num_batches is None or _num_samples(loader, num_batches - num_seen) > WINDOW):
+        reader = read_ahead(loader._index_sampler)
+        _pass(iter(reader), num_seen, _unplain(loaded["last"]), loader)
+        reader.skip(_num_samples(loader, num_seen))
+        return Rest(batches=reader, num_seen=num_seen, drawn=own_states(loader), ended=None)
     drawn = iter(loader._index_sampler)
     _pass(drawn, num_seen + len(ahead), [*_unplain(loaded["last"]), *ahead], loader)
-    if not trust and not is_readable_ahead(loader._index_sampler):
+    if not is_known:  # what was read ahead of torch was drawn from the generators of then
+        ahead += itertools.islice(drawn, loaded.get("read_ahead", 0))
         batches = itertools.chain(ahead, _drawn_from(here, drawn))
         return Rest(batches=batches, num_seen=num_seen, drawn=own_states(loader), ended=None)
-    num_batches = loaded["num_batches"]
     num_left = None if num_batches is None else max(0, num_batches - num_seen - len(ahead))
     rest = [*ahead, *itertools.islice(drawn, num_left)]
     now = own_states(loader)
     rest += drawn
     return Rest(batches=_regular(loader._index_sampler, rest), num_seen=num_seen, drawn=now, ended=own_states(loader))
+
+
+def _num_samples(loader: TorchDataLoader[Any], num_batches: int) -> int:
+    return num_batches * (batch_size_of(loader._index_sampler) or 1)
 
 
 def _pass(drawn: Iterator[Any], number: int, expected: list[Any], loader: TorchDataLoader[Any]) -> None:

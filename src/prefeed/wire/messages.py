@@ -20,7 +20,7 @@ from prefeed.types import (
 from prefeed.wire import session_messages
 from prefeed.wire.root import Message as Message
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -125,6 +125,7 @@ class RegisterPlan(Message, frozen=True):
     """A consumer's order: raw int64 ids in a file that the server removes.
 
     ``resident`` is False for a consumer that reads once; ``recheck`` asks whether files of a catalogue have changed.
+    ``goes_on`` says that these are the first of an order: the rest comes by ``ExtendPlan``.
     """
 
     consumer: int
@@ -133,6 +134,7 @@ class RegisterPlan(Message, frozen=True):
     upcoming: bool
     resident: bool = True
     recheck: bool = False
+    goes_on: bool = False
 
 
 class Foresee(Message, frozen=True):
@@ -150,10 +152,11 @@ class AdoptUpcoming(Message, frozen=True):
 
 
 class ExtendPlan(Message, frozen=True):
-    """The sampler drew more."""
+    """The sampler drew more: ``ids`` that are read very soon, or, in a file as in ``RegisterPlan``, what is read later."""
 
     consumer: int
-    ids: bytes
+    ids: bytes = b""
+    ids_file: str = ""
 
 
 class Consumed(Message, frozen=True):
@@ -278,12 +281,14 @@ class GetReadCounts(Message, frozen=True):
     """Ask how the reads of one consumer went."""
 
     consumer: int
+    token: int = 0
 
 
 class ReadCountsReport(Message, frozen=True):
     """Answer to ``GetReadCounts``."""
 
     counts: ReadCounts
+    token: int = 0
 
 
 class GetPlans(Message, frozen=True):

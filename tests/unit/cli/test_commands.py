@@ -164,7 +164,7 @@ def test_stop_waits_and_names_the_process(run) -> None:
     result = run(backend, "server", "stop")
 
     assert result.stdout == "server 4321 stopped\n"
-    assert backend.calls == [("stop",), ("close",)]
+    assert backend.calls == [("stop",)]
 
 
 def test_status_json_has_every_field(run) -> None:

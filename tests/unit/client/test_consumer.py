@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +144,9 @@ def of_catalogue(server: ScriptedServer, dataset: NodeDataset, tmp_path: Path) -
     """A consumer of files opened by path; the server tells its counts."""
     CatalogueWriter.open_or_create(tmp_path / "files", ["/a", "/b"]).close()
     server.script = lambda message: (
-        [m.ReadCountsReport(ReadCounts())] if isinstance(message, m.GetReadCounts) else reopening(message)
+        [m.ReadCountsReport(ReadCounts(), message.token)]
+        if isinstance(message, m.GetReadCounts)
+        else reopening(message)
     )
     opened = replace(dataset, manifest=Catalogue.open(tmp_path / "files"))
     consumer = Consumer(NodeClient(Connection.open(dataset.config)), opened)
@@ -270,6 +276,106 @@ def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, c
     wait_position(server, 30 - 24)
 
 
+def test_an_order_that_goes_on_is_told_in_files(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
+    consumer.begin(order(20), goes_on=True)
+    consumer.extend(ids(1, 2, 3), are_read_soon=False)
+    consumer.announce(order(20), goes_on=True)
+    consumer.begin_announced(order(20), goes_on=True)
+    server.wait_heard(m.AdoptUpcoming)
+    assert [message.goes_on for message in server.of(m.RegisterPlan)] == [True, True]  # type: ignore[union-attr]
+    assert server.plans == [order(20).tolist(), [1, 2, 3], order(20).tolist()]
+    assert [message.ids for message in server.of(m.ExtendPlan)] == [b""]  # type: ignore[union-attr]
+
+
+def test_the_next_server_is_given_what_is_left_of_all_windows(server: ScriptedServer, consumer: Consumer) -> None:
+    """A server that is started between two windows follows the same order, and the next window fits behind it."""
+    consumer.begin(order(20), goes_on=True)
+    consumer.extend(ids(*range(20)), are_read_soon=False)
+    lose_server(server, consumer, position=15)
+    consumer.extend(ids(*range(20, 30)), are_read_soon=False)
+    wait_recovered(consumer)
+    consumer.extend(ids(31, 32), are_read_soon=False)
+    consumer.advance(32)
+    wait_position(server, 32 - 15)
+    assert server.plans[-2:] == [[*order(20)[15:].tolist(), *range(30)], [31, 32]]
+    assert server.of(m.RegisterPlan)[-1].goes_on  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def held_up(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The server reads nothing until this is called."""
+    goes_on = threading.Event()
+    script = server.script
+
+    def held(message: m.AnyMessage) -> list[m.Message] | None:
+        goes_on.wait(60)
+        return script(message)
+
+    server.script = held
+    yield goes_on.set
+    goes_on.set()
+
+
+def test_nobody_waits_for_a_server_that_is_busy_and_it_hears_the_rest_later(
+    held_up: Callable[[], None], server: ScriptedServer, consumer: Consumer, config: Config,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Messages are not waited for; what it has missed of the order is told when it takes it, from where the loop is."""
+    consumer.begin(order(20), goes_on=True)
+    for start in range(0, 20_000, 10):
+        consumer.extend(ids(*range(start, start + 10)), are_read_soon=False)
+        consumer.advance(start)
+    num_waiting = len(files_in_transit(config))
+    assert num_waiting < 2000, "nothing is left for a server that takes nothing"
+    assert caplog.text == ""
+    held_up()
+
+    def is_told() -> bool:
+        consumer.advance(19_995)
+        consumer.extend(ids(7), are_read_soon=False)
+        return bool(server.plans) and server.plans[-1][-1:] == [7] and len(server.of(m.RegisterPlan)) > 1
+
+    assert wait_until(is_told, timeout_seconds=60)
+    rest = next(plan for plan, message in zip(server.plans, told(server), strict=True) if message.index > 1)
+    assert rest[:25] == list(range(19_975, 20_000))
+    assert consumer.is_connected
+    assert caplog.text == ""
+
+
+def told(server: ScriptedServer) -> list[Any]:
+    """Return the messages that came with ids, each with how many plans it follows."""
+    kinds = (m.RegisterPlan, m.ExtendPlan)
+    found = [message for message in server.heard if isinstance(message, kinds)]
+    registered = itertools.accumulate(isinstance(message, m.RegisterPlan) for message in found)
+    return [SimpleNamespace(message=message, index=index) for message, index in zip(found, registered, strict=True)]
+
+
+def test_a_server_that_does_not_answer_is_busy_and_not_gone(
+    held_up: Callable[[], None], server: ScriptedServer, consumer: Consumer, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It is said once, and its late answer is not taken for that of the next question."""
+    monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.05)
+
+    def answers(message: m.AnyMessage) -> list[m.Message]:
+        return (
+            [m.ReadCountsReport(ReadCounts(hits=message.token), message.token)]
+            if isinstance(message, m.GetReadCounts)
+            else []
+        )
+
+    script, server.script = server.script, answers
+    assert consumer.read_counts() is not None
+    server.script = lambda message: (script(message), answers(message))[1]
+    assert [consumer.read_counts() for _ in range(3)] == [None] * 3
+    assert consumer.is_connected
+    assert caplog.text.count("it is busy, or suspended") == 1
+    assert "gone" not in caplog.text
+    held_up()
+    monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 60.0)
+    assert consumer.read_counts() == ReadCounts(hits=5)
+
+
 def test_the_next_epoch_begins_at_its_beginning_again(server: ScriptedServer, consumer: Consumer) -> None:
     consumer.begin(order())
     lose_server(server, consumer, 24)
@@ -316,7 +422,7 @@ def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_coun
         def send(self, message: m.Message) -> None:
             sent.append(message)
             if len(sent) == 1:
-                consumer._begin_epoch(ids(5, 6, 7))
+                consumer._begin_epoch(ids(5, 6, 7), goes_on=False)
             connection.send(message)
 
         def close(self) -> None:

@@ -189,7 +189,7 @@ def test_in_any_order_of_events_books_and_budget_hold_and_nothing_goes_that_is_s
         before = kept(ring)
         is_made = original(self, dataset, object_id, cost)
         gone = before - kept(ring)
-        assert not any(gone & set(plan.ids[plan.position :].tolist()) for plan in self._consumers.plans())
+        assert not any(gone & set(plan.rest.tolist()) for plan in self._consumers.plans())
         exchanges += is_made
         return is_made
 

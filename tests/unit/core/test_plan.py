@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prefeed.core.plan import Plan
+from prefeed.core.plan import MOST_OUTSTANDING, Plan
+from prefeed.core.window import MOST_BYTES
 from ring import as_ids
 
 ABSENT, RESIDENT = 0, 2
@@ -124,7 +125,7 @@ def test_extend_appends_and_leaves_the_given_ids_alone(dtype: type[np.generic]) 
     for start in range(3, 3003, 10):
         plan.extend(as_ids(range(start, start + 10)))
     plan.extend(as_ids([]))
-    assert plan.ids.tolist() == [1, 2, *range(3, 3003)]
+    assert plan.window.ids.tolist() == [1, 2, *range(3, 3003)]
     assert given.tolist() == [1, 2]
 
 
@@ -143,4 +144,42 @@ def test_the_end_gives_up_every_access_that_will_not_come() -> None:
     assert sorted(plan.drop_outstanding()) == [1, 1, 2]
     assert plan.ahead_bytes == 0
     assert plan.drop_outstanding() == []
+    plan.validate()
+
+
+def test_what_is_expected_of_a_plan_and_noted_takes_bounded_memory() -> None:
+    """A long order of few objects: all of them on their way, many times over."""
+    plan = plan_of(*[1, 2, 3] * 20_000)
+    while not plan.is_full:
+        plan.add_outstanding(plan.cursor, 1 + plan.cursor % 3, 10)
+        plan.pass_entry()
+    assert plan.cursor == MOST_OUTSTANDING
+    for object_id in range(10**5):
+        plan.skip_once(object_id)
+        plan.expect_report(object_id)
+    assert plan.memory_bytes < 64 * 1024**2 - MOST_BYTES + plan.window.nbytes
+    plan.validate()
+
+
+def test_a_loop_that_lags_behind_its_workers_leaves_nothing_of_what_was_read() -> None:
+    plan = plan_of(*range(50_000))
+    for index in range(50_000):
+        plan.add_outstanding(index, index, 10)
+        plan.pass_entry()
+        assert plan.try_consume(index)
+    assert not plan.is_full
+    assert plan.memory_bytes < plan.window.nbytes + 10**7
+    assert plan.advance(50_000) == []
+    plan.validate()
+
+
+def test_what_was_read_of_an_order_that_goes_on_is_dropped() -> None:
+    plan = plan_of()
+    for start in range(0, 10**5, 10**3):
+        plan.extend(np.arange(start, start + 10**3) % 7)
+        assert scan_all(plan, [RESIDENT] * 7) == []
+        plan.advance(start)
+    assert len(plan) == 10**5
+    assert plan.rest.tolist() == [index % 7 for index in range(99 * 10**3, 10**5)]
+    assert plan.memory_bytes < 10**5
     plan.validate()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from prefeed.core.actions import Outcome, Placement
+from prefeed.core.plan import MOST_OUTSTANDING
 from prefeed.core.table import ABSENT, FAILED, FETCHING, RESIDENT, TRANSIENT
 from ring import Ring, as_ids
 
@@ -387,3 +389,40 @@ def test_status_counts(objects: int) -> None:
     assert ring.scheduler.working_set_bytes() == 100 * SIZE
     ring.scheduler.end_consumer(A)
     assert (ring.scheduler.num_plans, ring.scheduler.working_set_bytes()) == (0, 0)
+
+
+# ------------------------------------------------------------ long orders
+
+
+def test_a_long_order_of_few_objects_is_looked_at_no_further_than_it_is_expected() -> None:
+    """10⁵ draws of 10 objects that are on their way: each is asked for once, and what is kept is bounded."""
+    ring = ring_of(50, 10)
+    ring.plan(A, 1, [*range(10)] * 10_000)
+    plan, _ = ring.scheduler.plans()[0]
+    assert plan.cursor == MOST_OUTSTANDING
+    assert plan.memory_bytes < 64 * 1024**2
+    ring.arrive_all()
+    assert ring.fetched == [(1, object_id) for object_id in range(10)]
+    for start in range(0, 10**5, 10_000):
+        ring.consume(A, 1, [*range(10)] * 1000)
+        ring.scheduler.position(A, start + 10_000)
+        ring.collect()
+    assert ring.fetched == [(1, object_id) for object_id in range(10)]
+
+
+@pytest.mark.parametrize("budget", [1000, 50])
+def test_an_epoch_that_comes_in_windows_asks_for_each_object_once(budget: int) -> None:
+    """Also where what was read earlier in the epoch is freed before the next window comes."""
+    ring = ring_of(budget, 400)
+    order = np.random.default_rng(3).permutation(400).tolist()
+    ring.plan(A, 1, order[:80])
+    for start in range(0, 400, 80):
+        for at in range(start, start + 80, 8):
+            ring.arrive_all()
+            ring.consume(A, 1, order[at : at + 8])
+            ring.scheduler.position(A, at + 8)
+            ring.settle_frees()
+            if at == start + 40 and start < 320:
+                ring.scheduler.extend_plan(A, as_ids(order[start + 80 : start + 160]))
+    assert sorted(object_id for _, object_id in ring.fetched) == list(range(400))
+    ring.check()

@@ -292,6 +292,25 @@ def test_what_the_sampler_drew_late_is_asked_at_once(node: Rig, files: list[Path
     assert published(dataset) == [1, 4]
 
 
+def test_an_order_that_goes_on_has_its_files_asked_ahead_of_each_window(node: Rig, files: list[Path]) -> None:
+    """Which files the later windows name is not known when the epoch begins: no reader finds any of before."""
+    dataset = node.open_catalogue(*files)
+    first_epoch(node, dataset)
+    for path in files[2:4]:
+        path.write_bytes(b"changed")
+    node.node.begin_plan(
+        READER, dataset.number, np.array([0, 1]), upcoming=False, resident=True, recheck=True, goes_on=True
+    )
+    assert published(dataset) == []
+    node.node.pump()
+    assert node.check() == [[0, 1]]
+    node.node.extend_plan(READER, np.array([2, 3]), is_read_soon=False)
+    node.node.pump()
+    assert node.check() == [[2, 3]]
+    assert published(dataset) == [0, 1]
+    assert [held(node, dataset, object_id) for object_id in (2, 3)] == [None, None]
+
+
 def test_what_the_sampler_drew_late_counts_as_it_is_in_this_epoch(node: Rig, files: list[Path]) -> None:
     dataset = node.open_catalogue(*files)
     first_epoch(node, dataset)

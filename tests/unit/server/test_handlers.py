@@ -13,6 +13,7 @@ import pytest
 from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
+from prefeed.core.window import MOST_BYTES
 from prefeed.sources.manifest import Manifest
 from prefeed.store.namespaces import pid_namespace
 from prefeed.wire import messages as m
@@ -210,6 +211,52 @@ def test_a_consumer_s_reports_reach_the_scheduler(server: Desk, origin: Path) ->
     assert num_residents(server, dataset) == 3
     client.say(m.EndConsumer(CONSUMER))
     assert client.ask(m.GetStatus(), m.StatusReport).status.plans == 0
+
+
+def test_an_order_that_goes_on_comes_in_files(server: Desk, origin: Path) -> None:
+    client = server.connect()
+    dataset = open_dataset(client, origin).dataset
+    register(client, dataset, [0, 1], suffix=".u32")
+    more = server.config.runtime_dir / "plan-more.u32"
+    np.array([2, 3], dtype=np.uint32).tofile(more)
+    client.say(m.ExtendPlan(CONSUMER, ids_file=str(more)))
+    settle(server)
+    client.say(m.Position(CONSUMER, 1))
+    assert not more.exists()
+    assert num_residents(server, dataset) == 4
+    plan = client.ask(m.GetPlans(), m.PlansReport).plans[0]
+    assert (plan.position, plan.length) == (1, 4)
+    assert 0 < plan.memory_bytes < 64 * 1024**2
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_of_an_order_no_more_is_kept_than_may_be(server: Desk, origin: Path, in_parts: bool) -> None:
+    """What lies behind is counted once, and read when it is asked for."""
+    client = server.connect()
+    dataset = open_dataset(client, origin).dataset
+    most = MOST_BYTES // 4
+    register(client, dataset, [0] * 5 if in_parts else np.zeros(most + 10), suffix=".u32")
+    for number in range(2):
+        more = server.config.runtime_dir / f"plan-more-{number}.u32"
+        np.zeros(most, dtype=np.uint32).tofile(more)
+        client.say(m.ExtendPlan(CONSUMER, ids_file=str(more)))
+    settle(server)
+    plan = client.ask(m.GetPlans(), m.PlansReport).plans[0]
+    assert plan.length == most
+    assert plan.memory_bytes < 64 * 1024**2
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.errors == {"plan-cut": 1}
+    foreseen = server.config.runtime_dir / "plan-foreseen.u32"
+    np.zeros(most + 1, dtype=np.uint32).tofile(foreseen)
+    client.say(m.Foresee(CONSUMER, str(foreseen)))
+    settle(server)
+    assert not foreseen.exists()
+    assert not client.ask(m.GetPlans(), m.PlansReport).plans[0].has_next
+
+
+def test_counts_come_under_the_token_of_the_question(server: Desk, origin: Path) -> None:
+    """A client that did not wait for an earlier answer takes this one for what it is."""
+    client = server.connect()
+    assert client.ask(m.GetReadCounts(CONSUMER, 41), m.ReadCountsReport).token == 41
 
 
 def test_a_client_that_goes_takes_its_plan_along(server: Desk, origin: Path) -> None:

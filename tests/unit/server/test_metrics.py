@@ -54,6 +54,7 @@ def test_every_metric_has_a_number_and_every_number_its_labels() -> None:
         (("prefeed_plan_position_objects", "0", "s3://bucket/train"), 5),
         (("prefeed_plan_length_objects", "0", "s3://bucket/train"), 20),
         (("prefeed_plan_ahead_bytes", "0", "s3://bucket/train"), 99),
+        (("prefeed_plan_memory_bytes", "0", "s3://bucket/train"), 4096),
         (("prefeed_epoch_waited_seconds_total", "Files", "1"), 10),
         (("prefeed_last_epoch_waited_seconds", "Files", "1"), 2),
         (("prefeed_last_epoch_number", "Files", "1"), 4),

@@ -23,22 +23,25 @@ class Listener:
 
     def __init__(self, *, reads_once: bool = False) -> None:
         self.reads_once = reads_once
+        self.goes_on = False
         self.told: list[tuple[str, Any]] = []
 
-    def begin(self, ids: Any) -> None:
+    def begin(self, ids: Any, *, goes_on: bool = False) -> None:
+        self.goes_on = goes_on
         self.told.append(("begin", ids.tolist()))
 
-    def announce(self, ids: Any, *, begins: bool = False) -> None:
+    def announce(self, ids: Any, *, begins: bool = False, goes_on: bool = False) -> None:
         self.told.append(("announce, begins" if begins else "announce", ids.tolist()))
 
-    def begin_announced(self, ids: Any) -> None:
+    def begin_announced(self, ids: Any, *, goes_on: bool = False) -> None:
+        self.goes_on = goes_on
         self.told.append(("begin announced", ids.tolist()))
 
     def foresee(self, ids: Any) -> None:
         self.told.append(("foresee", ids.tolist()))
 
-    def extend(self, ids: Any) -> None:
-        self.told.append(("extend", ids.tolist()))
+    def extend(self, ids: Any, *, are_read_soon: bool = True) -> None:
+        self.told.append(("extend" if are_read_soon else "window", ids.tolist()))
 
     def advance(self, position: int) -> None:
         self.told.append(("advance", position))

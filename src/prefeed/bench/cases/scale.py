@@ -82,8 +82,8 @@ def _measure(home: Home, origin: Origin, order: NDArray[np.int64]) -> dict[str, 
 
 def _register(client: NodeClient, dataset: int, order: NDArray[np.int64]) -> None:
     """Send the order as a loader does, and wait until the server answers the question after it."""
-    ids_file = client.connection.runtime_dir / "bench-plan.ids"
-    order.tofile(ids_file)
+    ids_file = client.connection.runtime_dir / "bench-plan.u32"
+    order.astype(np.uint32).tofile(ids_file)
     client.connection.send(m.RegisterPlan(_CONSUMER, dataset, str(ids_file), False))
     client.status()
 

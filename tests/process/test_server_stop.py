@@ -1,0 +1,141 @@
+"""``prefeed server stop`` ends the server that owns the lock, whatever it does; ``status`` says when it does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from leaks import wait_until
+from prefeed.cli.main import cli
+from prefeed.client import ending
+from prefeed.client.ending import end_server, silent_server
+from prefeed.client.launch import start_server
+from prefeed.config import resolve
+from prefeed.errors import ServerUnavailableError
+from prefeed.types import ServerEnd, SilentServer
+from prefeed.wire.endpoint import make_runtime_dir
+
+pytestmark = pytest.mark.timeout(90)
+
+HANGS = """
+import fcntl, os, signal, sys, socket
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+directory = sys.argv[1]
+lock = os.open(directory + "/server.lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(lock, b"%d\\n%s\\n" % (os.getpid(), directory.encode()))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(directory + "/server.sock")
+listener.listen(8)
+print("up", flush=True)
+signal.pause()
+"""
+"""A server that is busy for ever: it owns the lock, lets clients in, and neither answers nor ends when it is told to."""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("prefeed.cli.server._ANSWER_SECONDS", 0.2)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    monkeypatch.setattr(ending, "_PATIENCE_SECONDS", 0.5)
+    directory = make_runtime_dir(resolve({}).runtime_dirs)
+    process = subprocess.Popen([sys.executable, "-c", HANGS, str(directory)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def is_suspended(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_server_that_answers_is_asked() -> None:
+    pid = start_server(resolve({}))
+    assert silent_server(resolve({})) == SilentServer(pid=pid, suspended=False)
+    assert end_server(resolve({})) == ServerEnd(pid=pid)
+    assert silent_server(resolve({})) is None
+    with pytest.raises(ServerUnavailableError, match="no server runs"):
+        end_server(resolve({}))
+    assert run("server", "stop").exit_code == 3
+
+
+@pytest.mark.parametrize("xdg", ["", "/nowhere"])
+def test_a_suspended_server_is_named_resumed_and_ended(monkeypatch: pytest.MonkeyPatch, xdg: str) -> None:
+    """Also by who has another XDG_RUNTIME_DIR. What it had in memory goes with it, as it ends in order."""
+    pid = start_server(resolve({}))
+    stores = sorted(Path(resolve({}).memory_dir).iterdir())
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: is_suspended(pid), timeout_seconds=60)
+    if xdg:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", xdg)
+    named = run("server", "status")
+    assert named.exit_code == 1
+    assert f"server {pid} runs" in named.stderr
+    assert "suspended" in named.stderr
+    assert run("server", "status", "--json").stdout.count(f'"pid": {pid}') == 1
+    assert run("server", "stop").stdout == f"server {pid} stopped\n"
+    assert stores
+    assert not any(store.exists() for store in stores)
+    assert run("server", "status").exit_code == 3
+
+
+def test_a_server_that_hangs_is_named_and_killed(hanging: subprocess.Popen[str]) -> None:
+    named = run("server", "status")
+    assert named.exit_code == 1
+    assert f"server {hanging.pid} runs" in named.stderr
+    assert "busy" in named.stderr
+    ended = run("server", "stop", "--json")
+    assert (ended.exit_code, '"killed": true' in ended.stdout) == (0, True)
+    assert hanging.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("flags", ["rb", "none"])
+def test_nobody_is_ended_but_who_owns_the_lock(flags: str) -> None:
+    """The lock of a server that was killed names a number that another process has by now, which may even read it."""
+    directory = make_runtime_dir(resolve({}).runtime_dirs)
+    lock = directory / "server.lock"
+    opened = f"open({str(lock)!r}, 'rb')" if flags == "rb" else "0"
+    lock.write_bytes(b"0\n")
+    other = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; held = {opened}; print('up', flush=True); signal.pause()"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        lock.write_bytes(b"%d\n%s\n" % (other.pid, os.fsencode(directory)))
+        with pytest.raises(ServerUnavailableError):
+            end_server(resolve({}))
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_waits_are_bounded(hanging: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that even SIGKILL does not end, as in a frozen control group, is said."""
+    told: list[signal.Signals] = []
+    tell: Callable[..., None] = lambda self, number: told.append(number)  # noqa: E731
+    monkeypatch.setattr(ending.Owner, "tell", tell)
+    monkeypatch.setattr(ending, "_PATIENCE_SECONDS", 0.05)
+    failed = run("server", "stop")
+    assert failed.exit_code == 1
+    assert f"(pid {hanging.pid}) was killed" in failed.stderr
+    assert told == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
