@@ -27,8 +27,11 @@ from prefeed.wire import messages as m
 _log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
+_RECOVER_ANSWER_SECONDS = 30.0
+"""The same for a server that is told of a dataset anew, in a thread: nothing is listed for that."""
+
 _COUNTS_SECONDS = 5.0
-"""A server that does not tell its counts for so long is taken for dead; the training loop waits for them."""
+"""A server that does not tell its counts, or takes no message, for so long is taken for dead: the training loop waits."""
 
 Ids = npt.NDArray[np.integer]
 
@@ -50,6 +53,7 @@ class Consumer:
         self.dataset = dataset
         self.resident = dataset.config.resident  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
+        node.connection.expect_answers_within(_COUNTS_SECONDS)
         self._pid = os.getpid()
         self._ids: Ids = np.empty(0, dtype=np.int64)
         self._position = 0
@@ -211,7 +215,7 @@ class Consumer:
 
     def _recover(self) -> None:
         try:
-            connection = Connection.open(self.dataset.config)
+            connection = Connection.open(self.dataset.config, answer_seconds=_RECOVER_ANSWER_SECONDS)
         except (PrefeedError, OSError):
             return
         try:
@@ -231,6 +235,7 @@ class Consumer:
             )
             with self._lock:
                 if epoch == self._epoch and not self._closed:  # else another epoch has begun meanwhile
+                    connection.expect_answers_within(_COUNTS_SECONDS)
                     self.dataset, self._connection, self._start = dataset, connection, start
                     return True
         return False
