@@ -6,9 +6,9 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
@@ -17,6 +17,7 @@ from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_catalogues import name_of_learned, name_of_list
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.urls import for_pickle, veiled
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.messages import DatasetOpened
@@ -28,7 +29,7 @@ class NodeDataset:
 
     Attributes:
         number: Names the dataset on the server that opened it.
-        url: Root as the user gave it; it may hold credentials, so it is not shown.
+        url: Root as the user gave it, or what stands for it where that has credentials in it (``sources.urls.veiled``).
         manifest: Its listing, or the catalogue of files opened by path.
         store_dir: Directory of the memory tier.
         runtime_dir: Directory in which the server listens; empty where none does.
@@ -38,13 +39,21 @@ class NodeDataset:
     """
 
     number: int
-    url: str = field(repr=False)
+    url: str
     manifest: Manifest | Catalogue
     store_dir: str
     runtime_dir: str = ""
     instance: str
     config: Config
     num_samples: int = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _unpickled, (values | {"url": for_pickle(self.url)},)
+
+
+def _unpickled(values: dict[str, Any]) -> NodeDataset:
+    return NodeDataset(**values | {"url": veiled(values["url"])})
 
 
 def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
@@ -197,7 +206,7 @@ def _node_dataset(
     connection = node.connection
     return NodeDataset(
         number=opened.dataset,
-        url=url,
+        url=veiled(url),
         manifest=manifest,
         store_dir=connection.store_dir,
         runtime_dir=os.fspath(connection.runtime_dir),

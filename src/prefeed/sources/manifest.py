@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from contextlib import suppress
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
-from prefeed.sources.mapped_files import key_at, release_pages
+from prefeed.sources.mapped_files import key_at, map_closed, release_pages
 from prefeed.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
@@ -38,6 +38,9 @@ ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
 HEADER: Final = "header.json"
 KEYS: Final = "keys"
+
+_PATIENCE_SECONDS: Final = 1.0
+_LOOK_AGAIN_SECONDS: Final = 0.002
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +299,7 @@ def _read_header(generation: Path, files: int) -> Header:
 
 
 def _map(generation: Path, files: int, name: str, size: int, *, lock: bool = False) -> memoryview:
-    """Map a file; with ``lock`` it is seen to be in use as long as it is mapped: ``mmap`` keeps the open file."""
+    """Map a file; with ``lock`` it is seen to be in use as long as it is mapped: ``mmap`` keeps the open file, and only then."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=files)
     try:
         if lock:
@@ -304,14 +307,27 @@ def _map(generation: Path, files: int, name: str, size: int, *, lock: bool = Fal
         found = os.fstat(descriptor).st_size
         if found != size:
             raise StoreFormatError(f"{generation / name} is damaged: {found} bytes, {size} expected")
-        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+        return (
+            memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)) if lock else map_closed(descriptor, size)
+        )
     finally:
         os.close(descriptor)
 
 
 def _lock_shared(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: who would remove it cannot lock it either
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who looks whether it is in use, or removes it
+    # One who looks whether it is in use, or removes it, is waited for. Not for ever: he may have been stopped, and what is
+    # mapped stays whole without the lock. A file system without locks: who would remove it cannot lock it either.
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK_AGAIN_SECONDS)
+                continue
+        except OSError:
+            pass
+        return
 
 
 def _map_numbers(generation: Path, files: int, name: str, count: int) -> NDArray[np.uint64]:
