@@ -9,6 +9,7 @@ import click
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
 from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits, node_config_of, node_option
+from prefeed.errors import ServerUnavailableError
 
 
 @click.group(name="server")
@@ -56,7 +57,14 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
     Training goes on: readers find the data at its origin.
     """
     missing_server_exits(ctx)
-    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
+    config = node_config_of(home)
+    try:
+        connected = backend_of(ctx).connect(config, autostart=False)
+    except ServerUnavailableError as err:
+        if type(err) is not ServerUnavailableError or not err.details.get("is_absent"):
+            raise
+        raise ServerUnavailableError(f"no server runs for {config.home}: there is nothing to stop") from err
+    with connected as client:
         pid = client.status().pid
         client.stop()
     if as_json:
