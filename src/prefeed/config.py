@@ -71,7 +71,7 @@ def parse_bytes(value: str | int) -> int:
     return size
 
 
-_LEAST_BARE_SIZE: Final = KIB
+_LEAST_BARE_SIZE: Final = 1000
 
 
 def _setting_bytes(value: str | int) -> int:
@@ -165,7 +165,7 @@ _MOST: Final = 2**31 - 1
 
 def _count(value: str | int) -> int:
     if not 1 <= (number := _whole(value)) <= _MOST:
-        raise ConfigError(f"must be 1 to {_MOST:,}: {value!r}")
+        raise ConfigError(f"must be at least 1, at most {_MOST:,}: {value!r}")
     return number
 
 
@@ -337,7 +337,7 @@ class Config:
         "sampleset://NAME; auto = every mounted network file system"
     )  # fmt: skip
     max_object: int = _setting(
-        _setting_bytes,
+        parse_bytes,
         64 * MIB,
         "files larger than this many bytes that a dataset opens by path are read past the cache",
     )

@@ -18,13 +18,14 @@ from prefeed.errors import ConfigError
 from prefeed.places import default_home, near, user_file
 
 NO_TOML = Path("/nonexistent/prefeed.toml")
-SIZES = ("memory", "lookahead", "max_object", "batch_buffers", "disk")
+SIZES = ("memory", "lookahead", "batch_buffers", "disk")  # objects of a few bytes may be what is meant by max_object
 COUNTS = ("max_in_flight", "port", "log_level")
 TIMES = ("request_timeout", "retry_deadline", "idle_timeout", "start_timeout", "report_interval", "pool_timeout")
 
 BAD = [
     *((name, 8, "8 means 8 bytes; write the unit, as in 8GiB") for name in SIZES),
     *((name, 8.5, "8.5 is no whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
+    ("max_object", 8.5, "8.5 is no whole number of bytes"),
     ("memory", "8", "'8' means 8 bytes; write the unit, as in 8GiB, or 8B"),
     ("memory", "8.5", "'8.5' is no whole number of bytes"),
     ("memory", True, "True is no number"),
@@ -40,8 +41,8 @@ BAD = [
     *((name, 2.7, "2.7 is not a whole number") for name in ("max_in_flight", "port")),
     *((name, "many", "'many' is not a whole number") for name in ("max_in_flight", "port")),
     *((name, True, "True is no number") for name in ("max_in_flight", "port")),
-    ("max_in_flight", 0, "must be 1 to"),
-    ("max_in_flight", 10**12, "must be 1 to"),
+    ("max_in_flight", 0, "must be at least 1, at most"),
+    ("max_in_flight", 10**12, "must be at least 1, at most"),
     ("max_in_flight", b"5", "b'5' is not a whole number"),
     ("max_in_flight", math.nan, "nan is no number"),
     ("log_level", "info", "write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (what is fatal)"),
@@ -191,7 +192,7 @@ def test_tune_and_doctor_take_steps_that_can_be_called_and_numbers() -> None:
         with pytest.raises(ValueError, match="budget must be a number of seconds"):
             prefeed.tune(loader, budget=budget)  # type: ignore[arg-type]
     for steps in (1, 2.5, True):
-        with pytest.raises(ValueError, match="whole number of steps, at least 2"):
+        with pytest.raises(ValueError, match="at least 2 steps to be timed, a whole number, not"):
             prefeed.doctor(loader, print, steps=steps)  # type: ignore[arg-type]
 
 

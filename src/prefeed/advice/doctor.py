@@ -47,7 +47,7 @@ def doctor(
     """
     require_loader(loader, "doctor", step=step, needs_step=True)
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 2:
-        raise ValueError(f"a trial needs a whole number of steps, at least 2, to be timed, not {steps!r}")
+        raise ValueError(f"a trial needs at least 2 steps to be timed, a whole number, not {steps!r}")
     examination = Examination(
         loader,
         steps=steps,

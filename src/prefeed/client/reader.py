@@ -170,7 +170,7 @@ class ObjectReader:
             records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())
             del self._opened[:]
             self._send(records)
-        if not self._consumed:
+        if not (self._consumed or self._hits or self._direct_reads):
             return
         message = m.Consumed(
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
@@ -184,6 +184,7 @@ class ObjectReader:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
         if self._pid != os.getpid():
             return
+        self._retry_at = 0.0  # what is not told now is told by nobody
         self.report()
         if self._shared is None:
             self._disconnect()

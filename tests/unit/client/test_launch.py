@@ -66,7 +66,7 @@ def test_clients_that_come_at_once_share_one_server(config: Config, sandbox: San
 
 
 def test_a_server_that_cannot_start_is_quoted(sandbox: Sandbox) -> None:
-    config = resolve({"memory": "1000B"})
+    config = resolve({"memory": 1000})
     with pytest.raises(ServerUnavailableError, match="at least") as caught:
         start_server(config)
     assert "PREFEED_MEMORY" in str(caught.value)
