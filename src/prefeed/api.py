@@ -10,7 +10,7 @@ from prefeed.client.dataset import NodeDataset, locate_object
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
-from prefeed.config import Config, current
+from prefeed.config import Config, settings_of
 from prefeed.errors import ServerError, ServerUnavailableError
 from prefeed.sampleset.names import resolve
 from prefeed.sources.urls import canonical_url, open_source
@@ -32,7 +32,7 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
         UnknownSchemeError: No source reads this URL.
         SampleSetNotFoundError: There is no such sample set.
     """
-    url, settings = resolve(os.fspath(url), config or current())
+    url, settings = resolve(os.fspath(url), settings_of(config))
     canonical = canonical_url(url)
     if settings.enabled:
         try:
@@ -56,7 +56,7 @@ def statistics(*, config: Config | None = None) -> Statistics:
     Epochs of this process's loaders that have no plan come last: the server does not know of them.
     """
     try:
-        with NodeClient.connect(config or current(), autostart=False) as node:
+        with NodeClient.connect(settings_of(config), autostart=False) as node:
             counts = node.statistics()
     except ServerUnavailableError:
         counts = Statistics()

@@ -5,17 +5,31 @@ docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exist
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
+import numbers
+import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
 from prefeed.machine import boot_name
-from prefeed.places import project_settings, read_settings, runtime_dirs, user_file
+from prefeed.places import (
+    default_home,
+    expanded,
+    near,
+    project_settings,
+    read_settings,
+    require_known,
+    runtime_dirs,
+    say_once,
+    user_file,
+)
 from prefeed.trust import is_own_possible
 
 KIB: Final = 1024
@@ -31,28 +45,63 @@ _UNITS: Final = {
 }  # fmt: skip
 
 
+EVERYTHING: Final = 1 << 62
+"""``auto`` where a size is a limit: all that there is, but for what must stay free."""
+
+
 def parse_bytes(value: str | int) -> int:
     """Return a size in bytes: ``8GiB``, ``500MB``, ``4096``; ``k``, ``m``, ``g``, ``t`` alone are binary.
 
     Raises:
         ConfigError: Not a size.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise ConfigError(f"a size cannot be negative: {value}")
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-    if match is None or match[2].lower() not in _UNITS:
-        raise ConfigError(f"{value!r} is not a size; write it like 8GiB, 500MB or 4096")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    number, unit = _number(value), ""
+    if number is None:
+        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value if isinstance(value, str) else "")
+        if match is None or match[2].lower() not in _UNITS:
+            raise ConfigError(f"{value!r} is not a size; write it like 8GiB, 500MB or 4096")
+        number, unit = float(match[1]) if "." in match[1] else int(match[1]), match[2].lower()
+    if number < 0:
+        raise ConfigError(f"a size cannot be negative: {value!r}")
+    if not unit and number != int(number):
+        raise ConfigError(f"{value!r} is no whole number of bytes; write the unit, as in {number:g}GiB")
+    size = int(number * _UNITS[unit])
+    if size > EVERYTHING:
+        raise ConfigError(f"{value!r} is more than any machine has; write it like 8GiB, 500MB or 4096")
+    return size
 
 
-EVERYTHING: Final = 1 << 62
-"""``auto`` where a size is a limit: all that there is, but for what must stay free."""
+_LEAST_BARE_SIZE: Final = 1000
+
+
+def _setting_bytes(value: str | int) -> int:
+    """Return a size as ``parse_bytes``; a few bytes without a unit are taken for a unit that was forgotten."""
+    size = parse_bytes(value)
+    if 0 < size < _LEAST_BARE_SIZE and not str(value).strip()[-1:].isalpha():
+        raise ConfigError(f"{value!r} means {size} bytes; write the unit, as in {size}GiB, or {size}B if that is meant")
+    return size
+
+
+def _number(value: object) -> float | int | None:
+    """Return a number that is given as one, numpy's too; None for text and for what is no number.
+
+    Raises:
+        ConfigError: It is True or False, not a number, or infinite.
+    """
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        raise ConfigError(f"{value!r} is no number; write one")
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    if not isinstance(value, numbers.Real):  # numpy's are such
+        return None
+    if not math.isfinite(value):
+        raise ConfigError(f"{value!r} is no number that can be used here")
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 def _disk_bytes(value: str | int) -> int:
-    return EVERYTHING if value == "auto" else parse_bytes(value)
+    return EVERYTHING if value == "auto" else _setting_bytes(value)
 
 
 def _optional_path(value: str | os.PathLike[str] | None) -> Path | None:
@@ -69,20 +118,29 @@ def parse_bool(value: str | int | bool) -> bool:
     raise ConfigError(f"{value!r} is neither true nor false; write 1 or 0")
 
 
+_MOST_SECONDS: Final = 1e9
+
+
 def _seconds(value: str | int | float) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        raise ConfigError(f"{value!r} is not a number of seconds") from None
-    if seconds < 0:
-        raise ConfigError(f"a time cannot be negative: {value!r}")
+    if not (seconds := _age(value)) <= _MOST_SECONDS:
+        raise ConfigError(f"a time is at most {_MOST_SECONDS:,.0f} seconds, which is 31 years: {value!r}")
     return seconds
 
 
 def _age(value: str | int | float) -> float:
     """Return seconds; ``inf`` is an age that nothing exceeds."""
-    if (seconds := _seconds(value)) != seconds:
-        raise ConfigError(f"an age is a number of seconds, or inf: {value!r}")
+    seconds = math.nan
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            seconds = float(value)
+    elif value == math.inf:
+        seconds = math.inf
+    elif (number := _number(value)) is not None:
+        seconds = float(number)
+    if math.isnan(seconds):
+        raise ConfigError(f"{value!r} is not a number of seconds")
+    if seconds < 0:
+        raise ConfigError(f"a time cannot be negative: {value!r}")
     return seconds
 
 
@@ -93,16 +151,21 @@ def _pool_seconds(value: str | int | float) -> float:
 
 
 def _whole(value: str | int) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"{value!r} is not a whole number") from None
+    number = _number(value)
+    if number is None and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            number = int(value)
+    if not isinstance(number, int):
+        raise ConfigError(f"{value!r} is not a whole number")
+    return number
+
+
+_MOST: Final = 2**31 - 1
 
 
 def _count(value: str | int) -> int:
-    number = _whole(value)
-    if number < 1:
-        raise ConfigError(f"must be at least 1: {value!r}")
+    if not 1 <= (number := _whole(value)) <= _MOST:
+        raise ConfigError(f"must be at least 1, at most {_MOST:,}: {value!r}")
     return number
 
 
@@ -135,8 +198,12 @@ def _metrics(value: str | int) -> str | None:
     return f"{host or '127.0.0.1'}:{int(port)}"
 
 
-def _pool(value: str | Sequence[str]) -> str:
+def _pool(value: Any) -> str:
     """Return ``host:port``, ``[::1]:port`` and paths of unix sockets in the order given, each once, commas between."""
+    if not isinstance(value, str) and not (
+        isinstance(value, Iterable) and all(isinstance(entry, str) for entry in value)
+    ):
+        raise ConfigError(f"{value!r} names no pool servers; write host:port as text, or a list of them")
     entries = value.split(",") if isinstance(value, str) else list(value)
     found = dict.fromkeys(entry.strip() for entry in entries if entry.strip() not in ("", "none"))
     for entry in found:
@@ -153,13 +220,26 @@ def _has_port(entry: str) -> bool:
 
 
 def _log_level(value: str | int) -> int:
-    if not 0 <= (number := _whole(value)) <= 4:
-        raise ConfigError(f"a log level is 0 (everything) to 4 (what is fatal): {value!r}")
-    return number
+    with contextlib.suppress(ConfigError):
+        if 0 <= (number := _whole(value)) <= 4:
+            return number
+    raise ConfigError(
+        f"{value!r} is no log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (what is fatal)"
+    )
 
 
 def _path(value: str | os.PathLike[str]) -> Path:
-    return Path(value).expanduser().absolute()
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{value!r} is no path; write the name of a directory as text")
+    if not os.fspath(value):
+        raise ConfigError("the path is empty; name a directory, or leave the setting out")
+    return expanded(value)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{value!r} is no name of a file; write one as text")
+    return value
 
 
 SAMPLE_SET: Final = "sampleset://"
@@ -168,25 +248,28 @@ SAMPLE_SET: Final = "sampleset://"
 _ROOT: Final = re.compile(rf"{SAMPLE_SET}[^{os.pathsep}]*|[^{os.pathsep}]+")
 
 
-def _paths(value: str | Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...] | None:
+def _paths(value: Any) -> tuple[str, ...] | None:
     """Return absolute directories and names of sample sets; None for ``auto``. As text they are separated as in ``PATH``."""
     if value is None or value == "auto":
         return None
+    if isinstance(value, os.PathLike):
+        value = [value]
+    if not isinstance(value, str) and not (
+        isinstance(value, Iterable) and all(isinstance(part, str | os.PathLike) for part in value)
+    ):
+        raise ConfigError(
+            f"{value!r} names no directories; write a list of paths, or text with {os.pathsep} between them"
+        )
     parts = _ROOT.findall(value) if isinstance(value, str) else [os.fspath(part) for part in value]
     return tuple(part if part.startswith(SAMPLE_SET) else _absolute(part) for part in parts if part)
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(expanded(path))
 
 
 def _optional_bytes(value: str | int | None) -> int | None:
-    return None if value in (None, "", "auto") else parse_bytes(value)
-
-
-def _default_home() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed"
+    return None if value in (None, "", "auto") else _setting_bytes(value)
 
 
 def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any:
@@ -208,7 +291,7 @@ class Config:
         _path,
         None,
         "directory of manifests, records and credentials; nodes that share it have a cache each",
-        factory=_default_home,
+        factory=default_home,
     )
     memory: int | None = _setting(
         _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
@@ -229,7 +312,7 @@ class Config:
         "socket; none = there is no pool"
     )  # fmt: skip
     pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
-    lookahead: int = _setting(parse_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
+    lookahead: int = _setting(_setting_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
     max_in_flight: int = _setting(_count, 256, "most requests to one origin at a time")
     request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
     retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
@@ -254,7 +337,9 @@ class Config:
         "sampleset://NAME; auto = every mounted network file system"
     )  # fmt: skip
     max_object: int = _setting(
-        parse_bytes, 64 * MIB, "files larger than this many bytes that a dataset opens by path are read past the cache"
+        parse_bytes,
+        64 * MIB,
+        "files larger than this many bytes that a dataset opens by path are read past the cache",
     )
     resident: bool = _setting(
         parse_bool, True, "keep objects for the next epoch; 0 = free each as soon as it was consumed (read once)"
@@ -267,10 +352,12 @@ class Config:
         "first listing for ever"
     )  # fmt: skip
     batch_buffers: int = _setting(
-        parse_bytes, GIB, "bytes of shared memory that a loader keeps for its workers' batches and uses again; 0 = none"
+        _setting_bytes,
+        GIB,
+        "bytes of shared memory that a loader keeps for its workers' batches and uses again; 0 = none",
     )
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
-    index: str = _setting(str, "index.txt", "name of the index file on a plain HTTP server")
+    index: str = _setting(_name, "index.txt", "name of the index file on a plain HTTP server")
     progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
 
     @property
@@ -347,7 +434,14 @@ SERVER_SETTINGS: Final = (
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    return {name: environ[f"PREFEED_{name.upper()}"] for name in SETTINGS if f"PREFEED_{name.upper()}" in environ}
+    found = {}
+    for variable in filter(lambda name: name.startswith("PREFEED_"), environ):
+        name = variable.removeprefix("PREFEED_").lower()
+        if variable.isupper() and name in SETTINGS:
+            found[name] = environ[variable].strip()
+        elif meant := near(name, SETTINGS):
+            say_once(f"{variable} is no setting, and not used; did you mean PREFEED_{meant.upper()}?")
+    return found
 
 
 def resolve(
@@ -369,9 +463,7 @@ def resolve(
         ConfigError: An unknown name or an unusable value; the message says where it came from.
     """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    unknown = sorted(set(given) - set(SETTINGS))
-    if unknown:
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(SETTINGS)}")
+    require_known(given, SETTINGS)
     environ = os.environ if environ is None else environ
     toml_path = Path("prefeed.toml") if toml_path is None else toml_path
     own_path = user_file()
@@ -387,11 +479,51 @@ def resolve(
             if name in values:
                 continue
             shown = f"{origin}{name.upper()}" if origin == "PREFEED_" else f"{origin}{name}"
-            try:
-                values[name] = SETTINGS[name].metadata["parse"](raw)
-            except ConfigError as err:
-                raise ConfigError(f"{shown}: {err}", setting=name, value=raw) from err
+            values[name] = parse_setting(name, raw, shown)
     return Config(**values)
+
+
+def parse_setting(name: str, value: Any, shown: str = "") -> Any:
+    """Return the value of a setting as ``Config`` has it.
+
+    Args:
+        name: Of the setting.
+        value: As somebody gave it.
+        shown: What messages call it; its name unless given.
+
+    Raises:
+        ConfigError: It cannot be used; the message says why, and what can.
+    """
+    try:
+        return SETTINGS[name].metadata["parse"](value)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise ConfigError(f"{shown or name}: {err}", setting=name, value=value) from err
+
+
+def as_text(name: str, value: Any) -> str:
+    """Return the value of a setting as a variable of the environment says it."""
+    if isinstance(value, tuple):
+        return os.pathsep.join(value)
+    is_size = SETTINGS[name].metadata["parse"] in (_setting_bytes, _optional_bytes, _disk_bytes)
+    if is_size and 0 < value < _LEAST_BARE_SIZE:
+        return f"{value}B"
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def settings_of(config: Config | None) -> Config:
+    """Return these settings, or those in force in the process.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if config is None:
+        return current()
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config must be a prefeed.Config, and is {type(config).__name__}; to change settings of this process call "
+            "prefeed.configure(memory='8GiB'), whose result is one"
+        )
+    return config
 
 
 _process_overrides: dict[str, Any] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
+import pwd
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +17,9 @@ from prefeed.trust import why_not_trusted_file
 
 USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
 """Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
+
+NO_HOME: Final = Path("/dev/null/no-home-directory")
+"""Stands for the home of a user without a home directory: nobody, not even root, can make or read anything in it."""
 
 _log = logging.getLogger("prefeed")
 _said: set[str] = set()
@@ -42,10 +47,58 @@ def runtime_dirs(given: str, home: Path, node_id: str, user: int) -> tuple[Path,
     return tuple(dict.fromkeys(Path(base) / f"prefeed-{user}" / node_id for base in bases))
 
 
+def home_directory() -> str:
+    """Return the user's home directory; empty when neither ``HOME`` nor the system's list of users says which."""
+    given = os.environ.get("HOME", "")
+    if os.path.isabs(given):
+        return given
+    try:
+        listed = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # as in a container that runs as a user of its own choice
+        return ""
+    return listed if os.path.isabs(listed) else ""
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path, absolute, in which ``~`` at its start stands for a home directory.
+
+    Raises:
+        ConfigError: That home directory is not known.
+    """
+    text = os.fspath(path)
+    name, slash, rest = text.partition("/")
+    if not name.startswith("~"):
+        return Path(text).absolute()
+    home = home_directory() if name == "~" else os.path.expanduser(name)
+    if not os.path.isabs(home):
+        raise ConfigError(
+            f"{text!r}: {name} stands for a home directory that is not known here; write the path in full"
+        )
+    return Path(home + slash + rest)
+
+
+def _user_directory(variable: str, below_home: str) -> Path:
+    """Return one of the XDG base directories, or where it lies in the home directory; one that is relative does not count."""
+    given = os.environ.get(variable, "")
+    if os.path.isabs(given):
+        return Path(given)
+    home = home_directory()
+    return Path(home, below_home) if home else NO_HOME
+
+
 def user_file() -> Path:
     """Return the path of the user's own settings."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.config")) / "prefeed" / "config.toml"
+    return _user_directory("XDG_CONFIG_HOME", ".config") / "prefeed" / "config.toml"
+
+
+def default_home() -> Path:
+    """Return where manifests, records and credentials lie unless the settings say otherwise; below ``NO_HOME``: nowhere."""
+    return _user_directory("XDG_CACHE_HOME", ".cache") / "prefeed"
+
+
+def is_nowhere(home: Path) -> bool:
+    """Return whether a home is that of a user without a home directory."""
+    return NO_HOME in home.parents
 
 
 def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
@@ -54,14 +107,46 @@ def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     Raises:
         ConfigError: It is no TOML, or has a setting that is not known.
     """
+    text = ""
     try:
-        table = tomllib.loads(_read_trusted(path).decode())
+        text = _read_trusted(path).decode()
+        table = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(f"cannot read {path}: {err}") from err
-    unknown = sorted(set(table) - set(known))
-    if unknown:
-        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+        raise ConfigError(f"cannot read {path}: {err}{_with_quotes(text, known)}") from err
+    require_known(table, known, f"{path}: ")
     return table
+
+
+def require_known(names: Collection[str], known: Collection[str], where: str = "") -> None:
+    """Raise ``ConfigError`` for a name that is no setting; it says which one was meant, if it is like one.
+
+    Args:
+        names: To look at.
+        known: Names of settings.
+        where: Begins the message.
+    """
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        meant = near(unknown[0], known)
+        hint = f"did you mean {meant!r}? " if meant else ""
+        raise ConfigError(f"{where}unknown setting {unknown[0]!r}; {hint}known are {', '.join(known)}")
+
+
+def near(name: str, known: Collection[str]) -> str:
+    """Return the known name that is most like this one; empty when none is."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), "")
+
+
+def _with_quotes(text: str, known: Collection[str]) -> str:
+    """Return how a text without quotes would have to be written, the usual mistake in such a file; empty when it is none."""
+    for line in text.splitlines():
+        name, equals, value = (part.strip() for part in line.partition("#")[0].partition("="))
+        if equals and name in known and value:
+            try:
+                tomllib.loads(line)
+            except tomllib.TOMLDecodeError:
+                return "" if value[0] in "\"'[{" else f'; put the value into quotes: {name} = "{value}"'
+    return ""
 
 
 def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:

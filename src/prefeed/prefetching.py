@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 import sys
 import threading
@@ -55,7 +56,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
 
     Raises:
         TypeError: The object cannot be iterated over.
-        ValueError: ``max_bytes`` is not positive.
+        ValueError: ``max_bytes`` is not positive, or one of the two is no whole number.
 
     **Errors**: whatever ends the iterator, ``KeyboardInterrupt`` and ``SystemExit`` included, is raised in its place in the
     order, with its traceback; after that there are no more items.
@@ -71,7 +72,8 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], max_prefetch: int = 1, *, max_bytes: int | None = None) -> None:
-        if max_bytes is not None and max_bytes <= 0:
+        max_prefetch = _whole_number("max_prefetch", max_prefetch)
+        if max_bytes is not None and (max_bytes := _whole_number("max_bytes", max_bytes)) <= 0:
             raise ValueError(f"max_bytes must be positive, or None for no limit: {max_bytes}")
         self._is_over = False
         self._pid = os.getpid()
@@ -295,6 +297,13 @@ def background(max_prefetch: Any = 1, max_bytes: int | None = None) -> Any:
 
 
 # ---------------------------------------------------------------- sizes
+
+
+def _whole_number(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        hint = "a number of bytes, such as 1024**3 for 1 GiB" if name == "max_bytes" else "a whole number"
+        raise ValueError(f"{name} must be {hint}, not {value!r}")
+    return operator.index(value)
 
 
 def num_bytes_of(item: object) -> int:

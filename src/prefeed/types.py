@@ -128,6 +128,7 @@ class SessionCounts:
     Attributes:
         audits: Samples that were found, made anew and compared, since the server started.
         audits_failed: Those that were not as they had been kept.
+        not_kept: Samples that were made and not kept because another process, which may be suspended, kept the turn to write.
     """
 
     sessions: int = 0
@@ -136,6 +137,7 @@ class SessionCounts:
     disk_bytes: int = 0
     audits: int = 0
     audits_failed: int = 0
+    not_kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

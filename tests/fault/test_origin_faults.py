@@ -41,7 +41,7 @@ def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.File
 @pytest.fixture
 def one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server fetches one object ahead, and no more: what comes later in the epoch is still at the origin."""
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", "1")
+    monkeypatch.setenv("PREFEED_LOOKAHEAD", "1B")
 
 
 def first(times: int, answer: servers.Answer) -> servers.Answer:

@@ -200,7 +200,7 @@ def test_auto_memory_is_the_default_again() -> None:
 
 
 def test_unknown_keyword_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting 'memroy'; known are enabled, home, memory"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'memroy'; did you mean 'memory'\? known are enabled, home"):
         resolve({"memroy": 1}, environ={}, toml_path=NO_TOML)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.advice.examination import Examination
+from prefeed.advice.twins import require_loader
 from prefeed.advice.verdict import Verdict, judge
 from prefeed.torch.loader import DataLoader
 
@@ -41,10 +42,12 @@ def doctor(
         The verdict; ``str(verdict)`` is what a person reads, ``verdict.to_json()`` the rest.
 
     Raises:
+        TypeError: ``loader`` is no DataLoader, or ``step`` cannot be called.
         ValueError: ``steps`` is less than 2.
     """
-    if steps < 2:
-        raise ValueError(f"a trial needs at least 2 steps to be timed, not {steps}")
+    require_loader(loader, "doctor", step=step, needs_step=True)
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 2:
+        raise ValueError(f"a trial needs at least 2 steps to be timed, a whole number, not {steps!r}")
     examination = Examination(
         loader,
         steps=steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from prefeed.advice.tuning_memory import Free, free_memory
 from prefeed.advice.tuning_plan import Ask, Found, Search
 from prefeed.advice.tuning_report import Data, Tuning, tuning_of
 from prefeed.advice.tuning_settings import Settings, Space, with_workers
-from prefeed.advice.twins import Batch, Batches, facts_of, is_stream
+from prefeed.advice.twins import Batch, Batches, facts_of, is_stream, require_loader
 from prefeed.errors import CannotExamineError
 from prefeed.torch.generators import GlobalStates, own_states, set_own_states
 from prefeed.torch.loader import DataLoader
@@ -67,14 +68,22 @@ def tune(
         What was found; ``str(tuning)`` is what a person reads, ``tuning.to_json()`` the rest.
 
     Raises:
-        ValueError: The budget is too small.
+        TypeError: ``loader`` is no DataLoader, or ``step`` cannot be called.
+        ValueError: The budget is too small, or no number.
         CannotExamineError: The loader has no batches, or gives none with any setting.
         Exception: What the step raises.
     """
+    require_loader(loader, "tune", step=step)
+    if not _is_number(budget):
+        raise ValueError(f"budget must be a number of seconds, such as 120, not {budget!r}")
     if budget < _LEAST_BUDGET_SECONDS:
         raise ValueError(f"trials need at least {_LEAST_BUDGET_SECONDS:g} second of budget, not {budget:g}")
     with _generators_as_before(loader):
         return _Tuner(loader, step, _device_of(device), budget, say, free).tune()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class _Tuner:

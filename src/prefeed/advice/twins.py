@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.utils.data
@@ -43,6 +43,27 @@ class Batches:
                 yield list(batch) if isinstance(batch, Iterator) else batch  # trials are made with it again and again
             if is_empty:
                 return
+
+
+def require_loader(loader: Any, function: str, *, step: Callable[[Any], Any] | None, needs_step: bool = False) -> None:
+    """Refuse what is no loader, and a step that cannot be called, before anything is tried.
+
+    Args:
+        loader: What was given as a loader.
+        function: Of ``prefeed``, which was called.
+        step: What was given as a step.
+        needs_step: There is nothing to try without one.
+
+    Raises:
+        TypeError: It is no ``torch.utils.data.DataLoader``, or the step is no function.
+    """
+    if not isinstance(loader, TorchDataLoader):
+        raise TypeError(
+            f"prefeed.{function} takes a torch.utils.data.DataLoader, and not {type(loader).__name__}: "
+            "make one of your dataset, DataLoader(dataset, batch_size=...)"
+        )
+    if not callable(step) and (needs_step or step is not None):
+        raise TypeError(f"prefeed.{function} takes a step that is called with each batch, and not {step!r}")
 
 
 def is_stream(loader: TorchDataLoader[Any]) -> bool:

@@ -10,7 +10,6 @@ import importlib.util
 import io
 import json
 import multiprocessing
-import os
 import shutil
 import signal
 import tempfile
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.bench.requirements import MissingRequirementError
+from prefeed.places import default_home
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -101,8 +101,7 @@ class PhotoFolder:
 
 def default_photo_cache() -> Path:
     """Return the directory that keeps pictures between benchmarks."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "prefeed-bench"
+    return default_home().with_name("prefeed-bench")
 
 
 def make_photos(

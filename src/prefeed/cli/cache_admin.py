@@ -61,8 +61,12 @@ def run(words: Sequence[str]) -> int:
         return EXIT_FAILED
     try:
         arguments = parse(words, os.environ)
-        for line in _lines(arguments):
-            click.echo(line)
+        lines = _lines(arguments)
+        try:
+            for line in lines:
+                click.echo(line)
+        except BrokenPipeError:  # who reads has read enough; what was asked for is done
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
     except PrefeedError as err:
         click.echo(f"cache_admin: {err}", err=True)
         return EXIT_FAILED

@@ -15,7 +15,7 @@ from prefeed.errors import PrefeedError, ServerUnavailableError
 EXIT_FAILED: Final = 1
 EXIT_NO_SERVER: Final = 3
 
-_VERBOSE_TRACEBACKS: Final = 2
+VERBOSE_TRACEBACKS: Final = 2
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def reported(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except PrefeedError as err:
-        if ctx.meta.get("prefeed.verbose", 0) >= _VERBOSE_TRACEBACKS:
+        if ctx.meta.get("prefeed.verbose", 0) >= VERBOSE_TRACEBACKS:
             raise
         if ctx.meta.get("prefeed.json"):
             click.echo(json.dumps(error_object(err), default=str))

@@ -192,6 +192,13 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     if counts.audits:
         made = format_count(counts.audits, "sample")
         rows.append(("  audits", f"{made} made anew and compared, {counts.audits_failed:,} differed"))
+    if counts.not_kept:
+        rows.append(
+            (
+                "  not kept",
+                f"{format_count(counts.not_kept, 'sample')}: a process kept the turn to write; is one suspended?",
+            )
+        )
     return rows
 
 

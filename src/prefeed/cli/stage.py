@@ -19,6 +19,7 @@ from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResu
 from prefeed.copying.staging import stage
 from prefeed.copying.unstaging import list_copies
 from prefeed.errors import ConfigError
+from prefeed.jobs.places import refuse_credentials
 from prefeed.store.capacity import is_tmpfs
 
 EXIT_INTERRUPTED: Final = 130
@@ -53,6 +54,7 @@ def command(
     if source is None:
         _print_list(config, as_json=as_json)
         return
+    refuse_credentials(source)
     request = StageRequest(
         url=source,
         place=place_of(to, config),

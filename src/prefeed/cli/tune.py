@@ -8,9 +8,10 @@ import inspect
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -19,8 +20,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from prefeed.advice.tuning import DEFAULT_BUDGET_SECONDS, tune
 from prefeed.cli import render
+from prefeed.cli.failure import EXIT_FAILED, VERBOSE_TRACEBACKS
 from prefeed.cli.options import json_option
 from prefeed.cli.tune_view import tuning_lines
+from prefeed.errors import PrefeedError
+
+_NOT_THE_USERS: Final = (
+    str(Path(__file__).parents[1]) + os.sep,
+    os.path.dirname(click.__file__) + os.sep,
+    os.path.dirname(importlib.__file__) + os.sep,
+    "<frozen ",
+)
+"""Beginnings of the names of files whose lines in a traceback say nothing about the user's code."""
 
 
 @click.command(name="tune", context_settings={"allow_interspersed_args": False})
@@ -42,7 +53,7 @@ def command(*, budget: float, device: str | None, as_json: bool, target: str, ar
     Tries numbers of workers, of batches made ahead, pinned memory, threads and lookahead for as long as the budget lasts, and
     prints the line to paste, or says to leave it when the gain is within the noise.
     """
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), _users_errors(target):
         loader, step = _loader_and_step(target, arguments)
         with _progress(budget, is_shown=not as_json and sys.stderr.isatty()) as say:
             tuning = tune(loader, step, budget=budget, device=device, say=say)
@@ -50,6 +61,33 @@ def command(*, budget: float, device: str | None, as_json: bool, target: str, ar
         render.print_json({**msgspec.to_builtins(tuning), "leave_it": tuning.leave_it, "text": str(tuning)})
     else:
         render.print_lines(tuning_lines(tuning))
+
+
+@contextlib.contextmanager
+def _users_errors(target: str) -> Iterator[None]:
+    """Print what the user's code raises with its own part of the traceback, and end with 1; with ``-vv`` all of it."""
+    ctx = click.get_current_context()
+    try:
+        yield
+    except (PrefeedError, click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as err:
+        if ctx.meta.get("prefeed.verbose", 0) >= VERBOSE_TRACEBACKS:
+            raise
+        told = traceback.TracebackException.from_exception(err)
+        _leave_out_ours(told)
+        click.echo("".join(told.format()), nl=False, err=True)
+        click.echo(f"prefeed: nothing was tuned: what {target} made or called raised {type(err).__name__}", err=True)
+        ctx.exit(EXIT_FAILED)
+
+
+def _leave_out_ours(told: traceback.TracebackException) -> None:
+    """Leave out of a traceback, and of those that led to it, what is not the user's: prefeed, click, the import system."""
+    told.stack = traceback.StackSummary.from_list(
+        [frame for frame in told.stack if not frame.filename.startswith(_NOT_THE_USERS)]
+    )
+    for before in filter(None, (told.__cause__, told.__context__)):
+        _leave_out_ours(before)
 
 
 def _loader_and_step(target: str, arguments: tuple[str, ...]) -> tuple[Any, Callable[[Any], Any] | None]:

@@ -7,6 +7,7 @@ import click
 from prefeed.cli import render, stage_view
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.copying.unstaging import find_copies, list_copies, unstage
+from prefeed.jobs.places import refuse_credentials
 
 
 @click.command(name="unstage")
@@ -23,6 +24,8 @@ def command(ctx: click.Context, what: str | None, everything: bool, home: str | 
     """
     if (what is None) != everything:
         raise click.UsageError("give either SRC, a PATH or --all")
+    if what is not None:
+        refuse_credentials(what)
     config = config_of(home=home)
     copies = list_copies(config) if what is None else find_copies(what, config)
     for copy in copies:

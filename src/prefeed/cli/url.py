@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prefeed.config import Config
+from prefeed.jobs.places import refuse_credentials
+from prefeed.places import expanded
 from prefeed.sampleset.names import resolve
 
 
 def absolute_url(text: str) -> str:
-    """Return a URL as it is and a path as an absolute one: the server runs in another directory."""
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    """Return a URL as it is and a path as an absolute one: the server runs in another directory.
+
+    Raises:
+        JobSpecError: It is a URL with credentials in it, which lists of processes show.
+    """
+    refuse_credentials(text)
+    return text if "://" in text else str(expanded(text))
 
 
 def located(text: str, config: Config) -> tuple[str, Config]:

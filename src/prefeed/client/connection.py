@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -148,8 +148,9 @@ class Connection:
                 pass  # it was about to end
         if not (config.autostart if autostart is None else autostart):
             raise ServerUnavailableError(
-                f"no server runs for {config.home}; start one with `prefeed server start`", home=str(config.home)
-            )
+                f"no server runs for {config.home}; start one with `prefeed server start`",
+                home=str(config.home), is_absent=True,
+            )  # fmt: skip
         connection, welcome = cls._greet(config, launch_and_connect(config)[1], answer_seconds)
         for notice in welcome.notices:
             _log.warning("prefeed: %s", notice)
@@ -210,18 +211,27 @@ class Connection:
         except (OSError, ValueError):  # this end is closed
             return False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this end was closed: by whoever was done with it, or because the server did not answer."""
+        return self._sock.fileno() < 0
+
     def next_token(self) -> int:
         """Return a number for a question whose answer carries it."""
         self._token += 1
         return self._token
 
-    def send(self, message: m.Message) -> None:
+    def send(self, message: m.Message, *, within_seconds: float | None = None) -> None:
         """Send a message that has no answer.
 
+        Args:
+            message: To send.
+            within_seconds: A server that takes nothing for so long is taken for dead; defaults to the connection's.
+
         Raises:
-            ServerUnavailableError: The server is gone.
+            ServerUnavailableError: The server is gone; the connection is of no more use.
         """
-        with self._lock:
+        with self._lock, self._patience(within_seconds):
             self._send(message)
 
     def send_nowait(self, message: m.Message) -> None:
@@ -274,9 +284,8 @@ class Connection:
         """
         with self._lock:
             try:
-                if within_seconds is not None:
-                    self._sock.settimeout(within_seconds)
-                return self._exchange(message, reply_type, meanwhile)
+                with self._patience(within_seconds):
+                    return self._exchange(message, reply_type, meanwhile)
             except PrefeedError:
                 raise
             except BaseException:
@@ -295,6 +304,16 @@ class Connection:
     def close(self) -> None:
         """Close the socket; in a forked child only the child's copy."""
         self._sock.close()
+
+    @contextlib.contextmanager
+    def _patience(self, seconds: float | None) -> Iterator[None]:
+        """Inside it, a server that is silent for so long is taken for dead; None: for as long as ever."""
+        if seconds is None:
+            yield
+            return
+        self._sock.settimeout(seconds)
+        yield
+        self._sock.settimeout(self._answer_seconds)
 
     def _exchange(
         self, message: m.Message, reply_type: type[Reply], meanwhile: Callable[[m.AnyMessage], bool] | None

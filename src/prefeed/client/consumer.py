@@ -27,8 +27,11 @@ from prefeed.wire import messages as m
 _log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
+_RECOVER_ANSWER_SECONDS = 30.0
+"""The same for a server that is told of a dataset anew, in a thread: nothing is listed for that."""
+
 _COUNTS_SECONDS = 5.0
-"""A server that does not tell its counts for so long is busy: the training loop waits for them, and goes on without."""
+"""A server that does not tell its counts, or takes no message, for so long is busy: the training loop waits, and goes on without."""
 
 
 class Consumer:
@@ -49,6 +52,7 @@ class Consumer:
         self.dataset = dataset
         self.resident = dataset.config.resident  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
+        node.connection.expect_answers_within(_COUNTS_SECONDS)
         self._pid = os.getpid()
         self._order = Window(np.empty(0, dtype=np.int64))
         self._goes_on = False
@@ -285,7 +289,7 @@ class Consumer:
 
     def _recover(self) -> None:
         try:
-            connection = Connection.open(self.dataset.config)
+            connection = Connection.open(self.dataset.config, answer_seconds=_RECOVER_ANSWER_SECONDS)
         except (PrefeedError, OSError):
             return
         try:
@@ -313,6 +317,7 @@ class Consumer:
             )
             with self._lock:
                 if revision == self._revision and not self._closed:  # else another epoch has begun, or was read ahead
+                    connection.expect_answers_within(_COUNTS_SECONDS)
                     self.dataset, self._connection, self._start = dataset, connection, start
                     self._told = self._order.end
                     return True

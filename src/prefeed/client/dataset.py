@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from prefeed.sources.file_catalogues import name_of_learned, name_of_list
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.store_access import StoreAccess
+from prefeed.sources.urls import for_pickle, veiled
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.messages import DatasetOpened
@@ -31,7 +32,7 @@ class NodeDataset:
 
     Attributes:
         number: Names the dataset on the server that opened it.
-        url: Root as the user gave it; it may hold credentials, so it is not shown.
+        url: Root as the user gave it, or what stands for it where that has credentials in it (``sources.urls.veiled``).
         manifest: Its listing, or the catalogue of files opened by path.
         store_dir: Directory of the memory tier.
         runtime_dir: Directory in which the server listens; empty where none does.
@@ -42,7 +43,7 @@ class NodeDataset:
     """
 
     number: int
-    url: str = field(repr=False)
+    url: str
     manifest: Manifest | Catalogue
     store_dir: str
     runtime_dir: str = ""
@@ -50,6 +51,14 @@ class NodeDataset:
     config: Config
     num_samples: int = 0
     made_with: StoreAccess | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _unpickled, (values | {"url": for_pickle(self.url)},)
+
+
+def _unpickled(values: dict[str, Any]) -> NodeDataset:
+    return NodeDataset(**values | {"url": veiled(values["url"])})
 
 
 def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
@@ -243,7 +252,7 @@ def _node_dataset(
     connection = node.connection
     return NodeDataset(
         number=opened.dataset,
-        url=url,
+        url=veiled(url),
         manifest=manifest,
         store_dir=connection.store_dir,
         runtime_dir=os.fspath(connection.runtime_dir),

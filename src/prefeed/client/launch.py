@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,12 +15,16 @@ from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
-from prefeed.config import Config
+from prefeed.config import Config, as_text
 from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
+from prefeed.places import is_nowhere
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
+
+_LET_IN_TIME = struct.pack("@ll", 10, 0)
+"""Seconds and microseconds to wait for a server that has so many waiting to be let in that it takes no more."""
 
 _started: list[subprocess.Popen[bytes]] = []
 """Servers that this process started and that have not been seen to end."""
@@ -44,13 +49,16 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
         may_wait: For a server that has so many waiting to be let in that it takes no more.
 
     Raises:
-        ServerBusyError: That is so, and this may not wait.
+        ServerBusyError: That is so, and this may not wait, or waited in vain.
+        ServerUnavailableError: There is no home directory.
     """
+    require_home(config)
     for place in _places(config):
         if not os.path.lexists(place / SOCKET):
             continue
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(may_wait)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LET_IN_TIME)
         try:
             connect_in(place, sock)
         except BlockingIOError as err:
@@ -63,6 +71,15 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
             return Reached(sock, place)
     _collect_ended()
     return None
+
+
+def require_home(config: Config) -> None:
+    """Raise ``ServerUnavailableError`` when there is no home directory to keep anything in."""
+    if is_nowhere(config.home):
+        raise ServerUnavailableError(
+            f"there is no home directory: HOME is not set, and user {os.getuid()} is not in the system's list of users; "
+            "set PREFEED_HOME to a directory that you can write to"
+        )
 
 
 def _places(config: Config) -> Iterator[Path]:
@@ -95,18 +112,12 @@ def start_server(config: Config) -> int:
 
 def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, Reached]:
     """Return (pid, connection) of a server that was started now or, if allowed, just before by another client."""
+    require_home(config)
     log = make_runtime_dir(config.runtime_dirs) / "server.log"
-    with log.open("ab") as output:
-        start = output.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefeed.server"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd="/",
-            env=server_environment(config, os.environ),
-        )
+    try:
+        process, start = _begin(config, log)
+    except OSError as err:
+        raise ServerUnavailableError(f"the node server could not be started: {err}") from err
     _started.append(process)
     deadline = time.monotonic() + config.start_timeout
     while time.monotonic() < deadline:
@@ -129,21 +140,33 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
     )
 
 
+def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server, and return it with where its words begin in the log."""
+    with log.open("ab") as output:
+        start = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefeed.server"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env=server_environment(config, os.environ),
+        )
+    return process, start
+
+
 def server_environment(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server with exactly these settings, wherever they came from."""
     environment = dict(environ)
     for setting in fields(config):
         value = getattr(config, setting.name)
         name = f"PREFEED_{setting.name.upper()}"
-        environment[name] = "auto" if value is None else _as_text(value)  # else a file could name another value
+        environment[name] = (
+            "auto" if value is None else as_text(setting.name, value)
+        )  # else a file could name another value
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return environment
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, tuple):
-        return os.pathsep.join(value)
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _last_words(log: Path, start: int) -> str:

@@ -12,7 +12,7 @@ from prefeed.errors import CredentialsError
 from prefeed.sources.credentials import options_for
 from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess, access_as_made
-from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source
+from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source, unveiled
 from prefeed.types import (
     ClearResult,
     ListingProgress,
@@ -280,7 +280,7 @@ def access_told(
 def _anywhere(url: str) -> str:
     """Return the URL as it reads in the server's working directory: a relative path becomes absolute."""
     canonical = canonical_url(url) if url else ""
-    return canonical if canonical.startswith("/") else url
+    return canonical if canonical.startswith("/") else unveiled(url)
 
 
 def _listing_to(listing: ListingProgress | None) -> Callable[[m.AnyMessage], bool]:

@@ -18,19 +18,21 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeGuard
 
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_told, open_as_made
+from prefeed.client.shared import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
 from prefeed.sources.answers import listed_in
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import is_of_store
+from prefeed.sources.urls import is_of_store, unveiled
 from prefeed.store.tier import TierReader
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
@@ -44,6 +46,12 @@ _REPORTS_A_LOOKAHEAD = 8
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
 
 _RECONNECT_SECONDS = 5.0
+_MOST_TIMES = 9
+"""The pause is this many times what looking for the server took: to find out that it is held up takes seconds."""
+
+_REPORT_SECONDS = 1.0
+"""A server that takes no report for so long is left alone: nobody waits for it who has found what was asked for."""
+
 _RENEW_SECONDS = 60.0
 """Pause between two times that a reader tells the server how to reach the origin."""
 
@@ -59,10 +67,14 @@ class ObjectReader:
     **Blocking.** A hit never waits. A miss waits for the server, and for the origin when there is none.
     """
 
-    def __init__(self, dataset: NodeDataset, *, consumer: int = 0) -> None:
+    def __init__(self, dataset: NodeDataset, *, consumer: int = 0, shared: Shared | None = None) -> None:
+        """Read for a consumer; readers that are given the same ``shared`` take turns."""
         self.dataset = dataset
         self.consumer = consumer
-        self._written = None if isinstance(dataset.manifest, Catalogue) else written_files(dataset)
+        self._shared = shared
+        self._written = None
+        if not isinstance(dataset.manifest, Catalogue):
+            self._written = written_files(dataset) if shared is None else shared.written(dataset)
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
         self._pid = os.getpid()
@@ -70,6 +82,7 @@ class ObjectReader:
         self._connection: Connection | None = None
         self._source: Source | None = None
         self._retry_at = 0.0
+        self._is_held_up = False  # the server did not answer when it was looked for last
         self._consumed = array("q")
         self._opened = array("q")
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
@@ -158,7 +171,7 @@ class ObjectReader:
             records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())
             del self._opened[:]
             self._send(records)
-        if not self._consumed:
+        if not (self._consumed or self._hits or self._direct_reads):
             return
         message = m.Consumed(
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
@@ -172,13 +185,16 @@ class ObjectReader:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
         if self._pid != os.getpid():
             return
+        self._retry_at = 0.0  # what is not told now is told by nobody
         self.report()
-        self._disconnect()
+        if self._shared is None:
+            self._disconnect()
+        self._connection = None
         if self._source is not None:
             self._source.close()
             self._source = None
         self._tier.close()
-        if self._written is not None:
+        if self._written is not None and self._shared is None:
             self._written.close()
 
     def _count(self, data: Buffer | None) -> None:
@@ -225,11 +241,11 @@ class ObjectReader:
 
     def _send(self, message: m.Message) -> bool:
         """Return True when the message is on its way."""
-        connection = self._connect()
+        connection = self._connect(is_asking=False)
         if connection is None:
             return False
         try:
-            connection.send(message)
+            connection.send(message, within_seconds=_REPORT_SECONDS)
         except ServerError:
             self._disconnect()
             return False
@@ -309,20 +325,34 @@ class ObjectReader:
             self._renewed_at = now
             with contextlib.suppress(PrefeedError):
                 options, proxies = access_told(self.dataset.url, self.dataset.config, self.dataset.made_with)
-                self._send(m.RenewAccess(self.dataset.number, self.dataset.url, options, proxies))
+                self._send(m.RenewAccess(self.dataset.number, unveiled(self.dataset.url), options, proxies))
         return data
 
-    def _connect(self) -> Connection | None:
+    def _connect(self, *, is_asking: bool = True) -> Connection | None:
+        """Return a connection to the server, None when there is none; who only reports waits no second time for one held up."""
+        if self._connection is not None and self._connection.is_closed:
+            self._connection = None  # another reader that shares it has found it broken
         if self._connection is None and time.monotonic() >= self._retry_at:
+            began = time.monotonic()
+            patience = self.dataset.config.request_timeout + _GRACE_SECONDS
             try:
-                self._connection = Connection.open(
+                open_one = partial(
+                    Connection.open,
                     self.dataset.config,
                     autostart=False,
-                    answer_seconds=self.dataset.config.request_timeout + _GRACE_SECONDS,
+                    answer_seconds=_REPORT_SECONDS if self._is_held_up and not is_asking else patience,
+                )
+                shared = self._shared
+                self._connection = (
+                    open_one() if shared is None else shared.connection(self.dataset.config.home, open_one)
                 )
                 self._use(reopen_on(NodeClient(self._connection), self.dataset))
+                self._connection.expect_answers_within(patience)
+                self._is_held_up = False
             except (PrefeedError, OSError):
-                self._disconnect()
+                took = time.monotonic() - began
+                self._is_held_up = took > _REPORT_SECONDS / 2
+                self._disconnect(_MOST_TIMES * took)
         return self._connection
 
     def _use(self, dataset: NodeDataset) -> None:
@@ -334,12 +364,12 @@ class ObjectReader:
             self._tier.reopen_if_replaced()  # it may have found the one before damaged
         self.dataset = dataset
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, pause_seconds: float = 0.0) -> None:
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.close()
         self._connection = None
-        self._retry_at = time.monotonic() + _RECONNECT_SECONDS
+        self._retry_at = time.monotonic() + max(_RECONNECT_SECONDS, pause_seconds)
 
     def _start_anew(self) -> None:
         """Leave the parent's socket and source alone: this is a forked child."""
@@ -347,7 +377,7 @@ class ObjectReader:
             self._connection.close()
         self._connection, self._source = None, None
         self._pid = os.getpid()
-        self._retry_at = 0.0
+        self._retry_at, self._is_held_up = 0.0, False
         del self._consumed[:]
         del self._opened[:]
         self._hits = self._direct_reads = self._unreported_bytes = 0

@@ -7,6 +7,7 @@ import threading
 
 from prefeed.client.dataset import NodeDataset
 from prefeed.client.reader import ObjectReader
+from prefeed.client.shared import Shared
 
 
 class Readers:
@@ -19,6 +20,7 @@ class Readers:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._readers: dict[str, ObjectReader] = {}
+        self._shared = Shared()
 
     def read(self, dataset: NodeDataset, object_id: int) -> bytes:
         """Return an object's bytes.
@@ -28,11 +30,11 @@ class Readers:
         """
         with self._lock:
             if self._pid != os.getpid():
-                self._pid, self._readers = os.getpid(), {}
+                self._pid, self._readers, self._shared = os.getpid(), {}, Shared()
             key = str(dataset.manifest.directory)
             reader = self._readers.get(key)
             if reader is None:
-                reader = self._readers[key] = ObjectReader(dataset)
+                reader = self._readers[key] = ObjectReader(dataset, shared=self._shared)
             data = reader.read(object_id)
             reader.report()
         return data if isinstance(data, bytes) else bytes(data)
@@ -41,5 +43,8 @@ class Readers:
         """Close every reader of this process."""
         with self._lock:
             readers, self._readers = list(self._readers.values()), {}
+            shared, self._shared = self._shared, Shared()
         for reader in readers:
             reader.close()
+        if self._pid == os.getpid():
+            shared.close()

@@ -71,14 +71,22 @@ def grow_cache(
 
 
 def report_reads(
-    connection: Connection, session: int, cache: int, hits: int, misses: int, audits: int = 0, audits_failed: int = 0
+    connection: Connection,
+    session: int,
+    cache: int,
+    hits: int,
+    misses: int,
+    *,
+    audits: int = 0,
+    audits_failed: int = 0,
+    not_kept: int = 0,
 ) -> None:
-    """Tell the server how reads and audits went since the last report; nobody answers.
+    """Tell the server how reads and audits went since the last report, and what was not kept; nobody answers.
 
     Raises:
         ServerUnavailableError: The server is gone.
     """
-    connection.send(m.CacheReads(session, cache, hits, misses, audits, audits_failed))
+    connection.send(m.CacheReads(session, cache, hits, misses, audits, audits_failed, not_kept))
 
 
 def new_session(connection: Connection) -> int:

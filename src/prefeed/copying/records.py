@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from prefeed.config import Config
 from prefeed.machine import host_name
+from prefeed.places import expanded
 from prefeed.sources.private_files import make_private
 from prefeed.store.directory import is_private
 
@@ -88,7 +89,7 @@ class CopyRecord:
 
 def place_of(to: str, config: Config) -> Path:
     """Return the directory that ``memory`` or a path names."""
-    return config.memory_dir if to == MEMORY else Path(to).expanduser().absolute()
+    return config.memory_dir if to == MEMORY else expanded(to)
 
 
 def copies_of_user(place: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.config import Config, current
+from prefeed.config import Config, settings_of
 from prefeed.datasets.labelled import Indices, LabelledImages
 from prefeed.datasets.origin import Origin
 from prefeed.errors import EmptyListingError
@@ -47,7 +47,7 @@ class ImageFolder(LabelledImages):
         config: Config | None = None,
         listing_age: float | None = None,
     ) -> None:
-        origin = Origin(url_or_path, config or current(), listing_age=listing_age)
+        origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         self.classes, ids, targets = _by_class(origin.manifest)
         if not self.classes:
             raise EmptyListingError(

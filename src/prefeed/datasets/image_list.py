@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from prefeed.config import Config, current
+from prefeed.config import Config, settings_of
 from prefeed.datasets.labelled import Indices, LabelledImages
 from prefeed.datasets.origin import Origin
 from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
@@ -52,7 +52,7 @@ class ImageList(LabelledImages):
         config: Config | None = None,
         listing_age: float | None = None,
     ) -> None:
-        origin = Origin(url_or_path, config or current(), listing_age=listing_age)
+        origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         where = f"{origin.url.rstrip('/')}/{list_name}"
         paths, targets = _parse(_read(origin, list_name), where, delimiter)
         ids = _ids_of(paths, origin.manifest)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.datasets.origin import Origin
+from prefeed.datasets.origin import Origin, sample_index
 
 Indices = npt.NDArray[np.int64]
 
@@ -77,8 +77,7 @@ class LabelledImages:
         return len(self._ids)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
+        index = sample_index(index, len(self))
         image = self.loader(io.BytesIO(self._origin.read(int(self._ids[index]))))
         target = int(self._targets[index])
         if self.transform is not None:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
-from prefeed.config import Config, current
-from prefeed.datasets.origin import Origin
+from prefeed.config import Config, settings_of
+from prefeed.datasets.origin import Origin, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.manifest import Manifest
 
@@ -46,7 +46,7 @@ class Objects:
     ) -> None:
         self.decode = decode
         self.pattern = pattern
-        self._origin = Origin(url_or_path, config or current(), listing_age=listing_age)
+        self._origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         self._ids = _matching(self._origin.manifest, pattern, self._origin.url)
 
     @property
@@ -100,10 +100,7 @@ class Objects:
         return self._origin.manifest.path(object_id), self._origin.settle().key(object_id)
 
     def _object_id(self, index: int) -> int:
-        length = len(self)
-        if not -length <= index < length:
-            raise IndexError(f"sample {index} of {length}")
-        index = int(index) % length
+        index = sample_index(index, len(self))
         return index if self._ids is None else int(self._ids[index])
 
 

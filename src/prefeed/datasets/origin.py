@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
+import operator
 import os
 import sys
 import tempfile
@@ -13,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -23,7 +25,8 @@ from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_mani
 from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_now, open_as_made
 from prefeed.client.readers import Readers
-from prefeed.config import Config
+from prefeed.config import Config, parse_setting
+from prefeed.core.again import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.removing import remove_tree
 from prefeed.sampleset.names import is_named, resolve
@@ -31,11 +34,38 @@ from prefeed.sources.answers import listed_in
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source, pack_url
+from prefeed.sources.urls import (
+    canonical_url,
+    for_pickle,
+    is_of_store,
+    listing_mark,
+    open_source,
+    pack_url,
+    veiled,
+)
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()
 _log = logging.getLogger("prefeed")
+
+
+def sample_index(index: SupportsIndex, length: int) -> int:
+    """Return which sample is meant, 0 to ``length`` - 1; negative numbers count from the end.
+
+    Raises:
+        IndexError: There is no such sample.
+        TypeError: It is no whole number.
+    """
+    try:
+        number = operator.index(index)
+    except TypeError as err:
+        raise TypeError(
+            f"a sample is asked for by its number, 0 to {length - 1}, and not by {type(index).__name__} {index!r}; for several "
+            "use torch.utils.data.Subset(dataset, range(start, stop))"
+        ) from err
+    if not -length <= number < length:
+        raise IndexError(f"sample {number} of {length}")
+    return number % length
 
 
 class Origin:
@@ -77,17 +107,17 @@ class Origin:
             url_or_path = pack_url(url_or_path)
         self.node_config = config if is_set else None
         self.url = canonical_url(url_or_path)
-        self._given = (
-            self.url if self.url.startswith("/") else os.fspath(url_or_path)
-        )  # may hold credentials: for sources, never for messages
+        self._given = self.url if self.url.startswith("/") else veiled(os.fspath(url_or_path))
         self.config = config
         self._made_with = None
         with suppress(CredentialsError):  # said by who asks the store
             self._made_with = access_now(self._given, config)
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
+        self._again = Again()
         self._is_settled = True
-        age = config.listing_age if listing_age is None else listing_age
+        age = config.listing_age if listing_age is None else parse_setting("listing_age", listing_age)
+        began = time.monotonic()
         if config.enabled:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
@@ -104,6 +134,7 @@ class Origin:
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
         if self._dataset is None:
+            self._again.failed(began=began, now=time.monotonic())
             listed = self._list_here(url_or_path, age)
             self.manifest, self.listed_at = listed.manifest, listed.began_at
         else:
@@ -113,6 +144,13 @@ class Origin:
         if age:
             _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_given": for_pickle(self._given)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._given = veiled(self._given)
+
     def read(self, object_id: int) -> bytes:
         """Return the object's bytes: from the loader's reader, the process's own, or the origin."""
         if not self._is_settled:
@@ -121,13 +159,32 @@ class Origin:
         data: Buffer
         if reader is not None:
             data = reader.read(object_id)
-        elif self._dataset is not None:
+        elif self._dataset is not None or self._try_node():
+            assert self._dataset is not None
             data = readers.read(self._dataset, object_id)
         else:
             source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
             listed = listed_in(self.manifest, object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
+
+    def _try_node(self) -> bool:
+        """Return whether the node that could not be had before can be had now; then it is used from now on.
+
+        Of a loader's workers none starts a server: many would at once, and the loader does so when its next epoch begins.
+        """
+        began = time.monotonic()
+        if not self.config.enabled or not self._again.is_due(began):
+            return False
+        is_worker = multiprocessing.parent_process() is not None
+        try:
+            with NodeClient.connect(self.config, autostart=False if is_worker else None) as node:
+                self._dataset = open_manifest_dataset(node, self._given, self.manifest, self.config, self._made_with)
+        except (PrefeedError, OSError):
+            self._again.failed(began=began, now=time.monotonic())
+            return False
+        self._again.succeeded()
+        return True
 
     def settle(self) -> Manifest:
         """Return the listing, with sizes and versions that the files had after this was made: its paths may be known before.

@@ -12,8 +12,8 @@ from xxhash import xxh3_128
 
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
-from prefeed.config import Config, current
-from prefeed.datasets.origin import Origin
+from prefeed.config import Config, settings_of
+from prefeed.datasets.origin import Origin, sample_index
 from prefeed.errors import EmptyListingError
 from prefeed.packing.names import sample_of
 from prefeed.sources.manifest import Manifest
@@ -54,7 +54,7 @@ class Packed:
     ) -> None:
         self.decode = decode
         self.group = group
-        self._origin = Origin(url_or_path, config or current(), listing_age=listing_age, is_pack=True)
+        self._origin = Origin(url_or_path, settings_of(config), listing_age=listing_age, is_pack=True)
         self._groups = _grouped(self._origin.manifest, self.url) if group else None
 
     @property
@@ -114,10 +114,7 @@ class Packed:
         return self.path(index), keys[0] if self._groups is None else xxh3_128(b"".join(keys)).digest()
 
     def _object_ids(self, index: int) -> list[int]:
-        length = len(self)
-        if not -length <= index < length:
-            raise IndexError(f"sample {index} of {length}")
-        index = int(index) % length
+        index = sample_index(index, len(self))
         if self._groups is None:
             return [index]
         ids, starts = self._groups

@@ -20,6 +20,7 @@ from prefeed.packing.names import LAYOUTS, check_names
 from prefeed.packing.order import packing_order
 from prefeed.packing.place import Place, open_place
 from prefeed.packing.reading import read_ahead
+from prefeed.packing.tfrecord import require_installed
 from prefeed.packing.work import PackProgress, Work
 from prefeed.packing.writing import require_room, take_up, write_environment, write_shards
 from prefeed.sources.library import ManifestLibrary
@@ -123,6 +124,8 @@ def pack(
 def _job(request: PackRequest, place: Place) -> Job:
     if request.layout not in LAYOUTS:
         raise CannotPackError(f"{request.layout!r} is no format; known are {', '.join(LAYOUTS)}")
+    if request.layout == "tfrecord":
+        require_installed()
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
@@ -188,6 +191,8 @@ def _run(work: Work, source_url: str, config: Config) -> PackResult:
             work.place.tidy()
             journal.finish()
             return found
+        if not journal.parts and journal.job not in (None, work.job):
+            journal.begin(work.job)  # nothing was packed of another: it failed before it came to its first file
         if journal.job not in (None, work.job):
             raise PackOccupiedError(
                 f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: ask for the same, or remove it"

@@ -47,7 +47,7 @@ class TfrecordWriter(ShardWriter):
         Raises:
             CannotPackError: What the format needs is not installed.
         """
-        _require_installed()
+        require_installed()
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
         self._end = 0
 
@@ -88,7 +88,7 @@ def scan(file: BinaryIO, name: str) -> Iterator[Record]:
     Raises:
         CannotPackError: A checksum does not fit, or the file is cut off.
     """
-    _require_installed()
+    require_installed()
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = number = 0
@@ -108,7 +108,8 @@ def scan(file: BinaryIO, name: str) -> Iterator[Record]:
         number += 1
 
 
-def _require_installed() -> None:
+def require_installed() -> None:
+    """Raise ``CannotPackError`` when what this format needs is not installed."""
     if not _IS_INSTALLED:
         raise CannotPackError("tfrecord needs google-crc32c and protobuf: pip install 'prefeed[pack]'")
 

@@ -395,7 +395,7 @@ class Handlers:
         self.loop.send(connection, grown)
 
     def _cache_reads(self, _: Connection, request: m.CacheReads) -> None:
-        counted = (request.hits, request.misses, request.audits, request.audits_failed)
+        counted = (request.hits, request.misses, request.audits, request.audits_failed, request.not_kept)
         self.sessions.count_reads((request.session, request.cache), *counted)
 
     def _new_session(self, connection: Connection, _: m.NewSession) -> None:

@@ -70,6 +70,7 @@ METRICS: Final = (
     Metric("prefeed_stage_caches", "gauge", (), "Stage caches."),
     Metric("prefeed_stage_cache_bytes", "gauge", ("tier",), "What stage caches take."),
     Metric("prefeed_stage_audits_total", "counter", ("result",), "Samples that were found in a stage cache, made anew and compared: same, or different."),
+    Metric("prefeed_stage_not_kept_total", "counter", (), "Samples that were made and not kept because another process kept the turn to write for a second. Grows: a process is suspended."),
     Metric("prefeed_plans", "gauge", (), "Consumers with a plan: loaders in an epoch, and warm-ups."),
     Metric("prefeed_plan_position_objects", "gauge", ("plan", "dataset"), "Objects of the plan that its loop has. Numbers of plans that have ended are used again; at most 64 are shown."),
     Metric("prefeed_plan_length_objects", "gauge", ("plan", "dataset"), "Objects of the plan."),
@@ -199,6 +200,7 @@ def _stage_caches(statistics: Statistics) -> Iterator[Row]:
     yield "prefeed_stage_cache_bytes", ("disk",), counts.disk_bytes
     yield "prefeed_stage_audits_total", ("same",), counts.audits - counts.audits_failed
     yield "prefeed_stage_audits_total", ("different",), counts.audits_failed
+    yield "prefeed_stage_not_kept_total", (), counts.not_kept
 
 
 def _plan(number: str, plan: PlanInfo) -> Iterator[Row]:

@@ -54,7 +54,7 @@ class Sessions:
         self._disk = disk
         self._sessions: dict[int, dict[int, _Cache]] = {}
         self._uses = 0
-        self._audits = self._audits_failed = 0
+        self._audits = self._audits_failed = self._not_kept = 0
         for room in self._rooms():
             self._find_in(room)
         self._fit(memory)
@@ -215,10 +215,13 @@ class Sessions:
         disk_limit = 0 if self._disk is None else self._disk.limit_of(key)
         return CacheGrown(memory_limit_bytes=self._memory.limit_of(key), disk_limit_bytes=disk_limit)
 
-    def count_reads(self, key: CacheKey, hits: int, misses: int, audits: int = 0, audits_failed: int = 0) -> None:
-        """Note how reads of a cache went, and audits; of one that was dropped, only these."""
+    def count_reads(
+        self, key: CacheKey, hits: int, misses: int, audits: int = 0, audits_failed: int = 0, not_kept: int = 0
+    ) -> None:
+        """Note how reads of a cache went, audits, and samples not kept; of one that was dropped, only these two."""
         self._audits += audits
         self._audits_failed += audits_failed
+        self._not_kept += not_kept
         cache = self._sessions.get(key[0], {}).get(key[1])
         if cache is not None:
             cache.hits += hits
@@ -271,6 +274,7 @@ class Sessions:
             disk_bytes=0 if self._disk is None else sum(map(self._disk.files.taken_bytes, keys)),
             audits=self._audits,
             audits_failed=self._audits_failed,
+            not_kept=self._not_kept,
         )
 
     def remove_memory(self) -> None:

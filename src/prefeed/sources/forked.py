@@ -8,6 +8,7 @@ answers a fetch with one ``Reply`` and a listing with ``Batch`` frames, the last
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -73,6 +74,9 @@ class Batch(msgspec.Struct, frozen=True):
     failure: Reply | None = None
 
 
+_GRACE_SECONDS: Final = 30.0
+"""A helper is waited for that much longer than one request may take: it may have to be started, on a busy machine."""
+
 _ERRORS: Final = {
     value.code: value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SourceError)
 }
@@ -130,6 +134,9 @@ class ForkedReader:
         with self._lock:
             try:
                 pipe = self._ask(request)
+                limit = self._hello.request_timeout + _GRACE_SECONDS
+                if not select.select([pipe], [], [], limit)[0]:  # nothing of an earlier answer is left in the pipe
+                    raise EOFError(f"no answer in {limit:g} s: it may be suspended")
                 reply = msgspec.msgpack.decode(read_frame(pipe), type=Reply)
                 data = read_exactly(pipe, reply.size_bytes)
             except (OSError, EOFError, msgspec.DecodeError) as err:

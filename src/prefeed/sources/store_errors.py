@@ -23,6 +23,7 @@ _CREDENTIALS_ADVICE: Final = (
     "check the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), "
     "or set AWS_SKIP_SIGNATURE=1 for a public bucket"
 )
+_WEB_ADVICE: Final = "put user and password for it into credentials.json in the home (mode 0600)"
 
 _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] = (
     (FileNotFoundError, ObjectNotFoundError, "does not exist"),
@@ -93,6 +94,8 @@ def translate(err: BaseException, where: str, *, timeout: float) -> BaseExceptio
         return err
     text = str(err)
     error, reason, status = _classify(err, text)
+    if where.startswith("http"):
+        reason = reason.replace(_CREDENTIALS_ADVICE, _WEB_ADVICE)
     answered = f" (HTTP {status})" if status else ""
     code = _ERROR_CODE.search(text)
     named = f" [{code[1]}]" if code else ""

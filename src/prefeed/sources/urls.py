@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from base64 import b64encode
+from multiprocessing.context import get_spawning_popen
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -79,6 +81,41 @@ def without_credentials(url: str) -> str:
     return re.sub(r"(://)[^/@?#]*@", r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
+_SECRET: Final = re.compile(r"://(prefeed-[0-9a-f]{16})@")
+_given: Final[dict[str, str]] = {}
+"""URLs with credentials that this process was given, by the texts that stand for them."""
+
+
+def veiled(url: str) -> str:
+    """Return a text that stands for the URL, in this process and in those forked from it, and has no credentials in it.
+
+    It may be kept, pickled and told to anybody. ``unveiled`` returns the URL.
+    """
+    scheme = url.partition("://")[0].lower().removeprefix(PACK)
+    bare = without_credentials(url)
+    if scheme not in OBJECT_STORE_SCHEMES or bare == url or _SECRET.search(url):
+        return url
+    known = next((text for text, full in list(_given.items()) if full == url), None)
+    if known is not None:
+        return known
+    text = bare.replace("://", f"://prefeed-{secrets.token_hex(8)}@", 1)
+    _given[text] = url
+    return text
+
+
+def unveiled(url: str) -> str:
+    """Return the URL that a text stands for; in a process that was not given it, the same without credentials."""
+    return _given[url] if url in _given else _SECRET.sub("://", url)
+
+
+def for_pickle(url: str) -> str:
+    """Return what is pickled of a URL that was veiled: credentials go to a child that ``multiprocessing`` starts, and nowhere else.
+
+    Who has none of them is told by ``credentials.json`` who speaks, and by the node server what it has fetched itself.
+    """
+    return url if get_spawning_popen() is None else unveiled(url)
+
+
 def open_source(
     url: str | os.PathLike[str], config: Config, *, access: StoreAccess | None = None, view: View | None = None
 ) -> Source:
@@ -95,12 +132,13 @@ def open_source(
     Raises:
         UnknownSchemeError, ConfigError: See ``canonical_url``.
     """
+    url = unveiled(os.fspath(url))
     root = canonical_url(url)
     if not root.startswith(PACK):
         return open_plain_source(url, config, access=access, view=view)
     return PackedSource(
         root,
-        open_plain_source(os.fspath(url)[len(PACK) :], config, access=access, view=view),
+        open_plain_source(url[len(PACK) :], config, access=access, view=view),
         home=config.home,
         # Who speaks to the one store may speak to another of its kind.
         open_other=lambda other: open_plain_source(
@@ -117,6 +155,7 @@ def open_plain_source(
     Raises:
         UnknownSchemeError, ConfigError: See ``canonical_url``.
     """
+    url = unveiled(os.fspath(url))
     root = canonical_url(url)
     if root.startswith("/"):
         return PosixSource(root, view=view)
@@ -125,7 +164,7 @@ def open_plain_source(
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
-    return ObjectStoreSource(root, config, authorization=_basic_authorization(os.fspath(url)), access=access)
+    return ObjectStoreSource(root, config, authorization=_basic_authorization(url), access=access)
 
 
 def listing_mark(source: Source) -> str:

@@ -6,13 +6,15 @@ import copy
 import logging
 import operator
 import os
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from prefeed.client.connection import Connection
 from prefeed.client.sessions import list_sessions
-from prefeed.config import Config, config_for_port, current
+from prefeed.config import Config, config_for_port, settings_of
+from prefeed.core.again import Again
 from prefeed.errors import (
     CacheInUseError,
     CacheNotInUseError,
@@ -100,18 +102,21 @@ class DatasetCache:
         self.port = _port(port)
         self.num_connections = _count("num_connections", num_connections, 12)
         self.prefetch_size = _count("prefetch_size", prefetch_size, 20)
-        self._config = config_for_port(config or current(), self.port)
+        self._config = config_for_port(settings_of(config), self.port)
         self._store: CacheStore | None = None
         self._cache: int | None = None
+        self._again = Again()
+        self._said = ""
 
     @classmethod
     def default(cls, config: Config | None = None) -> DatasetCache:
         """Return a cache of the default session, which needs not be made and goes when its room is wanted."""
         cache = cls.__new__(cls)
-        cache.session_id, cache.size, cache.spilling = 0, 0, (config or current()).disk != 0
+        cache.session_id, cache.size, cache.spilling = 0, 0, settings_of(config).disk != 0
         cache.hostname, cache.port, cache.num_connections, cache.prefetch_size = _LOCAL_HOST, _DEFAULT_PORT, 12, 20
-        cache._config = config or current()
+        cache._config = settings_of(config)
         cache._store, cache._cache = None, None
+        cache._again, cache._said = Again(), ""
         return cache
 
     @property
@@ -165,10 +170,21 @@ class DatasetCache:
         self._cache = cache
         return self._store
 
+    @property
+    def may_be_tried_again(self) -> bool:
+        """Whether ``use_for`` could not open it, and may be able to by now."""
+        return (
+            self._cache is not None
+            and self._store is None
+            and self._config.enabled
+            and self._again.is_due(time.monotonic())
+        )
+
     def again(self) -> DatasetCache:
         """Return another one with the same arguments, for another stage."""
         other = copy.copy(self)
         other._store = other._cache = None
+        other._again, other._said = Again(), ""
         return other
 
     def close(self) -> None:
@@ -181,13 +197,21 @@ class DatasetCache:
         return self
 
     def _open(self, name: CacheName) -> CacheStore | None:
+        began = time.monotonic()
         try:
-            return CacheStore.open(self._config, name)
+            store = CacheStore.open(self._config, name)
         except (SessionNotFoundError, SpillingDisabledError):
             raise
         except (PrefeedError, OSError) as err:
-            _log.warning("prefeed: samples are not cached: %s", err)
+            self._again.failed(began=began, now=time.monotonic())
+            if str(err) != self._said:
+                self._said = str(err)
+                _log.warning("prefeed: samples are not cached: %s (later epochs try again)", str(err))
             return None
+        if self._said:
+            self._said = ""
+            _log.warning("prefeed: samples are cached from now on")
+        return store
 
     def _reads(self, store: CacheStore) -> tuple[int, int]:
         """Return hits and misses of all processes: as the server knows them, or else as they counted themselves."""

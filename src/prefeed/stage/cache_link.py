@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +76,7 @@ class CacheLink:
         self._retry_at = 0.0
         self._retry_seconds = _RETRY_SECONDS
         self._counting = threading.Lock()
-        self._hits = self._misses = self._audits = self._audits_failed = 0
+        self._counts: Counter[str] = Counter()
         self._report_at = 0.0
 
     @classmethod
@@ -152,48 +153,38 @@ class CacheLink:
 
     # ------------------------------------------------------------ reads
 
-    def count(self, hits: int, misses: int) -> None:
-        """Note how reads went."""
+    def count(self, **counts: int) -> None:
+        """Note how reads went, or audits, or what was not kept: by the names that ``report_reads`` has for them."""
         with self._counting:
-            self._hits += hits
-            self._misses += misses
-
-    def count_audit(self, *, failed: bool) -> None:
-        """Note that a sample was made anew and compared."""
-        with self._counting:
-            self._audits += 1
-            self._audits_failed += failed
+            self._counts.update(counts)
 
     @property
     def has_unreported(self) -> bool:
-        """Whether reads or audits were counted that the server does not know."""
-        return self._hits + self._misses + self._audits > 0
+        """Whether anything was counted that the server does not know."""
+        return any(self._counts.values())
 
     def wants_to_report(self, *, now: bool) -> bool:
         """Return whether it is time to say something; ``now``: there is, when there is something to say."""
         return (
             time.monotonic() >= self._report_at
             or (now and self.has_unreported)
-            or (self._hits + self._misses >= _REPORT_READS and self._connection is not None)
+            or (self._counts["hits"] + self._counts["misses"] >= _REPORT_READS and self._connection is not None)
         )
 
     def report(self) -> None:
-        """Tell the server how reads and audits went since the last time; what cannot be told waits."""
+        """Tell the server what was counted since the last time; what cannot be told waits."""
         self._report_at = time.monotonic() + _REPORT_SECONDS
         connection = self._connection
         if connection is None or not self.has_unreported:
             return
         with self._counting:
-            counted = (self._hits, self._misses, self._audits, self._audits_failed)
-            self._hits = self._misses = self._audits = self._audits_failed = 0
+            counted, self._counts = self._counts, Counter()
+        told = {"hits": 0, "misses": 0, **counted}
         try:
-            report_reads(connection, self._name.session, self._name.cache, *counted)
+            report_reads(connection, self._name.session, self._name.cache, **told)
         except PrefeedError:
             with self._counting:
-                self._hits += counted[0]
-                self._misses += counted[1]
-                self._audits += counted[2]
-                self._audits_failed += counted[3]
+                self._counts.update(counted)
             self.disconnect()
 
     def _leave_alone(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from prefeed.config import Config
 from prefeed.memory import leaves_room
+from prefeed.places import say_once
 from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
@@ -50,8 +51,8 @@ class CacheStore:
     be given the room then.
 
     **Threads and processes.** Any thread; forked and pickled copies open everything anew, at first use.
-    **Blocking.** Never waits for another process, but for LMDB's write lock while one commits, a second for one that
-    was stopped while it opened the store, and seconds for a server that does not answer when it is asked for room.
+    **Blocking.** Never waits for another process, but a second for one that writes, or was stopped while it wrote or
+    opened the store, and seconds for a server that does not answer when it is asked for room.
     """
 
     def __init__(self, config: Config, name: CacheName, opened: CacheOpened, link: CacheLink | None = None) -> None:
@@ -128,6 +129,9 @@ class CacheStore:
                 if self._put_into(tier, key, value):
                     self._note_outdated(key, in_memory=tier is tiers[0])
                     return True
+            if any(tier.is_kept_busy() for tier in tiers):
+                self._not_kept()
+                return False
             if not tiers[0].is_in_use_elsewhere():
                 self._say_full()
         self._skip = _SKIPPED_WHEN_FULL
@@ -143,7 +147,7 @@ class CacheStore:
 
     def count_audit(self, *, failed: bool) -> None:
         """Note that a sample was made anew and compared; of one that differs the server is told at once."""
-        self._here.link.count_audit(failed=failed)
+        self._here.link.count(audits=1, audits_failed=int(failed))
         _report_at_exit()
         if failed:
             self.report(now=True)
@@ -151,7 +155,7 @@ class CacheStore:
     def count(self, hits: int, misses: int) -> None:
         """Note how reads went, beside the store, where the server looks; else for the next report."""
         if not self._here.place.reads.try_add(hits, misses):
-            self._here.link.count(hits, misses)
+            self._here.link.count(hits=hits, misses=misses)
             _report_at_exit()
 
     def report(self, *, now: bool = False) -> None:
@@ -196,9 +200,18 @@ class CacheStore:
 
     def _put_into(self, tier: SharedTier, key: bytes, value: memoryview) -> bool:
         while not tier.put_many([(key, value)]):
-            if tier.is_in_use_elsewhere() or not self._try_grow(tier, len(value)):
+            if tier.is_kept_busy() or tier.is_in_use_elsewhere() or not self._try_grow(tier, len(value)):
                 return False
         return True
+
+    def _not_kept(self) -> None:
+        """Another process keeps the turn to write: count that, and say it once."""
+        self._here.link.count(not_kept=1)
+        _report_at_exit()
+        say_once(
+            "samples are made and not kept for now: another process keeps the turn to write a stage cache for longer than a "
+            "second, is it suspended (kill -STOP, a paused container)? `prefeed stats` counts them"
+        )
 
     def _say_full(self) -> None:
         if not self._has_said_full:
@@ -244,7 +257,7 @@ class CacheStore:
             return
         count = self._here.place.tiers[0].put_many(items)
         self._outdated.difference_update(key for key, _ in items[:count])
-        if count < len(items):
+        if count < len(items) and not self._here.place.tiers[0].is_kept_busy():
             self._room_for_more = False
 
     # ------------------------------------------------------------ where it lies

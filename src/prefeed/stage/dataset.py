@@ -33,8 +33,10 @@ from prefeed.stage.randomness import look_for_chance
 _log = logging.getLogger("prefeed")
 
 _WAIT_SECONDS: Final = 0.001
-_LONGEST_WAIT_SECONDS: Final = 10.0
-"""An entry that another process is making is waited for so long; then it is made here too: the other may be stopped."""
+_LEAST_PATIENCE_SECONDS: Final = 1.0
+_MOST_TIMES: Final = 4.0
+"""An entry that another process is making is waited for so long, or so many times what making one took here at most; then it
+is made here too: the other may be stopped."""
 
 Making = Callable[[int], AbstractContextManager[None]]
 """Opens the scope in which the sample at this position of a batch is made."""
@@ -273,7 +275,16 @@ class CachedDataset:
         if lineage is None or lineage.fingerprint != before.lineage.fingerprint:
             self._adopt(Changes(self.dataset, CachedDataset), lineage)
         else:
-            self._place = replace(before, lineage=lineage)
+            self._place = self._with_store(replace(before, lineage=lineage))
+
+    def _with_store(self, place: _Place) -> _Place:
+        """Return the place with its cache, where that could not be opened before, and can be by now."""
+        if place.store is None and place.cache.may_be_tried_again:
+            try:
+                return self._opened(place.cache, place.lineage)
+            except PrefeedError as err:
+                self._say_once("its samples are not cached: %s", err)
+        return place
 
     def _adopt(self, changes: Changes, lineage: Lineage | None = None) -> None:
         """Samples are made in another way from now on."""
@@ -285,10 +296,13 @@ class CachedDataset:
             self._place = self._opened(before.cache if is_same else before.cache.again(), lineage)
         except PrefeedError as err:
             self._place = replace(before, store=None)
-            if str(err) != self._here.said:
-                self._here.said = str(err)
-                _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
+            self._say_once("the dataset has changed, its samples are not cached any more: %s", err)
         self._start(changes)
+
+    def _say_once(self, text: str, err: PrefeedError) -> None:
+        if str(err) != self._here.said:
+            self._here.said = str(err)
+            _log.warning(f"prefeed: {text}", str(err))
 
     def _opened(self, cache: DatasetCache, lineage: Lineage) -> _Place:
         number = int.from_bytes(lineage.fingerprint[:4], "little") ^ self._allow_pickle
@@ -338,7 +352,7 @@ class CachedDataset:
 
     def _wait_and_make(self, batch: _Batch, at: int) -> None:
         """Make a sample that another process was making, unless it has done so by now."""
-        deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
+        deadline = time.monotonic() + max(_LEAST_PATIENCE_SECONDS, _MOST_TIMES * self._maker.longest_seconds)
         while not self._try_make(batch, at):
             if time.monotonic() >= deadline:  # it was stopped, say
                 self._make_one(batch, at)

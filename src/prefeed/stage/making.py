@@ -79,6 +79,7 @@ class Maker:
         self._num_made = 0
         self._num_unsure = 0
         self._num_twice = 0
+        self._longest_seconds = 0.0
         self._draws = False
         self._is_same_again = True
         self._warned: set[str] = set()
@@ -97,6 +98,11 @@ class Maker:
     def num_twice(self) -> int:
         """How many samples were made a second time here."""
         return self._num_twice
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest that making a sample took here."""
+        return self._longest_seconds
 
     def made(self, index: Any, scope: Callable[[], Scope]) -> Any:
         """Return a sample, which is not kept."""
@@ -188,7 +194,9 @@ class Maker:
         began = time.perf_counter()
         with scope, self._changes.making(), reads_from(files), Watch() as watch:
             sample = self._dataset[index]
-        return Attempt(sample, files, watch.drew if self._is_watched else None, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._longest_seconds = max(self._longest_seconds, seconds)
+        return Attempt(sample, files, watch.drew if self._is_watched else None, seconds)
 
     def _is_made_twice(self, store: CacheStore, files: FilesSeen) -> bool:
         if self._draws:

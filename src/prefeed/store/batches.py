@@ -107,12 +107,14 @@ def write_in_turn(shared: SharedEnvironment) -> Iterator[Any]:
     """Do what ``write_transaction`` does, where other processes write too.
 
     LMDB would let one write at a time as well. But of those who wait for its mutex one is woken when the holder is
-    killed; if he is killed at the same moment, the others sleep on. Here nobody but the next one waits for it.
+    killed; if he is killed at the same moment, the others sleep on. Nor can it be told how long to wait for one that is
+    stopped. Here nobody waits for it: who has the turn finds it free.
 
     Raises:
+        BlockingIOError: Another process keeps the turn.
         OSError: The store was removed.
     """
-    with held(shared), shared.turn, shared.env.begin(write=True, buffers=True) as txn:
+    with held(shared), shared.turn.taken(), shared.env.begin(write=True, buffers=True) as txn:
         yield txn
 
 

@@ -105,6 +105,7 @@ def plan_store_dir(
     free_bytes: int | None,
     min_bytes: int = MIN_STORE_BYTES,
     distrusted: str = "",
+    is_there: bool = True,
 ) -> tuple[Path, bool, str | None]:
     """Choose where the memory tier lies; returns the directory, whether it is on tmpfs, and a warning or None. Pure.
 
@@ -115,7 +116,14 @@ def plan_store_dir(
         free_bytes: What it has free; None when it cannot be written.
         min_bytes: The least that is worth a tier in memory.
         distrusted: Why others could replace what is in ``memory_dir``; empty when they cannot.
+        is_there: Whether ``memory_dir`` is a directory.
     """
+    if not is_there:
+        warning = (
+            f"{memory_dir} is no directory that is there: the memory tier goes to {fallback_dir} on disk, which is slower; "
+            "make the directory, on a tmpfs, or correct PREFEED_MEMORY_DIR"
+        )
+        return fallback_dir, False, warning
     if distrusted:
         warning = f"{memory_dir} {distrusted}: the memory tier goes to {fallback_dir} on disk, which is slower"
         return fallback_dir, False, warning
@@ -192,7 +200,7 @@ def choose_store_dir(
     on_tmpfs = free is not None and is_tmpfs(path)
     return plan_store_dir(
         path, Path(fallback_dir).absolute(), on_tmpfs=on_tmpfs, free_bytes=free, min_bytes=min_bytes,
-        distrusted=distrusted,
+        distrusted=distrusted, is_there=path.is_dir(),
     )  # fmt: skip
 
 

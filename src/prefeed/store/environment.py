@@ -19,7 +19,7 @@ from prefeed.store.layout import (
     Layout,
     data_path,
 )
-from prefeed.store.locking import PATIENCE_SECONDS, Turn, directory_lock, when_free
+from prefeed.store.locking import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
 from prefeed.store.opening import open_to_read
 from prefeed.store.reservation import Reservation
 
@@ -330,7 +330,10 @@ def _when_idle(shared: SharedEnvironment, act: Callable[[], None]) -> bool:
 
 def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[Path], SharedEnvironment]) -> None:
     # Should opening fail, the holders are left with a closed environment: to them the store is empty, and they let go.
+    # So nothing is closed while another process keeps the turn, which opening would need.
     with directory_lock(Path(shared.path), within_seconds=0) as held:
+        with shared.turn.taken(within_seconds=TURN_SECONDS):
+            pass
         _forget(shared)
         shared.close()
         fresh = open_writing(held)

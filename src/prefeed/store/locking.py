@@ -19,17 +19,16 @@ _held: Final[set[int]] = set()
 PATIENCE_SECONDS: Final = 1.0
 """So long another process may keep a directory before it counts as stopped; what is done inside takes milliseconds."""
 
-_FORGIVING_SECONDS: Final = 5.0
-"""A directory that was waited for in vain is not waited for again for so long."""
+TURN_SECONDS: Final = 0.01
+"""So long a turn is waited for where locks are held that others in this process want; then all of it is tried again."""
+
+FORGIVING_SECONDS: Final = 5.0
+"""A directory, or a turn, that was waited for in vain is not waited for again for so long."""
 
 _POLL_SECONDS: Final = 0.001
+_SHORTEST_POLL_SECONDS: Final = 0.00005
+"""A turn to write is mostly over after some tenths of a millisecond."""
 
-TURN_SECONDS: Final = 10.0
-"""So long another process may write: whoever takes longer is stopped."""
-
-_SHORTEST_PAUSE_SECONDS: Final = 0.0001
-_LONGEST_PAUSE_SECONDS: Final = 0.02
-_stuck: Final[set[Path]] = set()
 _vain_until: Final[dict[Path, float]] = {}
 
 T = TypeVar("T")
@@ -88,7 +87,7 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 if deadline > start:
-                    _vain_until[directory] = deadline + _FORGIVING_SECONDS
+                    _vain_until[directory] = deadline + FORGIVING_SECONDS
                 raise
         time.sleep(_POLL_SECONDS)
 
@@ -96,9 +95,10 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
 class Turn:
     """A file that one thread of one process at a time holds; made by each process anew, a forked one too.
 
-    Whoever waits has it next, also when the one that held it, and others that waited, are killed at once: the kernel
-    gives back what a process held. A process that is stopped keeps it: it is waited for ten seconds, and until it goes on
-    nobody waits for it again.
+    It is asked for again and again, and not waited for: the kernel cannot be told how long to wait, and a process that is
+    stopped keeps it. What a process held is free as soon as that is killed, and nobody has to be woken for it.
+
+    Nothing is ever taken over: a process that is stopped inside and wakes again still has it, and ends what it began.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,42 +106,50 @@ class Turn:
         self._mutex = threading.Lock()
         self._file: int | None = None
 
-    def __enter__(self) -> None:
-        """Wait for it.
+    @contextlib.contextmanager
+    def taken(self, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+        """Hold it.
+
+        Args:
+            within_seconds: Give up after that time; at once for a while after that was in vain.
 
         Raises:
-            BlockingIOError: Another process does not give it back.
+            BlockingIOError: Somebody else had it all the time.
             OSError: There is no such file.
         """
-        self._mutex.acquire()
+        start = time.monotonic()
+        deadline = start if self.is_kept() else start + within_seconds
+        if not self._mutex.acquire(timeout=max(0.0, deadline - start)):
+            raise BlockingIOError(f"another thread has the turn of {self._path}")
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            self._wait(self._file)
-        except BaseException:
+            self._lock(self._file, deadline, is_patient=deadline >= start + PATIENCE_SECONDS)
+            yield
+        finally:
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # closed already in a forked child
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
             self._mutex.release()
-            raise
 
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._mutex.release()
+    def is_kept(self) -> bool:
+        """Return whether it was waited for in vain a short while ago: another process keeps it."""
+        return _vain_until.get(self._path, 0.0) > time.monotonic()
 
-    def _wait(self, file: int) -> None:
-        begun, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+    def _lock(self, file: int, deadline: float, *, is_patient: bool) -> None:
+        pause = _SHORTEST_POLL_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waited = time.monotonic() - begun
-                if waited >= (0.0 if self._path in _stuck else TURN_SECONDS):
-                    _stuck.add(self._path)
-                    raise
-            else:
-                _stuck.discard(self._path)
+                _vain_until.pop(self._path, None)
                 return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    if is_patient:
+                        _vain_until[self._path] = deadline + FORGIVING_SECONDS
+                    raise
             time.sleep(pause)
-            pause = min(max(pause, waited / 8), _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _POLL_SECONDS)
 
     def close(self) -> None:
         """Close what was opened. In a forked child: at once, as the copy would keep what a thread of the parent holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from prefeed.store.environment import (
     try_adopt_size,
 )
 from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
-from prefeed.store.locking import PATIENCE_SECONDS
+from prefeed.store.locking import FORGIVING_SECONDS, PATIENCE_SECONDS
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import remove_store
 from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
@@ -130,9 +131,10 @@ class SharedTier:
     **Invariants.** The files together never take more than ``limit_bytes``, and the file system keeps
     ``min_free_bytes``. Nothing is written to a page that the file system has not given, hence no SIGBUS.
 
-    **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, and the first put of a process
-    for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
-    while another process opens the store or grows it, ``patience_seconds`` at most: it may have been stopped.
+    **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, a second at most (a process that
+    is stopped keeps the turn), then stores nothing, and for some seconds does not wait again. The first put of a process
+    waits for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
+    while another process opens the store or grows it, ``patience_seconds`` at most.
 
     **PID namespaces.** The processes of one at a time have it open: that of who came first, until all of them have closed
     it. To the others it is empty and takes nothing, which is said once. With ``adopts=False`` it stays that of who had it
@@ -157,6 +159,7 @@ class SharedTier:
         self._adopts = adopts
         self._shared: SharedEnvironment | None = None
         self._process_id = process_id()
+        self._kept_until = 0.0
         self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,6 +264,10 @@ class SharedTier:
             return self._directory.is_dir()
         return identity_of(self._directory) == shared.identity
 
+    def is_kept_busy(self) -> bool:
+        """Return True for a while after something was not written because another process kept the turn to write."""
+        return time.monotonic() < self._kept_until
+
     def is_in_use_elsewhere(self) -> bool:
         """Return True while the store takes nothing from this process, because those of another PID namespace have it."""
         return (
@@ -361,10 +368,10 @@ class SharedTier:
                 return otherwise
             with held(shared):
                 return act(shared)
-        except BlockingIOError:  # a process that is stopped is in the middle of it
-            return otherwise
         except lmdb.Error as err:
             self._failed(shared, err)
+        except BlockingIOError:  # another process keeps the turn, or the directory: it may have been stopped
+            self._kept_until = time.monotonic() + FORGIVING_SECONDS
         except OSError:
             if shared is not None:
                 self._let_go(shared)

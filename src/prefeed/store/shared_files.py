@@ -26,7 +26,7 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.locking import directory_lock
+from prefeed.store.locking import TURN_SECONDS, directory_lock
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.opening import MAX_TABLES
@@ -49,6 +49,7 @@ def open_to_write(directory: Path, held: Path, limit_bytes: int, *, on_disk: boo
     Call it with the directory locked: ``held`` leads to what is locked, ``directory`` is what it is called.
 
     Raises:
+        BlockingIOError: Another process has the turn to write.
         FileNotFoundError: There is no such directory, or somebody removed it meanwhile.
         OSError: The directory or its file system cannot be used, or has no room for an empty store.
         lmdb.Error: LMDB cannot open it.
@@ -232,7 +233,8 @@ def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
         raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
     if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with shared.turn:  # opening a table is a write transaction to LMDB
+    # Opening a table is a write transaction to LMDB. Locks are held here: nobody waits long, ``when_free`` asks again.
+    with shared.turn.taken(within_seconds=TURN_SECONDS):
         shared.open_tables(create=version is None)
         if version is None:
             with shared.env.begin(write=True) as txn:

@@ -7,7 +7,7 @@ watched, and what its samples open below the roots is known the next time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +17,9 @@ from torch.utils.data import Subset
 from prefeed.client.access import Accessible, AccessMap
 from prefeed.client.dataset import open_learned_dataset, open_listed_dataset
 from prefeed.client.node import NodeClient
-from prefeed.config import SERVER_SETTINGS, Config
+from prefeed.config import SAMPLE_SET, SERVER_SETTINGS, Config
 from prefeed.errors import FilesUnknownError
+from prefeed.places import say_once
 from prefeed.sampleset.names import resolve_roots
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
@@ -85,14 +86,17 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAcce
     if isinstance(base, Accessible):
         return lambda node: _indexed(base.prefeed_access(node, config), indices)
     name, roots = type(dataset).__name__, Roots.of(config)
+    absent = _roots_that_are_absent(config)
     if is_in_memory(dataset):
         raise FilesUnknownError(f"its dataset, {name}, holds the samples in memory")
     declared = declared_paths(dataset)
     if declared is not None:
-        _require_slow(declared, name, roots, explicit=explicit)
+        _require_slow(declared, name, config, explicit=explicit)
         return lambda node: _listed(node, declared, config)
-    if config.roots and not any(map(os.path.isdir, config.roots)):
-        raise FilesUnknownError(f"PREFEED_ROOTS names no directory that is there: {', '.join(config.roots)}")
+    if absent and len(absent) == len(config.roots or ()):
+        raise FilesUnknownError(_roots_absent(absent))
+    if absent:
+        say_once(_roots_absent(absent))
     if not roots:
         raise FilesUnknownError(
             f"nothing is known about the files of its dataset, {name}: no network file system is mounted, and PREFEED_ROOTS does "
@@ -141,14 +145,28 @@ def _indexed(access: AccessMap, indices: np.ndarray[Any, np.dtype[np.int64]] | N
     )
 
 
-def _require_slow(declared: Declared, name: str, roots: Roots, *, explicit: bool) -> None:
+def _roots_absent(absent: Sequence[str]) -> str:
+    return (
+        f"PREFEED_ROOTS names what is no directory here: {', '.join(absent)}; correct it, or mount what belongs there"
+    )
+
+
+def _roots_that_are_absent(config: Config) -> list[str]:
+    return [root for root in config.roots or () if not root.startswith(SAMPLE_SET) and not os.path.isdir(root)]
+
+
+def _require_slow(declared: Declared, name: str, config: Config, *, explicit: bool) -> None:
     """Refuse files on local disks, unless somebody asked for them."""
+    roots = Roots.of(config)
     probes = declared.paths[:: max(1, len(declared.paths) // _PROBES)]
     if not explicit and not any(map(roots.covers, probes)):
-        raise FilesUnknownError(
-            f"the files of its dataset, {name}, such as {probes[0]}, do not lie on a network file system; "
-            f"set PREFEED_ROOTS to their directory to cache them all the same"
+        where = (
+            "on a network file system" if config.roots is None else f"below PREFEED_ROOTS, {', '.join(config.roots)}"
         )
+        cure = "set PREFEED_ROOTS to their directory to cache them all the same"
+        if absent := _roots_that_are_absent(config):
+            cure = _roots_absent(absent)
+        raise FilesUnknownError(f"the files of its dataset, {name}, such as {probes[0]}, do not lie {where}; {cure}")
 
 
 def _listed(node: NodeClient, declared: Declared, config: Config) -> AccessMap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -18,7 +19,8 @@ from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
-from prefeed.errors import ConfigError, DeclarationError, PrefeedError, SampleSetError
+from prefeed.core.again import Again
+from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.torch.access import access_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.order import pass_length
@@ -34,8 +36,16 @@ from prefeed.types import EpochWait, ReadCounts
 _log = logging.getLogger("prefeed")
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a loader has no plan; ``may_pass``: it is no fault of the loader or its dataset, and later epochs try again."""
+
+    reason: str
+    may_pass: bool = False
+
+
 class Attachment:
-    """What ties one loader to the node server; opened at its first epoch.
+    """What ties one loader to the node server; opened at its first epoch, or a later one when that could not be done.
 
     **Ownership**: ``Attachments``, while there is the loader, and iterators. When the last of them is collected, the
     consumer's connection closes and the server forgets its plan.
@@ -50,6 +60,8 @@ class Attachment:
         self._report: LoaderReport | None = None
         self._rings: Rings | None = None
         self._given_up = False
+        self._again = Again()
+        self._said = ""  # why the last try to attach failed
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
         self.turn = 0  # of the iterator that was made last: an older one is not counted any more
@@ -68,13 +80,17 @@ class Attachment:
         """Return the served dataset; None when this loader cannot be helped, which is said once."""
         if self.served is not None and (self._consumer is None or self._consumer.is_connected):
             return self.served
-        if self._given_up and self.served is None:
+        if (self._given_up and self.served is None) or not self._again.is_due(time.monotonic()):
             return None
-        reason = self._try_open(loader)
-        if reason:
-            self._give_up(reason, is_staged=has_cached_stage(loader.dataset))
-            return None
-        return self.served
+        began = time.monotonic()
+        refusal = self._try_open(loader)
+        if refusal is None:
+            self._has_attached()
+            return self.served
+        self._again.failed(began=began, now=time.monotonic())
+        self._given_up = not refusal.may_pass
+        self._say(refusal, is_staged=has_cached_stage(loader.dataset))
+        return None
 
     def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
         """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
@@ -86,10 +102,24 @@ class Attachment:
         self._rings = self._rings or Rings(config.batch_buffers)
         return Staged(loader.dataset)
 
-    def _give_up(self, reason: str, *, is_staged: bool = False) -> None:
-        self._given_up = True
+    def _has_attached(self) -> None:
+        self._given_up = False
+        self._again.succeeded()
+        if self._said:
+            self._said = ""
+            _log.log(logging.WARNING if self.explicit else logging.INFO, "prefeed: used for this loader from now on")
+
+    def _say(self, refusal: _Refusal, *, is_staged: bool = False) -> None:
+        """Say why there is no plan; a reason that stays the same is said once."""
+        if refusal.reason == self._said:
+            return
+        self._said = refusal.reason
         level = logging.WARNING if self._is_named or (self.explicit and not is_staged) else logging.INFO
-        _log.log(level, "prefeed: %s: %s", "no plan" if is_staged else "not used for this loader", reason)
+        _log.log(
+            level, "prefeed: %s: %s%s",
+            "no plan" if is_staged else "not used for this loader", refusal.reason,
+            " (later epochs try again)" if refusal.may_pass else "",
+        )  # fmt: skip
 
     def view(self, loader: TorchDataLoader[Any], served: Served | Staged | None, rest: Rest | None = None) -> Any:
         """Return what iterators are made from instead of the loader: its dataset is served, its sampler planned.
@@ -196,31 +226,34 @@ class Attachment:
         if served.opens_nothing():
             self._let_go()
             self.served = self.planned = self._rings = None
-            self._give_up(
-                f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
-            )
+            self._given_up = True
+            reason = f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
+            self._say(_Refusal(reason))
             return
         planned.epoch_ended()
 
-    def _try_open(self, loader: TorchDataLoader[Any]) -> str:
-        """Attach to the node; return why not, or nothing."""
+    def _try_open(self, loader: TorchDataLoader[Any]) -> _Refusal | None:
+        """Attach to the node; return why not, or None."""
         try:
-            return self._open(loader, node_settings(loader.dataset, self.config))
+            reason = self._open(loader, node_settings(loader.dataset, self.config))
+            return _Refusal(reason) if reason else None
         except DeclarationError:
             raise  # somebody wrote it for this, and would wait in vain for what it promises
         except (SampleSetError, ConfigError) as err:
             if self.explicit and self.served is None:
                 raise  # named by somebody; one that was deleted while its loader trains is not missed
             self._is_named = True
-            return str(err)
+            return _Refusal(str(err))
+        except FilesUnknownError as err:
+            return _Refusal(str(err))  # of the dataset, whatever becomes of the node
         except (PrefeedError, OSError) as err:
-            return str(err)
+            return _Refusal(str(err), may_pass=True)
         except Exception as err:
             if self.explicit:
                 raise
             # Nobody asked for this loader to be served: whatever its dataset does to us, it must not be noticed.
             _log.debug("prefeed: attaching failed", exc_info=True)
-            return f"{type(err).__name__}: {err}"
+            return _Refusal(f"{type(err).__name__}: {err}")
 
     def _open(self, loader: TorchDataLoader[Any], config: Config) -> str:
         if not config.enabled:

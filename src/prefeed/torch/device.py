@@ -83,8 +83,8 @@ class DevicePrefetcher(Generic[T]):
         *,
         resumable: bool = False,
     ) -> None:
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1: {depth}")
+        if isinstance(depth, bool) or not hasattr(depth, "__index__") or depth < 1:
+            raise ValueError(f"depth must be a whole number, at least 1: {depth!r}")
         self.loader: Any = loader
         self.device = default_device() if device is None else torch.device(device)
         self.transform = transform

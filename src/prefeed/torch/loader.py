@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from prefeed.config import Config, current
+from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
 from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs
 from prefeed.torch.collating import collate_of, copies_samples
@@ -58,10 +58,11 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     """
 
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
+        settings = settings_of(config)
         super().__init__(*args, **kwargs)
         if config is not None:
             vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
-        _attachments.put(self, Attachment(config or current(), explicit=True))
+        _attachments.put(self, Attachment(settings, explicit=True))
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return make_iterator(self, super()._get_iterator, explicit=True)

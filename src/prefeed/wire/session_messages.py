@@ -51,7 +51,7 @@ class CacheGrown(Message, frozen=True):
 
 
 class CacheReads(Message, frozen=True):
-    """How reads of a cache went since the last report, and audits: samples made anew and compared."""
+    """How reads of a cache went since the last report, audits (samples made anew and compared), and samples not kept."""
 
     session: int
     cache: int
@@ -59,6 +59,7 @@ class CacheReads(Message, frozen=True):
     misses: int
     audits: int = 0
     audits_failed: int = 0
+    not_kept: int = 0
 
 
 class NewSession(Message, frozen=True):

@@ -301,3 +301,11 @@ def test_dropping_an_unknown_session_ends_with_1(run) -> None:
     result = run(FakeBackend(), "session", "drop", "7")
     assert result.exit_code == 1
     assert result.stderr == "prefeed: session 7 not found\n"
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_stopping_what_does_not_run_is_told_so_and_not_to_start_it(run) -> None:
+    result = run(None, "server", "stop")
+
+    assert result.exit_code == 3
+    assert result.stderr == f"prefeed: no server runs for {os.environ['PREFEED_HOME']}: there is nothing to stop\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,36 @@ def test_wrong_use(call: Tune, tuned: list[Any], arguments: list[str], message: 
 
 def test_what_the_module_needs_and_is_not_there(call: Tune, tmp_path: Path) -> None:
     (tmp_path / "tuned_module.py").write_text("import absent_thing\n")
-    with pytest.raises(ModuleNotFoundError, match="absent_thing"):
-        call("tuned_module:make_loader")
+    result = call("tuned_module:make_loader")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path / "tuned_module.py"}", line 1, in <module>',
+        "    import absent_thing",
+        "ModuleNotFoundError: No module named 'absent_thing'",
+        "prefeed: nothing was tuned: what tuned_module:make_loader made or called raised ModuleNotFoundError",
+    ]
+
+
+def test_what_the_users_function_raises(call: Tune, tmp_path: Path) -> None:
+    """Its own lines of the traceback, those of what led to it, and none of ours; with ``-vv`` all of them."""
+    code = """
+        def make_loader():
+            try:
+                1 / 0
+            except ZeroDivisionError as err:
+                raise ValueError("no data") from err
+    """
+    (tmp_path / "tuned_module.py").write_text(textwrap.dedent(code))
+    result = call("tuned_module:make_loader")
+    assert result.exit_code == 1
+    assert result.stderr.count("  File ") == 2
+    assert "prefeed/cli" not in result.stderr
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert result.stderr.splitlines()[-2:] == [
+        "ValueError: no data",
+        "prefeed: nothing was tuned: what tuned_module:make_loader made or called raised ValueError",
+    ]
 
 
 def test_table_and_line_to_paste(call: Tune) -> None:

@@ -425,6 +425,9 @@ def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_coun
                 consumer._begin_epoch(ids(5, 6, 7), goes_on=False)
             connection.send(message)
 
+        def expect_answers_within(self, seconds: float) -> None:
+            connection.expect_answers_within(seconds)
+
         def close(self) -> None:
             connection.close()
 

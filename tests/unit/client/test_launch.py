@@ -113,7 +113,7 @@ def test_nothing_is_started_where_others_may_write(
 )
 def test_the_server_s_settings_are_the_client_s(settings: dict[str, object], sandbox: Sandbox) -> None:
     config = resolve(settings, environ={"PREFEED_HOME": str(sandbox.home)})
-    noise = {"PREFEED_LOOKAHEAD": "3", "PREFEED_MEMORY": "5GiB", "PATH": "/bin"}
+    noise = {"PREFEED_LOOKAHEAD": "3MiB", "PREFEED_MEMORY": "5GiB", "PATH": "/bin"}
     environment = server_environment(config, noise)
     assert resolve(environ=environment) == config
     assert environment["PATH"] == "/bin"

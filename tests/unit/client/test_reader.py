@@ -373,7 +373,7 @@ def test_reads_are_reported_in_groups_and_at_the_end(
 
 
 def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[ObjectReader], config: Config) -> None:
-    small = resolve({"lookahead": 8 * len(b"in the tier")})
+    small = resolve({"lookahead": f"{8 * len(b'in the tier')}B"})
     eager = NodeDataset(
         number=1, url=dataset.url, manifest=dataset.manifest, store_dir=dataset.store_dir, instance="one", config=small
     )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prefeed.config import current
+from prefeed.config import Config, current
 from prefeed.datasets import Packed
 from prefeed.errors import CannotPackError
 from prefeed.packing import tfrecord
+from prefeed.packing.driver import PackRequest, pack
 from prefeed.packing.example import decode_example, encode_example
 from prefeed.packing.foreign import index_files
+from prefeed.packing.journal import Job, Journal
 from prefeed.packing.tfrecord import TfrecordWriter
 from unit.packing.packs import make_files, packed, read_back
 
@@ -171,3 +174,19 @@ def test_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CannotPackError, match=r"pip install 'prefeed\[pack\]'"):
         TfrecordWriter(tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_without_its_libraries_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another format can be packed into the same directory."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.bin").write_bytes(b"a")
+    request = PackRequest(source=str(tmp_path / "src"), out=str(tmp_path / "out"), layout="tfrecord")
+    config = Config(home=tmp_path / "home")
+    monkeypatch.setattr(tfrecord, "_IS_INSTALLED", False)
+    with pytest.raises(CannotPackError, match=r"pip install 'prefeed\[pack\]'"):
+        pack(request, config)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with Journal.open(tmp_path / "out") as journal:  # as an older version left it
+        journal.begin(Job(source=str(tmp_path / "src"), layout="tfrecord", shard_bytes=1, seed=None))
+    assert pack(replace(request, layout="webdataset"), config).objects == 1

@@ -142,6 +142,20 @@ def reader(server: servers.FileServer) -> Iterator[ForkedReader]:
     reader.close()
 
 
+def test_a_helper_that_is_suspended_is_not_waited_for(reader: ForkedReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended, and another one reads."""
+    assert reader.fetch("a.bin").data == b"first"
+    assert reader._process is not None
+    suspended = reader._process
+    suspended.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr("prefeed.sources.forked._GRACE_SECONDS", -Config().request_timeout + 0.1)
+        with pytest.raises(TransientSourceError, match="a new one is started"):
+            reader.fetch("a.bin")
+    assert suspended.returncode == -signal.SIGKILL
+    assert reader.fetch("a.bin").data == b"first"
+
+
 def test_a_helper_that_died_is_replaced(reader: ForkedReader) -> None:
     assert reader.fetch("a.bin").data == b"first"
     assert reader._process is not None

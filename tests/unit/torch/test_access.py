@@ -209,8 +209,8 @@ def test_declared_files_below_a_named_root_are_cached(
 
 
 def test_declared_files_below_another_root_are_left_alone(files: list[str]) -> None:
-    with pytest.raises(FilesUnknownError, match="do not lie on a network file system"):
-        access_of(Listed(files), resolve({"roots": ["/elsewhere"]}), explicit=False)
+    with pytest.raises(FilesUnknownError, match="do not lie below PREFEED_ROOTS, /usr; set PREFEED_ROOTS"):
+        access_of(Listed(files), resolve({"roots": ["/usr"]}), explicit=False)
 
 
 def test_declared_files_of_which_some_are_on_network_storage_are_cached(tmp_path: Path, files: list[str]) -> None:
@@ -229,9 +229,13 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
 
 
 def test_roots_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FilesUnknownError, match="PREFEED_ROOTS names no directory that is there: /no/such, /nor/this"):
+    with pytest.raises(FilesUnknownError, match="PREFEED_ROOTS names what is no directory here: /no/such, /nor/this"):
         access_of(Silent(), resolve({"roots": ["/no/such", "/nor/this"]}), explicit=True)
     assert callable(access_of(Silent(), resolve({"roots": ["/no/such", str(tmp_path)]}), explicit=True))
+    with pytest.raises(
+        FilesUnknownError, match=r"do not lie below PREFEED_ROOTS, /no/such; .* no directory here: /no/such"
+    ):
+        access_of(Listed([str(tmp_path / "x")]), resolve({"roots": ["/no/such"]}), explicit=False)
 
 
 # ------------------------------------------------------------ nothing to serve
