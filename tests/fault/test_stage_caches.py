@@ -78,7 +78,8 @@ def test_control_group_below_the_asked_size(monkeypatch: pytest.MonkeyPatch) -> 
     with memory_group(1024 * MIB) as procs:
         ran = subprocess.run(
             [sys.executable, "-c", IN_A_GROUP, str(procs)],
-            env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         end_all(servers_of_this_home())
     assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr}"
