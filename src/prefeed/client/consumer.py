@@ -27,11 +27,11 @@ from prefeed.wire import messages as m
 _log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
-_RECOVER_ANSWER_SECONDS = 30.0
-"""The same for a server that is told of a dataset anew, in a thread: nothing is listed for that."""
-
 _COUNTS_SECONDS = 5.0
 """A server that does not tell its counts, or takes no message, for so long is busy: the training loop waits, and goes on without."""
+
+_RECOVER_ANSWER_SECONDS = 30.0
+"""The same for a server that is told of a dataset anew, in a thread: nothing is listed for that."""
 
 
 class Consumer:
@@ -272,7 +272,9 @@ class Consumer:
 
     def _lose(self, connection: Connection, *, is_gone: bool = True) -> None:
         with self._lock:
-            was_there, self._connection = self._connection is not None, None
+            was_there = self._connection is connection  # else another one has taken its place meanwhile
+            if was_there:
+                self._connection = None
         connection.close()
         if was_there and is_gone:
             _log.warning("prefeed: the node server is gone; what it does not hold is read from the origin meanwhile")
@@ -281,7 +283,8 @@ class Consumer:
     def _recover_in_background(self) -> None:
         with self._lock:
             is_busy = self._recovering is not None and self._recovering.is_alive()
-            if self._closed or is_busy or time.monotonic() < self._recover_at:
+            is_found = self._connection is not None  # by a thread that has just ended
+            if self._closed or is_busy or is_found or time.monotonic() < self._recover_at:
                 return
             self._recover_at = time.monotonic() + _RECOVER_SECONDS
             self._recovering = threading.Thread(target=self._recover, name="prefeed-recover", daemon=True)

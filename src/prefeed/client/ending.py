@@ -93,7 +93,12 @@ def end_server(config: Config) -> ServerEnd:
     """
     with owner_of(config) as owner:
         if owner is None:
-            return ServerEnd(pid=_ask_to_end(config))
+            try:
+                return ServerEnd(pid=_ask_to_end(config))
+            except ServerUnavailableError as err:
+                if type(err) is not ServerUnavailableError or not err.details.get("is_absent"):
+                    raise
+                raise ServerUnavailableError(f"no server runs for {config.home}: there is nothing to stop") from err
         if not owner.is_suspended:
             with contextlib.suppress(ServerUnavailableError):
                 _ask_to_end(config)
