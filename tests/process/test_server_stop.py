@@ -21,6 +21,7 @@ from prefeed.config import resolve
 from prefeed.errors import ServerUnavailableError
 from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import make_runtime_dir
+from process.conditions import status
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -80,7 +81,10 @@ def test_a_server_that_answers_is_asked() -> None:
 def test_a_suspended_server_is_named_resumed_and_ended(monkeypatch: pytest.MonkeyPatch, xdg: str) -> None:
     """Also by who has another XDG_RUNTIME_DIR. What it had in memory goes with it, as it ends in order."""
     pid = start_server(resolve({}))
-    stores = sorted(Path(resolve({}).memory_dir).iterdir())
+    found = status()
+    assert found is not None
+    store = Path(found.store)
+    assert store.exists()
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: is_suspended(pid), timeout_seconds=60)
     if xdg:
@@ -91,8 +95,7 @@ def test_a_suspended_server_is_named_resumed_and_ended(monkeypatch: pytest.Monke
     assert "suspended" in named.stderr
     assert run("server", "status", "--json").stdout.count(f'"pid": {pid}') == 1
     assert run("server", "stop").stdout == f"server {pid} stopped\n"
-    assert stores
-    assert not any(store.exists() for store in stores)
+    assert not store.exists()
     assert run("server", "status").exit_code == 3
 
 
