@@ -149,7 +149,7 @@ def test_a_text_without_quotes_is_told_to_be_quoted(value: str, tmp_path: Path) 
         resolve(environ={}, toml_path=toml)
 
 
-@pytest.mark.parametrize("config", [{"memory": "8GiB"}, "8GiB", 8, resolve], ids=repr)
+@pytest.mark.parametrize("config", [{"memory": "8GiB"}, "8GiB", 8, resolve], ids=["dict", "text", "number", "function"])
 @pytest.mark.parametrize(
     "call",
     [
