@@ -173,7 +173,7 @@ def test_settings_that_are_given_are_taken() -> None:
     assert settings_of(config) is config
 
 
-@pytest.mark.parametrize("loader", [[1, 2, 3], None, "loader", iter([1])], ids=repr)
+@pytest.mark.parametrize("loader", [[1, 2, 3], None, "loader", iter([1])], ids=["list", "None", "text", "iterator"])
 def test_tune_and_doctor_take_loaders_only(loader: Any) -> None:
     with pytest.raises(TypeError, match=r"prefeed\.tune takes a torch\.utils\.data\.DataLoader, and not "):
         prefeed.tune(loader, budget=1)
