@@ -72,6 +72,23 @@ def read_all(dataset: Any, **kwargs: Any) -> list[bytes]:
     return [data for batch in loader for data in batch]
 
 
+@pytest.mark.parametrize("enabled", ["1", "0"])
+def test_a_listing_waits_for_an_origin_that_asks_for_patience(
+    server: servers.FileServer, enabled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More refusals than the client library takes by itself; what a listing cannot have at all is said at once, see test_bad_input."""
+    monkeypatch.setenv("PREFEED_ENABLED", enabled)
+    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "30")
+    server.answers["/index.txt"] = first(6, servers.status(503))
+    assert len(objects(server.url)) == NUM_OBJECTS
+
+
+def test_a_listing_is_given_up_when_the_origin_asks_for_patience_for_too_long(server: servers.FileServer) -> None:
+    server.answers["/index.txt"] = servers.status(503)
+    with pytest.raises(errors.ThrottledError, match="asks for fewer requests"):
+        objects(server.url)
+
+
 def expected(root: Path) -> list[bytes]:
     return [file.read_bytes() for file in sorted(root.glob("*.bin"))]
 

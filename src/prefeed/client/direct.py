@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-
 from prefeed.config import Config
-from prefeed.core.retry import RetryPolicy
-from prefeed.errors import SourceError
 from prefeed.sources.answers import Listed, require_listed
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer
 
@@ -28,18 +23,10 @@ def read_origin(source: Source, path: str, config: Config, *, listed: Listed | N
     Raises:
         SourceError: The origin's own error, with the full path in its message.
     """
-    policy = RetryPolicy(deadline_seconds=min(config.retry_deadline, _DEADLINE_SECONDS))
-    started, attempts = time.monotonic(), 0
-    while True:
-        attempts += 1
-        try:
-            fetched = source.fetch(path)
-            require_listed(fetched, listed, lambda: source.locate(path))
-            return fetched.data
-        except SourceError as err:
-            elapsed = time.monotonic() - started
-            jitter = random.Random().random()  # not the global generator: the user's seed stays theirs
-            delay = policy.next_delay(attempts=attempts, elapsed_seconds=elapsed, jitter=jitter)
-            if not err.retryable or delay is None:
-                raise
-            threading.Event().wait(delay)
+
+    def fetch() -> Buffer:
+        fetched = source.fetch(path)
+        require_listed(fetched, listed, lambda: source.locate(path))
+        return fetched.data
+
+    return patiently(fetch, deadline_seconds=min(config.retry_deadline, _DEADLINE_SECONDS))

@@ -233,6 +233,7 @@ class Origin:
                 source_factory=lambda _: source,
                 progress=listing,
                 mark=listing_mark(source),
+                retry_deadline=self.config.retry_deadline,
             )
 
 

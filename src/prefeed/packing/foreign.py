@@ -18,9 +18,9 @@ from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError
 from prefeed.packing import environment, tar_shards, tfrecord
 from prefeed.packing.driver import PackResult
 from prefeed.packing.finishing import starts_of
-from prefeed.packing.reading import patiently
 from prefeed.packing.records import Record
 from prefeed.packing.work import PackProgress
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index, write_durably
 from prefeed.sources.packed import PackedSource

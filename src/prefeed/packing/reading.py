@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final
 
-from prefeed.core.retry import RetryPolicy
-from prefeed.errors import PackSourceChangedError, SourceError
+from prefeed.errors import PackSourceChangedError
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.manifest import Manifest, version_hash
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer
@@ -21,35 +19,6 @@ _AHEAD_BYTES: Final = 256 * 1024**2
 _AHEAD_OBJECTS: Final = 512
 _UNKNOWN_BYTES: Final = 1024**2
 """What an object counts of which the listing has no size."""
-
-Result = TypeVar("Result")
-
-
-def patiently(
-    request: Callable[[], Result], *, deadline_seconds: float, stopped: threading.Event | None = None
-) -> Result:
-    """Return what the request returns, made again with growing pauses while its errors may pass.
-
-    Args:
-        request: What is asked.
-        deadline_seconds: Time after which it is given up.
-        stopped: Set when nobody wants the result any more.
-
-    Raises:
-        SourceError: A permanent one, or the last one when the time is over.
-    """
-    stopped = stopped or threading.Event()
-    policy = RetryPolicy(deadline_seconds=deadline_seconds)
-    started, attempts = time.monotonic(), 0
-    while True:
-        attempts += 1
-        try:
-            return request()
-        except SourceError as err:
-            elapsed = time.monotonic() - started
-            delay = policy.next_delay(attempts=attempts, elapsed_seconds=elapsed, jitter=random.Random().random())
-            if not err.retryable or delay is None or stopped.wait(delay):
-                raise
 
 
 def read_ahead(

@@ -11,8 +11,8 @@ import numpy as np
 
 from prefeed.config import Config
 from prefeed.errors import SourceError
-from prefeed.packing.reading import patiently
 from prefeed.packing.work import PackProgress
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import open_source
 

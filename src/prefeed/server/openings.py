@@ -258,7 +258,13 @@ class Openings:
             by_names = self._library.find_by_names(source, progress=progress, mark=mark)
             if by_names is not None:
                 return self._opened_of(asked, by_names)
-        found = self._library.open_listed(asked.url, source_factory=lambda _: source, progress=progress, mark=mark)
+        found = self._library.open_listed(
+            asked.url,
+            source_factory=lambda _: source,
+            progress=progress,
+            mark=mark,
+            retry_deadline=self._config.retry_deadline,
+        )
         return self._opened_of(asked, found)
 
     def _found(self, listing: _Listing, result: Opened, asked: _Asked) -> None:

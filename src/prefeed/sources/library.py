@@ -18,9 +18,10 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError
+from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError, ThrottledError
 from prefeed.machine import is_on_own_disk, try_flock
 from prefeed.removing import remove_tree
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.known_directories import directories_if_unchanged, files_now, is_trusted
 from prefeed.sources.manifest import COLUMNS, CURRENT, ENCODING, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
@@ -119,6 +120,7 @@ class ManifestLibrary:
         source_factory: SourceFactory | None = None,
         progress: ListingProgress | None = None,
         mark: str = "",
+        retry_deadline: float | None = None,
     ) -> Listed:
         """Return the manifest of a URL, of a listing that began after this call, or at most ``listing_age`` before it.
 
@@ -132,6 +134,8 @@ class ManifestLibrary:
             source_factory: Given in place of ``config``: makes the source itself.
             progress: Called while the listing goes on.
             mark: What tells the origin from others that have this URL: each has listings of its own.
+            retry_deadline: Seconds for which an origin is asked again that asks for fewer requests; None: of the settings,
+                and without them it is not.
 
         Raises:
             SourceError: The listing failed; a manifest that was there before is still there.
@@ -151,10 +155,15 @@ class ManifestLibrary:
             if settled is not None:
                 return settled
             source = source_factory(url) if source_factory else open_source(url, config or Config())
-            try:
+            if retry_deadline is None:
+                retry_deadline = config.retry_deadline if config is not None else 0.0
+
+            def list_now() -> Listed:
                 began_at = self._clock()
-                manifest = build_manifest(source, directory, progress=progress, began_at=began_at)
-                return Listed(manifest, began_at)
+                return Listed(build_manifest(source, directory, progress=progress, began_at=began_at), began_at)
+
+            try:
+                return patiently(list_now, deadline_seconds=retry_deadline, errors=ThrottledError)
             except SourceError as err:
                 raise _with_way_out(err, self._last(url, mark), self._clock()) from err
             finally:
