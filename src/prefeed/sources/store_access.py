@@ -186,7 +186,7 @@ def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> S
         now = replace(now, mark=mark_of(url, now))
     except CredentialsError as err:
         refusal = err
-    if now is not None and (made_with is None or made_with.mark == now.mark or _is_fresher(now, made_with)):
+    if now is not None and (made_with is None or _is_of_same_store(url, now, made_with) or _is_fresher(now, made_with)):
         return now
     if made_with is not None and made_with.is_whole:
         return made_with  # another endpoint, or another account, is named meanwhile
@@ -194,6 +194,13 @@ def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> S
         f"what is read of {url} was made at another endpoint, or by another account, than the environment names now, and was "
         "pickled without credentials: name the same as when it was made, or make it anew"
     )
+
+
+def _is_of_same_store(url: str, now: StoreAccess, before: StoreAccess) -> bool:
+    if before.mark == now.mark:
+        return True
+    # Who spoke was in the URL, and is not pickled: whoever is told now may speak.
+    return url.startswith("http") and before.mark == mark_of(url, replace(now, options={}))
 
 
 def _is_fresher(now: StoreAccess, before: StoreAccess) -> bool:
