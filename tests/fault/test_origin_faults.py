@@ -145,7 +145,7 @@ def test_endpoint_that_stops_answering(server: servers.FileServer, root: Path) -
     [
         (servers.truncated, errors.TruncatedBodyError, "broke off"),
         (servers.status(503), errors.ThrottledError, "asks for fewer requests"),
-        (servers.status(403), errors.AccessDeniedError, "check the credentials"),
+        (servers.status(403), errors.AccessDeniedError, "credentials.json"),
         (servers.status(404), errors.ObjectNotFoundError, "does not exist"),
     ],
     ids=["truncated", "503", "403", "404"],

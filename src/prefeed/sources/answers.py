@@ -10,7 +10,7 @@ from typing import Final
 
 from prefeed.errors import TruncatedBodyError, WrongAnswerError
 from prefeed.sources.listing import version_without_etag
-from prefeed.sources.manifest import HEADER, UNKNOWN_SIZE, Manifest, version_hash
+from prefeed.sources.manifest import COLUMNS, UNKNOWN_SIZE, Manifest, version_hash
 from prefeed.types import FetchedObject
 
 _log = logging.getLogger("prefeed")
@@ -44,7 +44,7 @@ def listed_in(manifest: Manifest, object_id: int) -> Listed:
 
     def listed_at() -> float:
         try:
-            return os.stat(manifest.directory / HEADER).st_mtime
+            return os.stat(manifest.directory / COLUMNS).st_mtime
         except OSError:  # replaced, and removed
             return float("inf")
 
