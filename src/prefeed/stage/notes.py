@@ -6,11 +6,13 @@ import os
 import stat
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from prefeed.errors import EntryFormatError
+from prefeed.machine import is_on_own_disk
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths
@@ -84,9 +86,12 @@ def key_now(path: str) -> bytes:
 
 
 def is_being_written(path: str) -> bool:
-    """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new."""
+    """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new.
+
+    Nobody can tell that of a file that other machines may write; it is not opened to find out.
+    """
     try:
-        if not is_young(os.stat(path), time.time_ns()):
+        if not is_young(os.stat(path), time.time_ns()) or not is_on_own_disk(Path(path)):
             return False
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
