@@ -312,7 +312,7 @@ def test_who_stopped_while_it_removed_a_listing_holds_up_nobody(
     monkeypatch.setattr(manifest_module, "_REMOVAL_SECONDS", 0.0)
     directory = renewed(library, source, b"1").directory
     gc.collect()
-    with (directory / "keys").open("rb+") as keys:
+    with (directory / "columns").open("rb+") as keys:
         fcntl.flock(keys, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = library.find("s3://bucket/p", math.inf)
         assert found is not None
