@@ -77,6 +77,7 @@ def read_elsewhere(dataset: Any, method: str) -> Any:
     try:
         return here.recv()
     finally:
+        process.kill()
         process.join()
         process.close()
         here.close()
