@@ -23,6 +23,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
 from prefeed.stage.auditing import ON_CREDIT
+from prefeed.stage.making import is_checking
 from prefeed.stage.standing import Standing
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,6 +62,22 @@ def files(tmp_path: Path, log: Log) -> Files:
 
 
 # ---------------------------------------------------------------- chance
+
+
+class Overtaken(Files):
+    """Somebody replaces the file of sample 0 just before it is made for the second time."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0 and is_checking():
+            write_file(self.root, 0, 99, seconds=2)
+        return super().__getitem__(index)
+
+
+def test_a_file_that_changes_between_two_makings_is_no_chance(tmp_path: Path, log: Log) -> None:
+    cached = prefeed.CachedDataset(Overtaken(write_files(tmp_path / "data", NUM_SAMPLES), NUM_SAMPLES, log))
+    assert [int(cached[0][0][0]), int(cached[1][0][0])] == [0, 1]
+    assert int(cached[0][0][0]) == 99
+    assert log.take() == ["0", "1", "0"]
 
 
 class Seeded:

@@ -133,6 +133,10 @@ class FilesSeen:
         assert len(keys) == len(paths) * ENTRY_KEY_BYTES
         return Note(version, [os.fsencode(path) for path in paths], keys, int(seconds * 1e6), threads_now())
 
+    def have_changed(self, later: FilesSeen) -> bool:
+        """Return whether a file that was opened both times was another one, or of another version, the second time."""
+        return any(later._seen.get(path, key) != key for path, key in self._seen.items())
+
     def _note(self, path: str) -> None:
         if path not in self._seen and not path.startswith(_NO_FILES):
             self._keep(path, None)
