@@ -25,7 +25,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             made.append(timeout)
             return False
 
-    monkeypatch.setattr("prefeed.client.direct.threading.Event", Event)
+    monkeypatch.setattr("prefeed.sources.asking_again.threading.Event", Event)
     return made
 
 
