@@ -341,8 +341,8 @@ def _empty_mount(tmp_path: Path) -> None:
     unmount(source / "m")
     assert run(source, target, delete_dst=True).is_complete
     tmpfs(source)
-    with pytest.raises(EmptyListingError):
-        run(source, target, delete_dst=True)
+    with contextlib.suppress(EmptyListingError):  # or it is seen first that the source is a mount now
+        assert not run(source, target, delete_dst=True).is_complete
     assert tree(target) == {"own": b"o", "m/a": b"1"}
 
 

@@ -23,7 +23,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import MIB, resolve
 from prefeed.errors import PackOccupiedError, ServerUnavailableError
 from prefeed.packing.journal import Journal
-from prefeed.sources.manifest import KEYS, Manifest
+from prefeed.sources.manifest import COLUMNS, Manifest
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.store import locking, shared_writer
 from prefeed.store.shared import SharedTier
@@ -346,6 +346,6 @@ def test_who_looks_whether_a_listing_is_in_use(tmp_path: Path) -> None:
     objects = prefeed.datasets.Objects(tmp_path / "data")
     directory = objects._origin.manifest.directory
     del objects
-    with suspended(_hold, directory / KEYS):
+    with suspended(_hold, directory / COLUMNS):
         found = Manifest.open(directory)
         assert found.path(0) == "x"

@@ -263,13 +263,13 @@ class WorkerStart:
             torch_worker._worker_info = torch_worker.WorkerInfo(
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=served.inner
             )
+            util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
         if isinstance(served, Served):
             util.Finalize(served, served.reader.close, exitpriority=10)
             if served.writes is not None:
                 served.writes.begin()
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place
-        util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
         if isinstance(served, Served | Staged) and has_cached_stage(served.inner):
             audit_when_idle(sys._getframe(1), served.between_batches)
         if self._then is not None:

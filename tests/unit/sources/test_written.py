@@ -15,6 +15,7 @@ from prefeed.sources import written as module
 from prefeed.sources.catalogue import Catalogue, CatalogueWriter
 from prefeed.sources.written import Change, WrittenFiles, open_for_writing, still_open
 from process.children import child_running
+from sandbox import Sandbox
 
 
 @pytest.fixture
@@ -144,14 +145,12 @@ def look_as(user: int, change: Change, pipe: Connection) -> None:
     pipe.send(still_open([change]))
 
 
-@pytest.mark.usefixtures("sandbox")
 @pytest.mark.skipif(os.geteuid() != 0, reason="users are changed")
-def test_a_writer_that_may_not_be_looked_at_may_have_it_open(tmp_path: Path) -> None:
+def test_a_writer_that_may_not_be_looked_at_may_have_it_open(sandbox: Sandbox) -> None:
     """As an entry point of a container that gave up its rights, and then trains."""
-    user, name = 4711, str(tmp_path / "held")
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        directory.chmod(directory.stat().st_mode | 0o001)
-    (tmp_path / "held").touch()
+    user, name = 4711, str(sandbox.root / "held")
+    sandbox.root.chmod(0o701)
+    (sandbox.root / "held").touch()
     os.chown(name, user, user)
     with child_running(hold_as, user, name) as (_, holder):
         pid = holder.recv()

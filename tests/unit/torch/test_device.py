@@ -385,7 +385,7 @@ def test_a_state_that_would_skip_batches_is_refused() -> None:
 
 @pytest.mark.parametrize("depth", [0, -1])
 def test_depth_is_at_least_one(depth: int) -> None:
-    with pytest.raises(ValueError, match=f"depth must be at least 1: {depth}"):
+    with pytest.raises(ValueError, match=f"depth must be a whole number, at least 1: {depth}"):
         prefeed.DevicePrefetcher([], depth=depth)
 
 

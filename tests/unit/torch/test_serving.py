@@ -23,7 +23,7 @@ from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Lent, Served, WorkerStart
+from prefeed.torch.serving import Lent, Served, WorkerStart, _end_orphan
 
 CACHED = b"from the cache"
 
@@ -347,7 +347,7 @@ def test_a_worker_shows_the_users_dataset_and_runs_the_users_function(
 
     WorkerStart(then)(1)
     assert called == [(1, inner, 1, 2, 3)]
-    assert finalized == [(made, made.reader.close)]
+    assert finalized == [(None, _end_orphan), (made, made.reader.close)]
     assert made.opens_files is files
 
 
