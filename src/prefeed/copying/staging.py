@@ -47,6 +47,8 @@ from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import ObjectInfo
 
 _RECORD_SECONDS: Final = 1.0
+_SPARE: Final = "room-for-the-record"
+_SPARE_BYTES: Final = 1 << 14
 
 
 def stage(request: StageRequest, config: Config, events: StageEvents | None = None) -> StageResult:
@@ -141,6 +143,8 @@ class _Staging:
         self._incoming.mkdir(mode=0o700)
         if self._is_new:
             write_record(self._record, self._config)
+        with contextlib.suppress(OSError):  # goes with the directory, before the last record is written
+            (self._incoming / _SPARE).write_bytes(bytes(_SPARE_BYTES))
 
     def _survey(self, step_ns: int) -> Comparison:
         order = None if self._request.order is None else list(self._request.order)
@@ -278,8 +282,8 @@ class _Staging:
             num_missing=num_missing,
             finished=time.time(),
         )
-        self._save(record)
         remove_tree(self._incoming, ignore_errors=True)
+        self._save(record)
         return StageResult(
             record=record,
             plan=plan,

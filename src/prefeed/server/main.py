@@ -320,6 +320,8 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
         for text in (*notices, *([reason] if reason else [])):
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
         if budget < MIN_BUDGET_BYTES:
+            with suppress(OSError):
+                store_dir.rmdir()  # one that holds nothing
             raise ConfigError(
                 f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
                 "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"

@@ -217,6 +217,15 @@ def test_a_server_that_was_told_to_stop_is_not_reached(servers: list[Server]) ->
         Connection.open(server.config, autostart=False)
 
 
+def test_a_budget_that_is_too_small_is_said_and_leaves_nothing(servers: list[Server]) -> None:
+    server = Server(memory="1MiB")
+    servers.append(server)
+    status, said = server.wait_ended()
+    assert status != 0
+    assert "needs at least 4194304 bytes" in said
+    assert not server.store.exists()
+
+
 def test_a_home_that_cannot_be_made_is_said(servers: list[Server], sandbox: Sandbox) -> None:
     blocker = sandbox.root / "file"
     blocker.write_text("")
