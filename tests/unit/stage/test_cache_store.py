@@ -68,7 +68,8 @@ def test_a_size_that_the_node_does_not_have_is_said_once(
         CacheStore.open(resolve(), name).close()
     (said,) = caplog.messages
     assert "session 5 was asked for with size=1000000, which is in MB: 976.56 GiB. The node server has 3.00 GiB" in said
-    assert "size=3072 or less" in said and "PREFEED_MEMORY" in said
+    assert "size=3072 or less" in said
+    assert "PREFEED_MEMORY" in said
     assert ("go to disk. " in said, "spilling=True" in said) == (spilling, not spilling)
 
 
