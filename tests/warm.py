@@ -34,22 +34,35 @@ from typing import Any, Final
 PYTHON: Final = sys.executable
 TESTS: Final = Path(__file__).parent
 SOURCE: Final = TESTS.parent / "src"
+EXAMPLES: Final = TESTS.parent / "examples"
+SCRIPTS: Final = Path(PYTHON).parent
 
 _WITH_PREFEED: Final = ("prefeed.server.main", "prefeed.client.node")
 _WITH_TORCH: Final = ("torch", "torchvision", "torchvision.datasets", "prefeed.torch.loader", *_WITH_PREFEED)
 
-PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
+PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed.server": _WITH_PREFEED,
     "-m prefeed.cli.main": _WITH_PREFEED,
-    **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "frameworks", "parity_job")},
+    "-m prefeed": _WITH_PREFEED,
+    f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
+    **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
+    "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),
     **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},
     **{f"{SOURCE}/prefeed/bench/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
+    **{f"{EXAMPLES}/{path.name}": _WITH_TORCH for path in EXAMPLES.glob("*.py")},
     "-m e2e.home_node": _WITH_TORCH,
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
     f"{TESTS}/process/view_job.py": _WITH_TORCH,
 }
 """What is started warm, and the modules that are imported before."""
+
+
+def given_as_text(code: str) -> str:
+    """Have a program that is given with ``-c`` forked from a process that has imported torch; returns it."""
+    PROGRAMS[f"-c {code}"] = _WITH_TORCH
+    return code
+
 
 _INHERITED: Final = frozenset(
     {"PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "USER"}
@@ -244,6 +257,10 @@ class Job:
             sys.argv = words[:1] + words[2:]
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
             return
+        if words[0] == "-c":
+            sys.argv = words[:1] + words[2:]
+            exec(compile(words[1], "<string>", "exec"), main)
+            return
         sys.argv = words
         path = words[0]
         main.update(__file__=path, __cached__=None, __spec__=None, __loader__=SourceFileLoader("__main__", path))
@@ -335,7 +352,8 @@ def _prepared(job: Job) -> Job:
     os.environ.update(job.environment)
     _show_in_proc(job.arguments, job.environment)
     _open_streams(is_unbuffered=bool(job.environment.get("PYTHONUNBUFFERED")))
-    first = job.directory if job.arguments[1] == "-m" else os.path.dirname(os.path.abspath(job.arguments[1]))
+    words = job.arguments[1:]
+    first = {"-m": job.directory, "-c": ""}.get(words[0], os.path.dirname(os.path.abspath(words[0])))
     added = job.environment.get("PYTHONPATH", "")
     sys.path[:] = [first, *(added.split(os.pathsep) if added else ()), *job.base_path]
     sys.orig_argv[:] = job.arguments

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prefeed.advice.tuning import tune
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
-    from prefeed.prefetching import BackgroundGenerator, background
+    from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage.cache import DatasetCache
     from prefeed.stage.dataset import CachedDataset
     from prefeed.stage.mapping import map
@@ -45,6 +45,7 @@ __all__ = [
     "errors",
     "map",
     "not_random",
+    "prefetch",
     "read",
     "statistics",
     "tune",
@@ -67,6 +68,7 @@ _HOMES = {
     "errors": None,
     "map": "prefeed.stage.mapping",
     "not_random": "prefeed.stage.randomness",
+    "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
     "tune": "prefeed.advice.tuning",

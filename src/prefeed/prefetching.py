@@ -21,13 +21,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import ModuleType, TracebackType
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from prefeed.errors import ForkedError
 
-__all__ = ["BackgroundGenerator", "background", "close_iterator", "num_bytes_of"]
+__all__ = ["BackgroundGenerator", "background", "close_iterator", "num_bytes_of", "prefetch"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -48,18 +49,19 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
     does not have itself are those of the iterable (``.dataset``, ``.sampler``); what is set is set here alone.
 
     Args:
-        iterable: What to iterate over. ``iter()`` of it is called here, everything else of it in the thread. If the loop is
+        generator: Any iterable. ``iter()`` of it is called here, everything else of it in the thread. If the loop is
             left before the end, the iterator's ``close()`` is called, if it has one, in the thread.
         max_prefetch: Items that are ready or being made, beyond those that were handed over; 0 or less: no limit.
+        preprocess_func: Called in the thread with each item; what it returns is handed over in its place. None: nothing is called.
         max_bytes: Most bytes that these items take together; None: no limit. The next one is expected to be as large as
             the largest so far; one is made in any case. See ``num_bytes_of``.
 
     Raises:
-        TypeError: The object cannot be iterated over.
+        TypeError: The object cannot be iterated over, or ``preprocess_func`` cannot be called.
         ValueError: ``max_bytes`` is not positive, or one of the two is no whole number.
 
-    **Errors**: whatever ends the iterator, ``KeyboardInterrupt`` and ``SystemExit`` included, is raised in its place in the
-    order, with its traceback; after that there are no more items.
+    **Errors**: whatever the iterator or ``preprocess_func`` raises, ``KeyboardInterrupt`` and ``SystemExit`` included, is raised
+    in its place in the order, with its traceback; after that there are no more items.
 
     **Ownership**: ``close()``, leaving a ``with`` block, or dropping the last reference ends the thread. ``close()`` waits
     for the item that is being made; the others for 5 s at most, after which the thread ends by itself when it has it. So
@@ -71,16 +73,27 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
     **Blocking**: ``next()`` blocks until an item is ready, ``close()`` was called, or Ctrl-C was pressed.
     """
 
-    def __init__(self, iterable: Iterable[T], max_prefetch: int = 1, *, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        generator: Iterable[Any],
+        max_prefetch: int = 1,
+        preprocess_func: Callable[[Any], T] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> None:
         max_prefetch = _whole_number("max_prefetch", max_prefetch)
         if max_bytes is not None and (max_bytes := _whole_number("max_bytes", max_bytes)) <= 0:
             raise ValueError(f"max_bytes must be positive, or None for no limit: {max_bytes}")
+        if preprocess_func is not None and not callable(preprocess_func):
+            raise TypeError(f"preprocess_func must be a function of one item, or None, not {preprocess_func!r}")
         self._is_over = False
         self._pid = os.getpid()
-        iterator = iter(iterable)
-        self._wrapped: Any = iterable
-        self._owns_wrapped = iterator is iterable
-        self._maker: _Maker[T] = _Maker(iterator, max_prefetch=max_prefetch, max_bytes=max_bytes)
+        iterator = iter(generator)
+        self._wrapped: Any = generator
+        self._owns_wrapped = iterator is generator
+        self._maker: _Maker[T] = _Maker(
+            iterator, max_prefetch=max_prefetch, max_bytes=max_bytes, preprocess=preprocess_func
+        )
         self._get_ready, self._put_taken = self._maker.ready.get, self._maker.taken.put
         self._thread = threading.Thread(target=self._maker.run, name="prefeed-background", daemon=True)
         # In this order: Ctrl-C may interrupt the start, and then the thread runs.
@@ -164,11 +177,19 @@ class _Maker(Generic[T]):
     **Invariants**: no item is referred to while the thread waits.
     """
 
-    def __init__(self, iterator: Iterator[T], *, max_prefetch: int, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        *,
+        max_prefetch: int,
+        max_bytes: int | None,
+        preprocess: Callable[[Any], T] | None = None,
+    ) -> None:
         self.ready: SimpleQueue[tuple[Any, int, BaseException | None]] = SimpleQueue()
         self.taken: SimpleQueue[int] = SimpleQueue()
         self.failure: BaseException | None = None
         self._iterator = iterator
+        self._preprocess = preprocess
         self._max_items = max_prefetch if max_prefetch > 0 else sys.maxsize
         self._max_bytes = max_bytes
         self._is_stopped = False
@@ -209,6 +230,8 @@ class _Maker(Generic[T]):
         put = self.ready.put
         while self._wait_for_room():
             item = next(self._iterator)
+            if self._preprocess is not None:
+                item = self._preprocessed(self._preprocess, item)
             self._num_ahead += 1
             put((item, 0 if self._max_bytes is None else self._counted(item), None))
             del item
@@ -216,6 +239,15 @@ class _Maker(Generic[T]):
             close_iterator(self._iterator)
         except BaseException as err:  # noqa: BLE001 - for whoever closes
             self.failure = err
+
+    def _preprocessed(self, preprocess: Callable[[Any], T], item: Any) -> T:
+        """Return what the function makes of an item; when it fails, the iterator is closed: it has not come to its end."""
+        try:
+            return preprocess(item)
+        except BaseException:
+            with suppress(BaseException):  # the function's error is the one that is told
+                close_iterator(self._iterator)
+            raise
 
     def _counted(self, item: T) -> int:
         num_bytes = num_bytes_of(item)
@@ -294,6 +326,10 @@ def background(max_prefetch: Any = 1, max_bytes: int | None = None) -> Any:
         return wrapper
 
     return decorate
+
+
+prefetch = background
+"""The same; prefetch_generator has both names."""
 
 
 # ---------------------------------------------------------------- sizes

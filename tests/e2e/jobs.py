@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchvision import datasets
 
 from e2e.hashed import Hashed, write_hashed
 from e2e.images import Pixels, make_image_folder
+from servers import free_port
 
 KINDS = ("declared", "learned")
 
@@ -49,15 +51,33 @@ def run_job(script: str, out: Path, *arguments: str, processes: int = 1) -> list
         script: Module of this directory.
         out: Where the ranks write; must not exist.
         *arguments: Of the script, after ``out``.
-        processes: Ranks, started by torchrun if there are several.
+        processes: Ranks; several are told of each other as torchrun does it.
     """
     out.mkdir()
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    line = [sys.executable, "-m", *(launcher if processes > 1 else []), f"e2e.{script}", str(out), *arguments]
+    line = [sys.executable, "-m", f"e2e.{script}", str(out), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    assert job.returncode == 0, job.stderr
+    told: list[dict[str, str]] = [{}] if processes == 1 else torchruns_variables(processes)
+    said = [out / f"{rank}.err" for rank in range(processes)]
+    with ExitStack() as stack:
+        jobs = []
+        for variables, errors in zip(told, said, strict=True):
+            stderr = stack.enter_context(errors.open("w"))
+            job = subprocess.Popen(line, env=environment | variables, stdout=subprocess.DEVNULL, stderr=stderr)
+            stack.callback(job.wait)
+            stack.callback(job.kill)
+            jobs.append(job)
+        is_well = all(job.wait() == 0 for job in jobs)  # after the first that failed the others are not waited for
+    assert is_well, "\n".join(errors.read_text() for errors in said)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(processes)]
+
+
+def torchruns_variables(processes: int) -> list[dict[str, str]]:
+    """Return what torchrun puts into the environment of each rank of one node."""
+    common = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "tests",
+        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+    }  # fmt: skip
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def save(out: str, seen: Any) -> None:

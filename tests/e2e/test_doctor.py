@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from prefeed.advice.verdict import WORTH_WHILE
+from prefeed.cli.doctor import _name_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -52,10 +53,15 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+IMPATIENT = "from prefeed.cli import doctor, main; doctor._LEAVE_SECONDS = 0.5; main.main()"
+"""The command, for programs that do not end by themselves."""
+
+
 def run(
-    program: Path, *arguments: object, options: tuple[str, ...] = ("--steps", "3")
+    program: Path, *arguments: object, options: tuple[str, ...] = ("--steps", "3"), is_impatient: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "prefeed", "doctor", *options, str(program), *map(str, arguments)]
+    how = ["-c", IMPATIENT] if is_impatient else ["-m", "prefeed"]
+    line = [sys.executable, *how, "doctor", *options, str(program), *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False, cwd=program.parent, env=os.environ)
 
 
@@ -97,7 +103,8 @@ def test_shown_to_a_person(program: Path) -> None:
 
     again = run(program, 0.01, 0, 1)
     assert again.stdout.splitlines()[-1].startswith("Since the last examination: ")
-    assert "Since" not in run(program, 0.01, 0, 2).stdout  # another command line, another program
+    lines_of = [[sys.executable, "train.py", epochs] for epochs in "112"]
+    assert [_name_of(line) == _name_of(lines_of[0]) for line in lines_of] == [True, True, False]
 
 
 def test_a_program_that_ends_too_soon(program: Path) -> None:
@@ -193,7 +200,7 @@ def unusual(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["short_epochs", "looks_first", "in_a_thread"])
 def test_loops_of_many_kinds(unusual: Path, name: str) -> None:
-    done = run(unusual, name, options=("--steps", "2", "--json"))
+    done = run(unusual, name, options=("--steps", "2", "--json"), is_impatient=name == "in_a_thread")
     found = verdict(done)
     assert found["waiting"] > 0.5
     assert found["measurement"]["loader"]["samples"] == {"short_epochs": 48}.get(name, 600)

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 import prefeed
+import warm
 from e2e.hashed import SMALLEST_BYTES, Hashed, HashedInBatches, InMemory, kept, name_of, write_hashed
 from leaks import wait_until
 from prefeed.client.node import NodeClient
@@ -29,7 +30,7 @@ from slow_files import slow_files
 pytestmark = pytest.mark.timeout(120)
 
 NUM_SAMPLES = 400
-NUM_SLOW_SAMPLES = 200
+NUM_SLOW_SAMPLES = 100
 BATCH_SIZE = 8
 OPEN_SECONDS = 0.02
 
@@ -125,7 +126,7 @@ def test_samples_of_none_one_and_three_files(tmp_path: Path, workers: dict[str, 
 # ---------------------------------------------------------------- the next run
 
 
-RUN = """
+RUN = warm.given_as_text("""
 import json, sys
 from pathlib import Path
 import prefeed
@@ -136,7 +137,7 @@ seen = dict(sample for batch in loader for sample in batch)
 assert seen == dict(Hashed(Path(sys.argv[4]), len(dataset))[i] for i in range(len(dataset)))
 s = prefeed.statistics()
 print(json.dumps([s.hits, s.late, s.misses, s.direct_reads]))
-"""
+""")
 
 
 def run_epoch(slow: SlowDirectory, *, num_workers: int) -> list[int]:

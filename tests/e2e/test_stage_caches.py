@@ -605,6 +605,12 @@ def test_an_unknown_session_is_refused(files: Files) -> None:
         prefeed.CachedDataset(files, prefeed.DatasetCache(4242))
 
 
+def test_a_size_that_no_machine_has_is_said(files: Files, session: int, caplog: pytest.LogCaptureFixture) -> None:
+    cached = prefeed.CachedDataset(files, prefeed.DatasetCache(session, size=10**6))
+    assert values(cached) == values(cached) == ALL
+    assert caplog.text.count("asked for with size=1000000, which is in MB: 976.56 GiB") == 1
+
+
 def test_one_cache_is_of_one_pipeline(files: Files, session: int) -> None:
     cache = prefeed.DatasetCache(session)
     with pytest.raises(CacheNotInUseError):

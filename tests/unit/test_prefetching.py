@@ -21,7 +21,7 @@ import pytest
 import prefeed
 from leaks import wait_until
 from prefeed.errors import ForkedError
-from prefeed.prefetching import BackgroundGenerator, background, num_bytes_of
+from prefeed.prefetching import BackgroundGenerator, background, num_bytes_of, prefetch
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -305,6 +305,46 @@ def test_a_generator_is_not_run_from_outside() -> None:
         assert not hasattr(items, "send")
         assert not hasattr(items, "throw")
         assert items.gi_code
+
+
+# ---------------------------------------------------------------- the words of prefetch_generator
+
+
+def test_an_item_is_preprocessed_in_the_thread() -> None:
+    def double(item: int) -> int:
+        made_in.append(threading.current_thread().name)
+        return 2 * item
+
+    made_in: list[str] = []
+    assert list(BackgroundGenerator(range(3), 1, double)) == [0, 2, 4]
+    assert list(BackgroundGenerator(generator=range(3), max_prefetch=0, preprocess_func=double)) == [0, 2, 4]
+    assert set(made_in) == {"prefeed-background"}
+    assert list(BackgroundGenerator([1, 2], preprocess_func=lambda _: None)) == [None, None]
+    with BackgroundGenerator([1] * 9, 9, lambda _: bytes(100), max_bytes=250) as items:
+        assert is_idle(items)
+        assert items._maker.ready.qsize() == 2  # sizes are those of what is handed over
+
+
+def test_what_preprocessing_raises_comes_in_its_place_and_closes_the_generator() -> None:
+    source = Source()
+    items = BackgroundGenerator(iter(source), 2, lambda number: 6 // (2 - number))
+    assert [next(items), next(items)] == [3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+    assert source.closed_in is source.made_in is not None
+    with pytest.raises(TypeError, match="preprocess_func must be a function of one item, or None, not 3"):
+        BackgroundGenerator([1], 1, 3)  # type: ignore[arg-type]
+
+
+def test_both_names_of_the_decorator() -> None:
+    @prefeed.prefetch(max_prefetch=3)
+    def numbers(stop: int) -> Iterator[int]:
+        yield from range(stop)
+
+    assert list(numbers(4)) == [0, 1, 2, 3]
+    assert prefeed.prefetch is prefetch is background
 
 
 # ---------------------------------------------------------------- the decorator

@@ -83,6 +83,14 @@ def test_it_has_what_it_was_given(program: Path, tmp_path: Path) -> None:
     assert not {"warm", "Job", "serve"} & set(seen["globals"])
 
 
+@pytest.mark.parametrize("how", ["cold", "warm"])
+def test_a_program_may_be_given_as_text(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; print(sys.argv, repr(sys.path[0]), __name__, '__file__' in globals(), 'json' in sys.modules)"
+    monkeypatch.setattr(warm, "PROGRAMS", {f"-c {code}": ("json",)} if how == "warm" else {})
+    ran = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"['-c', 'x'] '' __main__ False {how == 'warm'}\n"
+
+
 def test_a_session_and_descriptors_of_its_own(program: Path) -> None:
     reading, writing = os.pipe()
     try:

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from prefeed.cli.cache_arguments import LOCAL_HOST, Arguments, ArgumentsError, parse
+from prefeed.cli.cache_arguments import LOCAL_HOST, MOST_WORKERS, Arguments, ArgumentsError, parse
 from prefeed.client.ending import end_server
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
@@ -27,7 +27,7 @@ from prefeed.types import CacheInfo, SessionInfo
 
 EXIT_FAILED: Final = 1
 
-HELP: Final = """\
+HELP: Final = f"""\
 cache_admin: the cache server of this node, by the commands of MindSpore's.
 
 One command:
@@ -43,7 +43,7 @@ Options:
   --hostname, -h <host>    127.0.0.1 and no other; default: MS_CACHE_HOST, or 127.0.0.1
   --port, -p <port>        which server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
 With --start:
-  --workers, -w <number>   threads that fetch files
+  --workers, -w <number>   threads that fetch files, 1 to {MOST_WORKERS}; default: PREFEED_MAX_IN_FLIGHT, or that limit
   --spilldir, -s <dir>     absolute path; what does not fit into memory goes there
   --loglevel, -l <level>   0 everything to 4 what is fatal; default: GLOG_v, or 1"""
 
@@ -108,9 +108,8 @@ def _lines(arguments: Arguments) -> list[str]:
 
 def _start(arguments: Arguments, config: Config) -> list[str]:
     port = arguments.port
-    changes: dict[str, object] = {"port": port, "idle_timeout": 0.0}
-    if arguments.workers is not None:
-        changes["max_in_flight"] = arguments.workers
+    workers = arguments.workers or min(config.max_in_flight, MOST_WORKERS)
+    changes: dict[str, object] = {"port": port, "idle_timeout": 0.0, "max_in_flight": workers}
     if arguments.loglevel is not None:
         changes["log_level"] = arguments.loglevel
     if arguments.memory_ratio is not None:
@@ -182,6 +181,12 @@ def _aligned(row: Sequence[int]) -> str:
     return "".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))
 
 
+def _workers(number: str) -> str:
+    """Return the number of workers; of a server that this program did not start it may be one that ``-w`` refuses."""
+    is_more = number.isdigit() and int(number) > MOST_WORKERS
+    return f"{number} (by PREFEED_MAX_IN_FLIGHT; -w takes 1 to {MOST_WORKERS})" if is_more else number
+
+
 def _told(settings: dict[str, str]) -> dict[str, str]:
     """Return the settings that the server was given a value for."""
     return {name: value for name, value in settings.items() if value != "None"}
@@ -193,7 +198,7 @@ def info_lines(port: int, settings: dict[str, str], sessions: Sequence[SessionIn
     rows = (
         ("hostname", LOCAL_HOST),
         ("port", str(port)),
-        ("number of workers", settings.get("max_in_flight", "?")),
+        ("number of workers", _workers(settings.get("max_in_flight", "?"))),
         ("log level", settings.get("log_level", "?")),
         ("spill dir", settings.get("disk_dir", "?") if has_disk else "None"),
     )

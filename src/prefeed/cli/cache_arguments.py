@@ -18,7 +18,7 @@ from prefeed.errors import PrefeedError
 
 LOCAL_HOST: Final = "127.0.0.1"
 _MAX_SESSION: Final = 2**32 - 1
-_MOST_WORKERS: Final = 100
+MOST_WORKERS: Final = max(100, os.cpu_count() or 1)
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
 
 _COMMANDS: Final = {
@@ -88,7 +88,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Arguments:
         command=command,
         port=_number("port", given.get("port", environ.get("MS_CACHE_PORT", str(DEFAULT_PORT))), LEAST_PORT, MOST_PORT),
         sessions=tuple(_number("session", text, 0, _MAX_SESSION) for text in given.get("sessions", "").split()),
-        workers=_optional("workers", given.get("workers"), 1, max(_MOST_WORKERS, os.cpu_count() or 1)),
+        workers=_optional("workers", given.get("workers"), 1, MOST_WORKERS),
         spilldir=None if spilldir is None else _spill_directory(spilldir),
         loglevel=_optional("loglevel", loglevel, 0, 4),
         memory_ratio=_ratio(given.get("memory_cap_ratio")),

@@ -20,7 +20,7 @@ class MountOption:
     """One option.
 
     Attributes:
-        kind: ``text``, ``whole``, ``number`` or ``flag``.
+        kind: ``text``, ``whole``, ``number``, ``ratio`` or ``flag``; a ratio is a text in the original's type, and may be a number.
         effect: ``mapped``, ``no effect`` or ``refused``; a flag that is refused may be false.
         meaning: A sentence: to what it is mapped, or why it has no effect.
     """
@@ -59,7 +59,7 @@ MOUNT_OPTIONS: Final[Mapping[str, MountOption]] = {
     ),
     "cache-dir": _mapped("text", "without `cache.levels`: path of the one level, memory if it lies on a tmpfs, else disk"),
     "cache-size": _mapped("whole", "without `cache.levels`: MiB of the one level"),
-    "free-space-ratio": _mapped("number", "share of the disk that stays free: `disk_free`"),
+    "free-space-ratio": _mapped("ratio", "share of the disk that stays free: `disk_free`"),
     "cache-partial-only": _ignored("flag", "whole objects are cached; one larger than the tier is read past it"),
     "open-cache": _ignored("number", "whether files opened by path have changed is asked once an epoch: `revalidate`"),
     "sub-dir": _mapped("text", "directory below the source that is read in place of all of it"),
@@ -90,7 +90,7 @@ def _take(section: Section, name: str, kind: str) -> OptionValue:
         return section.text(name, "")
     if kind == "whole":
         return section.whole(name, 0)
-    return section.flag(name) if kind == "flag" else section.number(name, 0.0)
+    return section.flag(name) if kind == "flag" else section.number(name, 0.0, may_be_text=kind == "ratio")
 
 
 def _require_possible(section: Section, given: Mapping[str, OptionValue]) -> None:

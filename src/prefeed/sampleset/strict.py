@@ -14,6 +14,7 @@ from prefeed.errors import SpecError
 MAX_DOCUMENT_BYTES: Final = 4 * 1024**2
 MAX_NAME: Final = 63
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_NUMBER: Final = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _QUOTED: Final = re.compile(r"""'[^<].+'|".+"|(?<=name )\S+""")
 """What PyYAML quotes from a text, but for its own ``'<block end>'``: a value that begins with ! or & is in it."""
 
@@ -84,14 +85,15 @@ class Section:
             self.wrong(name, f"a whole number {f'of {unit}, ' if unit else 'of '}at least {least}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """Return a number that is not negative."""
+    def number(self, name: str, default: float, *, may_be_text: bool = False) -> float:
+        """Return a number that is not negative; ``may_be_text``: it may stand in quotes, as some types of Kubernetes want it."""
         value = self.take(name)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-            self.wrong(name, "a number that is not negative")
-        return float(value)
+        number = float(value) if may_be_text and isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < float("inf"):
+            self.wrong(name, "a number that is not negative" + (", such as 0.1 or '0.1'" if may_be_text else ""))
+        return float(number)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
@@ -148,7 +150,8 @@ class Section:
 
     def wrong(self, name: str, wanted: str) -> NoReturn:
         """Refuse the value of a field."""
-        given = "" if self._secret else f", not {_shown(self.fields.get(name))}"
+        value = self.fields.get(name)
+        given = "" if self._secret else f", not {_shown(value)}{_cure(wanted, value)}"
         raise SpecError(f"{self.at(name)} must be {wanted}{given}")
 
 
@@ -216,6 +219,14 @@ def _kind_of(value: object) -> str:
     return next(
         (name for kind, name in kinds if isinstance(value, kind)), "empty" if value is None else "something else"
     )
+
+
+def _cure(wanted: str, value: object) -> str:
+    """Return what to change where YAML took a number for a text, or a text for a number."""
+    if "number" in wanted and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return ": write it without quotes"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return ": put it into quotes" if wanted == "a text" and is_number else ""
 
 
 def _shown(value: object) -> str:

@@ -193,6 +193,7 @@ class Sessions:
             disk_limit_bytes=0 if disk is None else disk.limit_of(key),
             instance=record.instance,
             disk_free_bytes=0 if disk is None else disk.floor_bytes,
+            memory_most_bytes=self._memory.limit_of(key) + self._memory.free_bytes(key),
         )
 
     def grow_cache(self, client: Hashable, key: CacheKey, wanted_bytes: int, *, on_disk: bool) -> CacheGrown:

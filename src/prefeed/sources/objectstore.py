@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
+import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -67,7 +69,18 @@ def _thread_name(thread: str) -> str:
         return ""
 
 
-os.register_at_fork(before=_claim_runtime_of_others)
+# Taking a client apart closes its connections, and tells the runtime under its locks. A thread may have held one of them when the
+# process was forked, say as it went to sleep after the last request; the child would wait for ever (obstore 0.12, 2026-11).
+_clients: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
+
+
+def _keep_clients() -> None:
+    """In a forked child no client is ever taken apart, not at its end either."""
+    for client in list(_clients.values()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
+os.register_at_fork(before=_claim_runtime_of_others, after_in_child=_keep_clients)
 
 
 class ObjectStoreSource:
@@ -251,6 +264,14 @@ def _open(
     From here on the native runtime belongs to this process.
     """
     _claim_runtime()
+    client = _client(url, config, authorization, access, listing=listing, retries=retries)
+    _clients[id(client)] = client
+    return client
+
+
+def _client(
+    url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int
+) -> ObjectStore:
     parts = urlsplit(url)
     prefix = _prefix(parts.path)
     given: Any = native_options(url, access)

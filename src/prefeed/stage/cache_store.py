@@ -13,8 +13,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from prefeed.config import Config
-from prefeed.memory import leaves_room
+from prefeed.config import MIB, Config
+from prefeed.memory import in_gib, leaves_room
 from prefeed.places import say_once
 from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
@@ -81,6 +81,8 @@ class CacheStore:
             ServerUnavailableError: There is no server, and none can be started.
         """
         link, opened = CacheLink.open(config, name)
+        if name.size_bytes > opened.memory_most_bytes:
+            say_once(_larger_than_there_is(name, opened.memory_most_bytes))
         return cls(config, name, opened, link)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -353,6 +355,18 @@ class _Reading:
                 if self._keep:
                     self.found_on_disk.append((keys[at], bytes(view)))
         return views
+
+
+def _larger_than_there_is(name: CacheName, most_bytes: int) -> str:
+    """Return what to say of a cache that was asked for with more memory than the server can give it."""
+    size = name.size_bytes // MIB
+    rest = "go to disk" if name.spilling else "are made each time"
+    to_disk = "" if name.spilling else ", or let the rest go to disk (spilling=True, PREFEED_DISK)"
+    return (
+        f"a cache of session {name.session} was asked for with size={size}, which is in MB: {in_gib(name.size_bytes)}. The node "
+        f"server has {in_gib(most_bytes)} of memory for it; samples beyond that {rest}. Ask for size={most_bytes // MIB} or less, "
+        f"give the server more memory (PREFEED_MEMORY){to_disk}"
+    )
 
 
 _stores: Final[weakref.WeakSet[CacheStore]] = weakref.WeakSet()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -36,7 +37,8 @@ Transform = Callable[[Any], Any]
 class DevicePrefetcher(Generic[T]):
     """A loader whose batches are on the device already, copied while the step before is computed.
 
-    Each ``for`` over it is an epoch of the loader. Attributes that it does not have itself are the loader's.
+    Each ``for`` over it is an epoch of the loader, and so are the calls of ``next()`` until it returns no batch. Attributes that
+    it does not have itself are the loader's.
 
     Args:
         loader: Any iterable of batches. ``iter()`` of it is called in the loop's thread, ``next()`` in another.
@@ -93,14 +95,35 @@ class DevicePrefetcher(Generic[T]):
         self.resumable = resumable
         self._streams: Streams | None = None
         self._place = _Place()
+        self._epoch: Iterator[T] | None = None
+        self._after_last: Any = None
 
     def __iter__(self) -> Iterator[T]:
+        self._epoch = None  # one loop at a time
         if self._streams is None and has_streams(self.device):
             self._streams = TorchStreams(self.device)
         if self._streams is None:
-            return map(self._done_at_once, iter(self.loader))
+            at_once = partial(_done_at_once, device=self.device, dtype=self.dtype, transform=self.transform)
+            return map(at_once, iter(self.loader))
         self._place = _Place(is_midway=True, state=self.loader.state_dict() if self._keeps_states else None)
         return _Ahead(self, self._streams, self._place)
+
+    def next(self) -> Any:
+        """Return the next batch, and None after the last one: for loops written for apex's ``data_prefetcher``.
+
+        Where the last batch was a tuple or a list, there are as many None after it as it had entries, so that
+        ``images, labels = prefetcher.next()`` can be unpacked to the end. The call after that begins another epoch.
+
+        Blocks and raises as the iterator of a ``for`` loop does.
+        """
+        epoch = self._epoch = self._epoch or iter(self)
+        try:
+            batch = next(epoch)
+        except StopIteration:
+            self._epoch, after_last, self._after_last = None, self._after_last, None
+            return after_last
+        self._after_last = (None,) * len(batch) if type(batch) in (tuple, list) else None  # type: ignore[arg-type]
+        return batch
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, if the loader knows it."""
@@ -131,13 +154,10 @@ class DevicePrefetcher(Generic[T]):
         self._place = _Place()
         self.loader.load_state_dict(state)
 
-    def _done_at_once(self, batch: Any) -> Any:
-        there = map_tensors(
-            batch,
-            lambda tensor: cast(tensor.to(self.device), self.dtype),
-            lambda value: moved(value, self.device),
-        )
-        return there if self.transform is None else self.transform(there)
+
+def _done_at_once(batch: Any, *, device: torch.device, dtype: torch.dtype | None, transform: Transform | None) -> Any:
+    there = map_tensors(batch, lambda tensor: cast(tensor.to(device), dtype), lambda value: moved(value, device))
+    return there if transform is None else transform(there)
 
 
 @dataclass(slots=True, kw_only=True)

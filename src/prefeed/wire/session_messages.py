@@ -23,7 +23,7 @@ class CacheOpened(Message, frozen=True):
     """Where the two stores of the cache lie, and the most that each may take now.
 
     ``disk_dir`` is empty without spilling; ``disk_free_bytes`` is what its file system must keep free. ``instance``
-    changes when the cache was dropped and made anew.
+    changes when the cache was dropped and made anew. ``memory_most_bytes`` is what its memory store could be given at most.
     """
 
     memory_dir: str
@@ -32,6 +32,7 @@ class CacheOpened(Message, frozen=True):
     disk_limit_bytes: int
     instance: str
     disk_free_bytes: int = 0
+    memory_most_bytes: int = 0
 
 
 class GrowCache(Message, frozen=True):

@@ -86,7 +86,7 @@ def test_levels_win_over_the_options_that_say_the_same(sandbox: Sandbox) -> None
 
 def test_the_free_space_of_the_disk(sandbox: Sandbox) -> None:
     system = os.statvfs(sandbox.root)
-    found = settings_of({"free-space-ratio": 0.25}, level("SSD", sandbox.root / "not" / "there", cacheSize=8))
+    found = settings_of({"free-space-ratio": "0.25"}, level("SSD", sandbox.root / "not" / "there", cacheSize=8))
     assert found.disk_free == int(0.25 * system.f_blocks * system.f_frsize)
 
 

@@ -34,9 +34,36 @@ def test_what_is_not_given_is_not_there() -> None:
     assert take_options(None) == {}
 
 
+@pytest.mark.parametrize("given", ["0.1", "1e-1", ".1", "+0.10", 0.1], ids=repr)
+def test_the_ratio_may_be_a_text_as_in_the_original(given: object) -> None:
+    """Its type there is a string; those of all other numbers are numbers."""
+    assert take(free_space_ratio=given) == {"free-space-ratio": 0.1}
+
+
+@pytest.mark.parametrize(
+    "given", ["10%", "", " 0.1", "-0.1", "nan", "inf", "1e999", "0_1", "\u0661", "0x1p-4", True, -0.1, []], ids=repr
+)
+def test_what_is_no_ratio_is_refused_with_what_to_write(given: object) -> None:
+    with pytest.raises(
+        SpecError, match=r"o\.free-space-ratio must be a number that is not negative, such as 0\.1 or '0\.1', not "
+    ):
+        take(free_space_ratio=given)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"free_space_ratio": "1"}, r"o\.free-space-ratio must be less than 1"),
+        (
+            {"cache_size": "1024"},
+            r"o\.cache-size must be a whole number of at least 0, not '1024': write it without quotes",
+        ),
+        (
+            {"attr_cache": "0.5"},
+            r"o\.attr-cache must be a number that is not negative, not '0\.5': write it without quotes",
+        ),
+        ({"sub_dir": 2012}, r"o\.sub-dir must be a text, not 2012: put it into quotes"),
+        ({"enable_xattr": "true"}, r"o\.enable-xattr must be true or false, not 'true'$"),
         ({"writeback": True}, r"o\.writeback: the source is only read"),
         ({"free_space_ratio": 1}, r"o\.free-space-ratio must be less than 1"),
         ({"metrics": "here"}, r"o\.metrics: 'here' is no address"),

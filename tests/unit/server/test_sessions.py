@@ -200,6 +200,14 @@ def test_the_objects_get_what_is_left_and_keep_their_share(diskless: Bench) -> N
     diskless.check()
 
 
+def test_who_opens_a_cache_hears_how_much_it_could_take(diskless: Bench) -> None:
+    """Also of one that others opened smaller before: it may grow."""
+    for size in (8 * MIB, 16 * MIB):
+        assert diskless.open(size_bytes=size).memory_most_bytes > 16 * MIB
+    opened = diskless.open(cache=2, size_bytes=1 << 40)
+    assert opened.memory_most_bytes == opened.memory_limit_bytes < BUDGET - OBJECTS_SHARE
+
+
 def test_what_the_objects_have_taken_is_not_given_away(diskless: Bench) -> None:
     diskless.objects.file_bytes = 100 * MIB
     limit = diskless.open(size_bytes=1 << 40).memory_limit_bytes

@@ -67,12 +67,20 @@ def run_script(body: str, url: str) -> str:
 
 def test_child_of_a_process_that_has_fetched(server: servers.FileServer) -> None:
     script = """
+        import weakref
+        sources = [open_source(url, Config())]
+        sources[0].fetch("a.bin")
+        client = weakref.ref(sources[0]._store)
         fetch()
         def work():
             assert objectstore.runtime_is_foreign()
+            sources.clear()
+            assert client() is not None, "taken apart: a thread that is not here may hold a lock of the runtime"
             fetch()
         in_child(work)
         in_child(lambda: in_child(work))
+        sources.clear()
+        assert client() is None
         fetch()
         print("done")
     """

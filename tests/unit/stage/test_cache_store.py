@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cache_user import key_of, value_of
-from prefeed.config import KIB, MIB, resolve
+from prefeed.config import GIB, KIB, MIB, Config, resolve
+from prefeed.stage.cache_link import CacheLink
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.store.read_counts import counted_reads
 from prefeed.wire.messages import CacheOpened
@@ -50,6 +52,25 @@ def in_child(act: object) -> int:
     if pid == 0:
         os._exit(act())  # type: ignore[operator]
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("spilling", [False, True])
+def test_a_size_that_the_node_does_not_have_is_said_once(
+    opened: CacheOpened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spilling: bool
+) -> None:
+    def link(config: Config, name: CacheName) -> tuple[CacheLink, CacheOpened]:
+        return CacheLink(config, name), replace(opened, memory_most_bytes=3 * GIB)
+
+    monkeypatch.setattr(CacheLink, "open", link)
+    monkeypatch.setattr("prefeed.places._said", set())
+    for size_bytes in (0, 3 * GIB, 10**6 * MIB, 10**6 * MIB):
+        name = CacheName(session=5, cache=1, description="", size_bytes=size_bytes, spilling=spilling)
+        CacheStore.open(resolve(), name).close()
+    (said,) = caplog.messages
+    assert "session 5 was asked for with size=1000000, which is in MB: 976.56 GiB. The node server has 3.00 GiB" in said
+    assert "size=3072 or less" in said
+    assert "PREFEED_MEMORY" in said
+    assert ("go to disk. " in said, "spilling=True" in said) == (spilling, not spilling)
 
 
 def test_without_a_server_what_it_said_last_goes_on(store: CacheStore) -> None:

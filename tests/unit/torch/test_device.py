@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -280,6 +281,67 @@ def test_an_error_comes_in_the_place_of_its_batch(where: str, device: LateDevice
         next(epoch)
     with pytest.raises(StopIteration):
         next(epoch)
+
+
+# ---------------------------------------------------------------- as apex's data_prefetcher
+
+
+@pytest.mark.parametrize("device", [LateDevice(), None], ids=["device", "cpu"])
+def test_next_gives_none_after_the_last_batch(device: LateDevice | None) -> None:
+    """The loop of apex's example, and the one of those who keep a batch whole; each epoch begins with the next call."""
+    pairs: Any = [(torch.full((2,), float(number)), torch.tensor([number])) for number in range(3)]
+    batches = prefeed.DevicePrefetcher(pairs, "cpu")
+    batches._streams = device
+    for _ in range(2):
+        seen = []
+        images, labels = batches.next()
+        while images is not None:
+            seen.append(labels)
+            images, labels = batches.next()
+        assert labels is None
+        if device is not None:
+            device.finish()
+        assert torch.cat(seen).tolist() == [0, 1, 2]
+        assert threading.active_count() == 1
+
+    whole = prefeed.DevicePrefetcher([{"image": image, "meta": "a"} for image, _ in pairs], "cpu")
+    whole._streams = device
+    for _ in range(2):
+        num_batches = 0
+        batch = whole.next()
+        while batch is not None:
+            num_batches += 1
+            batch = whole.next()
+        assert num_batches == 3
+    assert prefeed.DevicePrefetcher([], "cpu").next() is None
+
+
+def test_an_error_comes_from_next_too_and_ends_the_epoch() -> None:
+    def rows() -> Iterator[list[torch.Tensor]]:
+        yield [torch.zeros(1)]
+        raise FileNotFoundError("2.jpg")
+
+    batches = prefetcher(rows(), LateDevice())
+    assert len(batches.next()) == 1
+    with pytest.raises(FileNotFoundError, match=r"2\.jpg"):
+        batches.next()
+    assert batches.next() == (None,)
+
+
+def test_what_next_began_ends_with_the_prefetcher_and_with_another_loop() -> None:
+    batches = prefetcher(PinnedRows(10), LateDevice())
+    batches.next()
+    assert len(list(batches)) == 10
+    assert batches.next() is not None
+    del batches
+    assert threading.active_count() == 1
+    on_cpu = prefeed.DevicePrefetcher(iterator := iter([torch.ones(1)] * 3), "cpu")
+    on_cpu.next()
+    on_cpu.transform = lambda batch: batch
+    alive = weakref.ref(on_cpu)
+    del on_cpu
+    assert alive() is None  # an epoch that was begun does not hold it
+    assert len(list(iterator)) == 2
 
 
 # ---------------------------------------------------------------- on the CPU
