@@ -13,8 +13,9 @@ PARALLEL := -n 2 --dist loadgroup
 QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
+PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint format test test-all test-frameworks soak gpu system clean
+.PHONY: help demo bench check lint format test test-all test-frameworks test-programs soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
 	done
 
+test-programs: $(PROGRAMS)/.installed system  ## unchanged programs of timm, datasets, MONAI, fastai and others: plain, cold, warm
+	$(PROGRAMS)/bin/python -m pytest -q $(PARALLEL) tests/programs
+
 soak: $(VENV)/.installed-dev system  ## ten minutes of kills, pauses and failures at random, every byte compared
 	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
 
@@ -63,7 +67,7 @@ system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh
 
 clean:  ## remove the virtual environment and everything that was generated
-	rm -rf $(VENV) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output bench-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROGRAMS) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output bench-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- installation, once per pyproject.toml
@@ -88,6 +92,15 @@ $(VENV)-%/.installed: pyproject.toml
 	@echo "installing prefeed and $* into $(VENV)-$*: a minute and a few GB, once"
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '$(if $(filter tensorflow,$*),.[pack],.)' $* pillow pytest pytest-timeout
+	@touch $@
+
+# What $(VENV) has, torch above all, is seen from here and not installed twice; what this environment has of its own comes first.
+$(PROGRAMS)/.installed: pyproject.toml $(VENV)/.installed-dev
+	@echo "installing what public programs train with into $(PROGRAMS): a minute and 1 GB, once"
+	$(PYTHON) -m venv $(PROGRAMS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(PROGRAMS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[programs]'
 	@touch $@
 
 # A torch build of one kind (say +cpu, from a find-links folder) beside a torchvision of another installs and then

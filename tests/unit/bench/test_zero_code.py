@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from prefeed.bench.cases.zero_code import _check_intercepted, _check_same_batches, _result, _Run
+from prefeed.bench.cases._slow import Run, check_same_batches
+from prefeed.bench.cases.zero_code import _check_intercepted, _result
 from prefeed.bench.photos import PhotoFolder, PhotoRecipe, make_photos
 from prefeed.bench.program import SCRIPTS, run_program
 from prefeed.bench.requirements import BenchFailedError
@@ -100,31 +101,31 @@ def test_a_script_that_fails_says_what_it_said(tmp_path: Path) -> None:
 
 
 def test_different_batches_are_an_error() -> None:
-    _check_same_batches(
-        [_Run(epochs=[epoch(1, 2, 3)]), _Run(epochs=[epoch(1, 2)]), _Run(epochs=[epoch(1, 2, 3), epoch(9)])]
+    check_same_batches(
+        [Run(epochs=[epoch(1, 2, 3)]), Run(epochs=[epoch(1, 2)]), Run(epochs=[epoch(1, 2, 3), epoch(9)])]
     )
     with pytest.raises(BenchFailedError, match="different batches in epoch 2"):
-        _check_same_batches([_Run(epochs=[epoch(1), epoch(2)]), _Run(epochs=[epoch(1), epoch(3)])])
+        check_same_batches([Run(epochs=[epoch(1), epoch(2)]), Run(epochs=[epoch(1), epoch(3)])])
 
 
 def test_files_opened_in_spite_of_prefeed_are_an_error() -> None:
-    _check_intercepted([_Run(epochs=[], opens=10)])
+    _check_intercepted([Run(epochs=[], opens=10)])
     with pytest.raises(BenchFailedError, match="10 files were opened 30 times"):
-        _check_intercepted([_Run(epochs=[], opens=30)])
+        _check_intercepted([Run(epochs=[], opens=30)])
 
 
 def test_figures_are_medians_of_ratios_within_a_round() -> None:
     photos = PhotoFolder(root=Path("/nowhere"), num_photos=100, total_bytes=1)
-    opened = _Run(epochs=[{"open_us": 9.0}, {"open_us": 5.0}, {"open_us": 4.0}])
-    replaced = _Run(epochs=[{"open_us": 4.0}, {"open_us": 6.5}, {"open_us": 7.0}])
+    opened = Run(epochs=[{"open_us": 9.0}, {"open_us": 5.0}, {"open_us": 4.0}])
+    replaced = Run(epochs=[{"open_us": 4.0}, {"open_us": 6.5}, {"open_us": 7.0}])
 
-    def of(prefeed: float, local: float) -> dict[str, _Run]:
+    def of(prefeed: float, local: float) -> dict[str, Run]:
         return {
-            "local": _Run(epochs=[epoch(seconds=local)]),
-            "plain": _Run(epochs=[epoch(images=10)]),
-            "prefeed": _Run(epochs=[epoch(seconds=prefeed), epoch(seconds=1.0)], opens=150, start_seconds=1.0),
-            "numbered_local": _Run(epochs=[epoch()]),
-            "numbered_prefeed": _Run(epochs=[epoch(seconds=4.0), epoch(seconds=2.0)]),
+            "local": Run(epochs=[epoch(seconds=local)]),
+            "plain": Run(epochs=[epoch(images=10)]),
+            "prefeed": Run(epochs=[epoch(seconds=prefeed), epoch(seconds=1.0)], opens=150, start_seconds=1.0),
+            "numbered_local": Run(epochs=[epoch()]),
+            "numbered_prefeed": Run(epochs=[epoch(seconds=4.0), epoch(seconds=2.0)]),
             "open_plain": opened,
             "open_prefeed": replaced,
         }

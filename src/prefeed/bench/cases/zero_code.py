@@ -7,24 +7,16 @@ belong to which sample.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
+from prefeed.bench.cases._slow import PLAIN_BATCHES, Run, check_same_batches, run_local, run_plain, run_prefeed
 from prefeed.bench.harness import BenchResult, Options, Samples, alternate
-from prefeed.bench.home import temporary_home
 from prefeed.bench.photos import PhotoFolder
-from prefeed.bench.program import run_program
-from prefeed.bench.requirements import BenchFailedError, MissingRequirementError
-from prefeed.testing.slow_directory import FuseUnavailableError, SlowDirectory, slow_directory
+from prefeed.bench.requirements import BenchFailedError
 
-_OPEN_SECONDS: Final = 0.02
-_PLAIN_BATCHES: Final = 10
-"""Batches of the slow variant: its rate is even, and the whole epoch would take most of the benchmark's time."""
 _NUMBERED: Final = 640
 """Pictures of the script that computes its paths."""
 _OPENED: Final = 10
@@ -40,90 +32,36 @@ NOTES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """What one process printed, an epoch an item, and the opens of the slow directory meanwhile."""
-
-    epochs: Sequence[Mapping[str, Any]]
-    opens: int = 0
-    start_seconds: float = 0.0
-
-    def rate(self, epoch: int, *, with_start: bool = False) -> float:
-        """Return images a second."""
-        found = self.epochs[epoch]
-        rate: float = found["images"] / (found["seconds"] + (self.start_seconds if with_start else 0.0))
-        return rate
-
-    def summary(self) -> dict[str, Any]:
-        """Return what goes into the result: all but the checksums."""
-        epochs = [{key: value for key, value in epoch.items() if key != "checksums"} for epoch in self.epochs]
-        return {"epochs": epochs, "opens": self.opens, "start_seconds": self.start_seconds}
-
-
 def run(options: Options) -> BenchResult:
     """Measure an unmodified script: slow directory, slow directory under ``prefeed run``, local directory."""
     photos = options.photos()
+    root = photos.root
     numbered = ["--numbered", str(min(_NUMBERED, photos.num_photos))]
     with tempfile.NamedTemporaryFile(prefix="prefeed-bench-") as local:
-        variants: dict[str, Callable[[], _Run]] = {
-            "plain": lambda: _plain(photos, "train.py", ["--batches", str(_PLAIN_BATCHES)]),
-            "local": lambda: _local(photos, []),
-            "prefeed": lambda: _prefeed(photos, "train.py", ["--epochs", "2"]),
-            "numbered_local": lambda: _local(photos, numbered),
-            "numbered_prefeed": lambda: _prefeed(photos, "train.py", [*numbered, "--epochs", "2"]),
-            "open_plain": lambda: _plain(photos, "open_cost.py", [local.name, str(_OPENED)]),
-            "open_prefeed": lambda: _prefeed(photos, "open_cost.py", [local.name, str(_OPENED)]),
+        variants: dict[str, Callable[[], Run]] = {
+            "plain": lambda: run_plain("train.py", root, ["--batches", str(PLAIN_BATCHES)]),
+            "local": lambda: run_local("train.py", root),
+            "prefeed": lambda: run_prefeed("train.py", root, ["--epochs", "2"]),
+            "numbered_local": lambda: run_local("train.py", root, numbered),
+            "numbered_prefeed": lambda: run_prefeed("train.py", root, [*numbered, "--epochs", "2"]),
+            "open_plain": lambda: run_plain("open_cost.py", root, [local.name, str(_OPENED)]),
+            "open_prefeed": lambda: run_prefeed("open_cost.py", root, [local.name, str(_OPENED)]),
         }
         runs = alternate(variants, runs=options.runs, say=options.say)
-    _check_same_batches(runs["local"] + runs["plain"] + runs["prefeed"])
-    _check_same_batches(runs["numbered_local"] + runs["numbered_prefeed"])
+    check_same_batches(runs["local"] + runs["plain"] + runs["prefeed"])
+    check_same_batches(runs["numbered_local"] + runs["numbered_prefeed"])
     _check_intercepted(runs["open_prefeed"])
     return _result(photos, runs)
 
 
-def _local(photos: PhotoFolder, arguments: Sequence[str]) -> _Run:
-    return _Run(epochs=run_program("train.py", [str(photos.root), *arguments]))
-
-
-def _plain(photos: PhotoFolder, script: str, arguments: Sequence[str]) -> _Run:
-    with _slow(photos) as slow:
-        epochs = run_program(script, [str(slow.path), *arguments])
-        return _Run(epochs=epochs, opens=slow.opens())
-
-
-def _prefeed(photos: PhotoFolder, script: str, arguments: Sequence[str]) -> _Run:
-    with _slow(photos) as slow, temporary_home() as home:
-        epochs = run_program(script, [str(slow.path), *arguments], prefeed_env=home.env)
-        return _Run(epochs=epochs, opens=slow.opens(), start_seconds=home.start_seconds)
-
-
-@contextlib.contextmanager
-def _slow(photos: PhotoFolder) -> Iterator[SlowDirectory]:
-    """Mount the pictures anew, so that no run finds what the one before left in the kernel's cache."""
-    try:
-        with slow_directory(Path(photos.root), open_seconds=_OPEN_SECONDS) as slow:
-            yield slow
-    except FuseUnavailableError as err:
-        raise MissingRequirementError(str(err)) from err
-
-
-def _check_same_batches(runs: Sequence[_Run]) -> None:
-    """Raise unless all epochs of the same number saw the same batches, as far as each went."""
-    for epoch in range(max(len(run.epochs) for run in runs)):
-        seen = [run.epochs[epoch]["checksums"] for run in runs if epoch < len(run.epochs)]
-        longest = max(seen, key=len)
-        if any(checksums != longest[: len(checksums)] for checksums in seen):
-            raise BenchFailedError(f"the variants saw different batches in epoch {epoch + 1}")
-
-
-def _check_intercepted(runs: Sequence[_Run]) -> None:
+def _check_intercepted(runs: Sequence[Run]) -> None:
     """Raise if the opens of the last epochs reached the slow directory: then nothing was there to be measured."""
     for run in runs:
         if run.opens > _OPENED:
             raise BenchFailedError(f"{_OPENED} files were opened {run.opens} times in spite of prefeed")
 
 
-def _result(photos: PhotoFolder, runs: Mapping[str, Sequence[_Run]]) -> BenchResult:
+def _result(photos: PhotoFolder, runs: Mapping[str, Sequence[Run]]) -> BenchResult:
     samples = Samples()
     for number in range(len(runs["local"])):
         done = {name: of_variant[number] for name, of_variant in runs.items()}
@@ -134,7 +72,7 @@ def _result(photos: PhotoFolder, runs: Mapping[str, Sequence[_Run]]) -> BenchRes
     return BenchResult(name="zero_code", fields=samples.medians(), spread=samples.spread(), runs=detail, notes=NOTES)
 
 
-def _listed(plain: _Run, prefeed: _Run, local: _Run, num_photos: int) -> dict[str, float]:
+def _listed(plain: Run, prefeed: Run, local: Run, num_photos: int) -> dict[str, float]:
     return {
         "plain_img_s": plain.rate(0),
         "prefeed_img_s": prefeed.rate(0),
@@ -148,7 +86,7 @@ def _listed(plain: _Run, prefeed: _Run, local: _Run, num_photos: int) -> dict[st
     }
 
 
-def _numbered(plain: _Run, prefeed: _Run, local: _Run) -> dict[str, float]:
+def _numbered(plain: Run, prefeed: Run, local: Run) -> dict[str, float]:
     return {
         "numbered_first_img_s": prefeed.rate(0),
         "numbered_second_img_s": prefeed.rate(1),
@@ -158,7 +96,7 @@ def _numbered(plain: _Run, prefeed: _Run, local: _Run) -> dict[str, float]:
     }
 
 
-def _open_cost(plain: _Run, prefeed: _Run) -> dict[str, float]:
+def _open_cost(plain: Run, prefeed: Run) -> dict[str, float]:
     # Not the first epoch: what a sample opens is only known, and served, from the second one on.
     without, replaced = (statistics.median(epoch["open_us"] for epoch in run.epochs[1:]) for run in (plain, prefeed))
     return {"open_us": without, "interception_overhead_us": replaced - without}

@@ -1,0 +1,22 @@
+"""The scripts that ``prefeed bench programs`` runs see every picture of their data."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from prefeed.bench.program import run_program
+from programs.data import NUM_PICTURES, write_data
+
+if importlib.util.find_spec("timm") is None:
+    pytest.skip("the libraries are not installed: make test-programs", allow_module_level=True)
+
+
+@pytest.mark.parametrize("library", ["timm", "huggingface", "monai"])
+def test_a_script_sees_every_picture_in_an_order_of_its_seed(library: str, tmp_path: Path) -> None:
+    root = write_data(tmp_path) / "classes"
+    one, other = (run_program("library.py", [str(root), "--library", library])[0] for _ in range(2))
+    assert one["images"] == NUM_PICTURES
+    assert one["checksums"] == other["checksums"]

@@ -1,0 +1,156 @@
+"""Unchanged programs of the libraries that people train with: the same to the last bit, each file opened once and never again.
+
+Each runs three times as a command, on a directory that counts its opens: without prefeed, under ``prefeed run`` from an
+empty cache, and once more. ``make test-programs`` runs them, in an environment that has the libraries.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from programs.data import NUM_PAIRS, NUM_PICTURES, NUM_VALIDATED, write_data
+from programs.running import Program, Run, run_three_times
+
+if importlib.util.find_spec("timm") is None:
+    pytest.skip("the libraries are not installed: make test-programs", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(600)
+
+ALL = {"PREFEED_READS": "all"}
+"""Reads beside the loaders' samples are answered as well."""
+
+PROGRAMS = {
+    "timm": Program(line=["timm_folder.py"], data="classes"),
+    "timm-endless": Program(line=["timm_folder.py", "--endless"], data="classes"),
+    "huggingface": Program(line=["huggingface.py"], data="classes"),
+    "huggingface-folder": Program(line=["huggingface.py", "--folder"], data="classes"),
+    "monai": Program(line=["monai_dicts.py"], data="pairs"),
+    "monai-threads": Program(line=["monai_dicts.py", "threads"], data="pairs"),
+    "monai-cache": Program(line=["monai_dicts.py", "cache"], data="pairs", num_beside=2 * NUM_PAIRS, environment=ALL),
+    "monai-persistent": Program(line=["monai_dicts.py", "persistent"], data="pairs"),
+    "unet": Program(line=["unet.py"], data="pairs", epochs=(2, 2), num_beside=NUM_PAIRS, environment=ALL),
+    "super-resolution": Program(line=["super_resolution.py"], data="pairs"),
+    "fastai": Program(line=["fastai_vision.py"], data="classes", epochs=(2, 2)),
+    "fastai-blocks": Program(line=["fastai_vision.py", "--blocks"], data="classes", epochs=(2, 2)),
+    "ultralytics": Program(
+        line=["yolo.py"], data="detection", epochs=(2, 2), num_beside=2 * NUM_PAIRS, environment=ALL
+    ),
+    "lightning": Program(line=["lightning_module.py"], data="classes", epochs=(2, 2)),
+    "accelerate": Program(line=["accelerated.py"], data="classes"),
+    "deepspeed": Program(line=["deepspeed_engine.py"], data="classes"),
+    "nanogpt": Program(line=["nanogpt.py"], data="tokens", epochs=()),
+}
+
+Runs = dict[str, Run]
+
+
+def programs(*names: str, **still_open: str) -> Callable[..., None]:
+    """Run a test for these programs, all unless some are named; of some it is known why it fails.
+
+    All tests of a program run in one process, where its three runs are made once.
+    """
+    reasons = {name.replace("_", "-"): reason for name, reason in still_open.items()}
+    assert not set(reasons) - set(names or PROGRAMS), reasons
+    mark: Callable[..., None] = pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(
+                name,
+                marks=[
+                    pytest.mark.xdist_group(name),
+                    *([pytest.mark.xfail(reason=reasons[name], strict=True)] if name in reasons else []),
+                ],
+            )
+            for name in names or PROGRAMS
+        ],
+    )
+    return mark
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def done() -> dict[str, Runs]:
+    """Runs by the name of their program; empty for one that failed."""
+    return {}
+
+
+@pytest.fixture
+def runs(name: str, data: Path, done: dict[str, Runs], tmp_path: Path) -> Runs:
+    """The three runs of a program: made by the first test that asks."""
+    if name not in done:
+        done[name] = {}
+        done[name] = run_three_times(PROGRAMS[name], data, tmp_path)
+    assert done[name], f"{name} could not be run; the test before shows why"
+    return done[name]
+
+
+@programs()
+def test_batches_losses_and_weights_are_the_same(runs: Runs) -> None:
+    assert runs["plain"].seen["num_batches"] > 0
+    assert runs["cold"].seen == runs["plain"].seen
+    assert runs["warm"].seen == runs["plain"].seen
+
+
+@programs()
+def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> None:
+    if name == "nanogpt":  # a map of the file: no read of it can be answered
+        assert runs["cold"].opens == runs["plain"].opens
+    else:
+        assert runs["cold"].opens == Counter(dict.fromkeys(runs["plain"].opens, 1))
+
+
+@programs()
+def test_no_file_is_opened_once_it_is_cached(name: str, runs: Runs) -> None:
+    if name == "nanogpt":
+        assert runs["warm"].opens == runs["plain"].opens
+    else:
+        assert runs["warm"].opens == Counter()
+
+
+@programs()
+def test_reads_and_hits_are_those_counted_from_outside(name: str, runs: Runs) -> None:
+    """What the program opens without prefeed are the reads; what it does not open with a warm cache are the hits."""
+    beside = PROGRAMS[name].num_beside
+    num_reads = runs["plain"].opens.total() - beside
+    num_opened = max(0, runs["warm"].opens.total() - beside)
+    tolerance = 0.01 * num_reads
+    for kind in ("cold", "warm"):
+        assert runs[kind].num_reads == pytest.approx(num_reads, abs=tolerance)
+    assert runs["warm"].num_hits == pytest.approx(num_reads - num_opened, abs=tolerance)
+
+
+@programs()
+def test_every_loader_has_a_name_and_every_epoch_a_line(name: str, runs: Runs) -> None:
+    for kind in ("cold", "warm"):
+        epochs = Counter(one.loader for one in runs[kind].passes if one.epoch is not None)
+        assert sorted(epochs.values()) == sorted(PROGRAMS[name].epochs), epochs
+
+
+@programs()
+def test_the_last_lines_count_the_files_of_the_program(name: str, runs: Runs) -> None:
+    if name == "nanogpt":
+        assert "prefeed: nothing to do: no DataLoader of torch's was used" in runs["warm"].said
+        return
+    for kind in ("cold", "warm"):
+        from_cache, from_origin = runs[kind].last_files
+        assert from_cache + from_origin == pytest.approx(runs["plain"].opens.total(), rel=0.01)
+        assert "went past the cache" not in runs[kind].said
+    assert runs["warm"].last_files[1] <= 0.01 * runs["plain"].opens.total()
+
+
+def test_the_programs_read_what_was_written_for_them(data: Path) -> None:
+    """Else a test that compares nothing with nothing would pass."""
+    assert len(list((data / "classes").glob("*/*.jpg"))) == NUM_PICTURES
+    assert (
+        len(list((data / "pairs" / "imgs").iterdir())) == len(list((data / "pairs" / "masks").iterdir())) == NUM_PAIRS
+    )
+    assert len(list((data / "detection" / "images" / "val").iterdir())) == NUM_VALIDATED
