@@ -376,8 +376,9 @@ class CacheInfo:
         memory_bytes: Their size in bytes, as encoded.
         disk_entries: Samples on disk.
         disk_bytes: Their size in bytes, as encoded.
-        hits: Reads that found their sample, in all processes, since the cache was made in memory.
-        misses: Reads that did not.
+        hits: Reads that found their sample, in all processes, since the cache was made in memory; also those that waited
+            until another process had made it.
+        misses: Samples that were made.
         size_bytes: Most bytes of memory that it was asked to take; 0 = what the server can give.
         spilling: True when what does not fit into memory goes to disk.
         clients: Connections that use it now.
