@@ -210,6 +210,7 @@ class Ring:
             if (dataset, object_id) in self.fetching:
                 self.arrive(dataset, object_id)
             assert self.outcome(token) in (Outcome.STORED, Outcome.INLINE, Outcome.READ_ORIGIN)
+            is_hit = self.answers[token].was_held
         self.consume(consumer, dataset, [object_id])
         return is_hit
 

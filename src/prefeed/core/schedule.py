@@ -199,13 +199,22 @@ class Scheduler:
 
     # ------------------------------------------------------------ events: readers
 
-    def demand(self, token: int, consumer: int, dataset: int, object_id: int) -> None:
-        """A reader did not find the object in the tier and waits for an answer under this token."""
+    def demand(self, token: int, consumer: int, dataset: int, object_id: int, *, was_awaited: bool = False) -> None:
+        """A reader could not find the object in the tier by itself, and waits for an answer under this token.
+
+        Args:
+            token: See above.
+            consumer: Whose read it is.
+            dataset: Of the object.
+            object_id: Which it is. One that is held is a hit, which the reader counts when it has the bytes.
+            was_awaited: The object was on its way when the reader asked, and may have come since.
+        """
         table = self.tables[dataset]
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
-            self._count(consumer, is_late=True)  # it came between the reader's look and its question, or is set aside
-            self.holdings.answer_held(token, (dataset, object_id))
+            if was_awaited:
+                self._count(consumer, is_late=True)
+            self.holdings.answer_held(token, (dataset, object_id), was_held=not was_awaited)
         elif state == states.FAILED:
             code, message = table.failures[object_id]
             self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
@@ -213,7 +222,7 @@ class Scheduler:
             self._count(consumer, is_late=False)
             self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
         else:
-            self._count(consumer, is_late=state == states.FETCHING)
+            self._count(consumer, is_late=was_awaited or state == states.FETCHING)
             if state == states.ABSENT:
                 self._fetch_now(consumer, dataset, object_id)
             self.holdings.wait((dataset, object_id), token)
