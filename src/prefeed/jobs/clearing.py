@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.errors import ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.jobs.places import located
 from prefeed.jobs.rmr import relative_paths
+from prefeed.sampleset.records import is_home_of_set
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.urls import is_of_store, open_source
 from prefeed.types import ClearResult
@@ -42,6 +43,8 @@ def clear(url: str | None, paths: Sequence[str], config: Config, *, autostart: b
 def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: bool = True) -> ClearResult:
     """The same after data was removed or changed: this home lists the root anew, and no server is started for it.
 
+    Who reads next lists it, but for a sample set, whose listing says how much there is: that is done now.
+
     Args:
         url: Root, or the name of a sample set.
         paths: Below the root; none, or an empty one: all of it.
@@ -55,9 +58,11 @@ def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: boo
         with contextlib.suppress(ServerUnavailableError):
             freed = clear(url, [path for path in paths if path], config, autostart=False)
     library = ManifestLibrary(settings.home)
-    for manifest in library.list():
-        if _overlap(manifest.url, root):
-            library.forget(manifest.url)
+    for changed in {manifest.url for manifest in library.list() if _overlap(manifest.url, root)}:
+        library.forget(changed)
+        if is_home_of_set(settings.home):
+            with contextlib.suppress(PrefeedError, OSError):  # how much there is now cannot be told
+                library.open(changed, settings, mark=open_source(changed, settings).mark)
     return freed
 
 

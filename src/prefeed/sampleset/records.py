@@ -144,6 +144,11 @@ def find(name: str, config: Config) -> SampleSet:
         raise SampleSetError(f"{directory / RECORD} is damaged; apply the sample set {name} again") from err
 
 
+def is_home_of_set(home: Path) -> bool:
+    """Return whether this is the home of a sample set's node."""
+    return home.name == _NODE and (home.parent / RECORD).exists()
+
+
 def names(config: Config) -> list[str]:
     """Return the names of all sample sets, sorted."""
     return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
