@@ -60,6 +60,8 @@ class Scheduler:
         self._demanded: list[Fetch] = []
         self._late = 0
         self._misses = 0
+        self._read_last: dict[int, int] = {}  # bytes of datasets, as they were when a consumer of theirs ended
+        self._nobody_reads = True
 
     @property
     def tables(self) -> dict[int, ObjectTable]:
@@ -192,8 +194,13 @@ class Scheduler:
     def end_consumer(self, consumer: int) -> None:
         """The consumer is gone."""
         datasets = {plan.dataset for plan in self._consumers.plans() if plan.consumer == consumer}
+        if datasets:
+            read_before = {} if self._nobody_reads else self._read_last
+            self._read_last = {**read_before, **self._live_bytes()}
         if self._consumers.end(consumer):
             self._lookahead.plan_room()  # nothing more has to stream through for it
+        if datasets:
+            self._nobody_reads = not self.live_datasets()
         for dataset in datasets:
             self._next_use.forget(dataset)
 
@@ -368,14 +375,17 @@ class Scheduler:
         return self._consumers.live_datasets()
 
     def working_set_bytes(self) -> int:
-        """Return about what all datasets with a consumer would cost in the tier."""
-        return sum(self.tables[dataset].total_bytes for dataset in self.live_datasets())
+        """Return about what all datasets with a consumer would cost in the tier; of those that were read last, when there is none."""
+        return sum((self._live_bytes() or self._read_last).values())
 
     def validate(self) -> None:
         """Check every invariant; raises AssertionError."""
         self.holdings.validate(self._consumers.validate())
 
     # ------------------------------------------------------------ inside
+
+    def _live_bytes(self) -> dict[int, int]:
+        return {dataset: self.tables[dataset].total_bytes for dataset in self.live_datasets()}
 
     def _begin_epoch(self, dataset: int) -> None:
         self.tables[dataset].forget_failures()
