@@ -128,7 +128,8 @@ def _key_in(comprehension: FrameType) -> str:
     """Return the key of an entry that a dict comprehension makes, if it is plain which one that is; its frame ends soon."""
     if comprehension.f_code.co_name != "<dictcomp>":
         return ""
-    words = [value for value in comprehension.f_locals.values() if isinstance(value, str)]
+    own = comprehension.f_code.co_varnames  # and not those of the function around it
+    words = [value for name, value in comprehension.f_locals.items() if name in own and isinstance(value, str)]
     return f"[{words[0]!r}]" if len(words) == 1 else ""
 
 

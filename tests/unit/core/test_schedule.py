@@ -191,9 +191,7 @@ def test_a_reader_that_asks_for_what_is_there_is_sent_to_the_tier_and_counts_a_h
 
 def test_what_comes_while_a_reader_waits_for_another_answer_is_late() -> None:
     ring = filled()
-    ring.scheduler.demand(7, 0, 1, 0, was_awaited=True)
-    ring.collect()
-    assert not ring.answers[7].was_held
+    assert not ring.answers[ring.demand(1, 0, was_awaited=True)].was_held
     assert ring.scheduler.counts.late == 1
 
 

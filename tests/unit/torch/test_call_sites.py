@@ -76,6 +76,7 @@ def names_of(text: str) -> list[str]:
         ("class M: pass\nm = M()\nm.parts = {0: {}}\nm.parts[0]['x'] = Loader()", ["parts['x']"]),
         ("loaders = {x: Loader() for x in ('train', 'val')}", ["loaders['train']", "loaders['val']"]),
         ("def make():\n  return {n: Loader() for n in 'ab'}\nall = make()", ["all['a']", "all['b']"]),
+        ("def main(root):\n  loaders = {n: Loader() for n in 'ab' if root}\nmain('x')", ["loaders['a']", "loaders['b']"]),
         ("loaders = [Loader() for _ in range(2)]", ["loaders", "loaders"]),
         ("def make():\n  return Loader()\nvalid_loader = make()", ["valid_loader"]),
         ("def get_valid():\n  return Loader()\nprint(get_valid() is None)", ["get_valid"]),
