@@ -219,6 +219,8 @@ def test_sizes_are_known_after_a_job_has_changed_the_data(
     wait_for(lambda: status(run)["phase"] == "Bound", "the server is gone")
     assert run(None, "job", "rmr", "sampleset://imagenet", "train", "train_list.txt", "--yes").exit_code == 0
     assert sizes() == (0, 0)
+    assert run(None, "job", "sync", str(more), "sampleset://imagenet").exit_code == 0
+    assert sizes() == (100, 1)
     run(None, "sampleset", "delete", "imagenet")
 
 
