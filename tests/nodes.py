@@ -153,9 +153,11 @@ class Asked:
     data: bytes = b""
     times: int = 0
     object_id: int = -1
+    was_held: bool = False
 
-    def answer(self, outcome: Outcome, code: str, text: str, data: Buffer) -> None:
+    def answer(self, outcome: Outcome, code: str, text: str, data: Buffer, was_held: bool) -> None:
         self.outcome, self.code, self.text, self.data = outcome, code, text, bytes(data)
+        self.was_held = was_held
         self.times += 1
 
 

@@ -69,11 +69,11 @@ class Ring:
         self.scheduler.register_upcoming(consumer, dataset, as_ids(ids))
         return self.collect()
 
-    def demand(self, dataset: int, object_id: int, *, consumer: int = 0) -> int:
+    def demand(self, dataset: int, object_id: int, *, consumer: int = 0, was_awaited: bool = False) -> int:
         """A reader waits; return its token."""
         self._tokens += 1
         self.waiting.add(self._tokens)
-        self.scheduler.demand(self._tokens, consumer, dataset, object_id)
+        self.scheduler.demand(self._tokens, consumer, dataset, object_id, was_awaited=was_awaited)
         self.collect()
         return self._tokens
 
@@ -210,6 +210,7 @@ class Ring:
             if (dataset, object_id) in self.fetching:
                 self.arrive(dataset, object_id)
             assert self.outcome(token) in (Outcome.STORED, Outcome.INLINE, Outcome.READ_ORIGIN)
+            is_hit = self.answers[token].was_held
         self.consume(consumer, dataset, [object_id])
         return is_hit
 

@@ -145,9 +145,9 @@ class EpochWait:
     """How long a training loop waited for one loader in one epoch.
 
     Attributes:
-        loader: What the log calls it: the class of its dataset.
+        loader: What the log calls it: its name in the program, and the class of its dataset.
         rank: Of the process among those that train together; None when it trains alone.
-        epoch: Number of the loader's epoch, from 1.
+        epoch: Number of the loader's whole pass, from 1.
         batches: Batches that the loop got.
         seconds: From ``iter(loader)`` to the last batch.
         waited_seconds: Part of it in which the loop waited for an iterator or a batch.
@@ -184,7 +184,8 @@ class Statistics:
         transient_bytes: Their size as stored, in bytes.
         budget_bytes: Most bytes the memory tier may hold.
         errors: Failed fetches by error code.
-        best_hit_ratio: The most that any policy could reach with this budget; 1.0 when all fits; None without a plan.
+        best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
+            fits; None before the first plan.
         sessions: Stage caches beside the objects.
         disk: Objects on disk, behind those in memory.
         pool: Objects in the pool that nodes share, behind those on disk.
@@ -227,7 +228,7 @@ class ReadCounts:
 
     Attributes:
         hits, late, misses, direct_reads: As in ``Statistics``.
-        best_hit_ratio: The most that any policy could reach; 1.0 when its data fits; None without a plan.
+        best_hit_ratio: The most that any policy could reach; 1.0 when its data fits; None before the first plan.
     """
 
     hits: int = 0
@@ -376,8 +377,9 @@ class CacheInfo:
         memory_bytes: Their size in bytes, as encoded.
         disk_entries: Samples on disk.
         disk_bytes: Their size in bytes, as encoded.
-        hits: Reads that found their sample, in all processes, since the cache was made in memory.
-        misses: Reads that did not.
+        hits: Reads that found their sample, in all processes, since the cache was made in memory; also those that waited
+            until another process had made it.
+        misses: Samples that were made.
         size_bytes: Most bytes of memory that it was asked to take; 0 = what the server can give.
         spilling: True when what does not fit into memory goes to disk.
         clients: Connections that use it now.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from e2e.jobs import make_dataset, save
 from e2e.steps import digest, seed_all
@@ -82,6 +82,46 @@ def lightning(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
     return module.seen
 
 
+def lightning_checked(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
+    """Train after a sanity check, and leave epochs early: once with more batches to evaluate than it tries, once with as many."""
+    import lightning as framework
+
+    class Module(framework.LightningModule):
+        def __init__(self, evaluated: Dataset[Any]) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.evaluated = evaluated
+
+        def train_dataloader(self) -> Any:
+            return make_loader(dataset, batch_size=BATCH_SIZE)
+
+        def val_dataloader(self) -> Any:
+            return make_loader(self.evaluated, batch_size=BATCH_SIZE)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(torch.ones(1)).sum()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            pass
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    for evaluated, limit in ((dataset, 3), (Subset(dataset, range(2 * BATCH_SIZE)), None)):
+        trainer = framework.Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            limit_train_batches=limit,
+            num_sanity_val_steps=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Module(evaluated))
+    return []
+
+
 def torchdata(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
     """Break off, take the state, and go on with another loader."""
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -103,7 +143,7 @@ def torchdata(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
     return seen
 
 
-FRAMEWORKS = {function.__name__: function for function in (accelerate, accelerate_seedable, lightning, torchdata)}
+FRAMEWORKS = {function.__name__: function for function in (accelerate, accelerate_seedable, lightning, lightning_checked, torchdata)}
 
 
 def main(out: str, trainings: str, length: str) -> None:

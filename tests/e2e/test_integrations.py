@@ -128,6 +128,20 @@ def test_lightning(tmp_path: Path, plain: Any) -> None:
     check_served(tmp_path, plain, [("auto", case) for case in LIGHTNING])
 
 
+def test_lightnings_sanity_check_is_no_epoch_and_its_loaders_have_names(tmp_path: Path) -> None:
+    """Nor is an epoch of ``limit_train_batches``; what is evaluated whole is numbered from 1."""
+    with slow_data(tmp_path / "data", "declared") as slow:
+        train(tmp_path / "out", [("auto", ("lightning_checked", "declared", 0), slow)])
+        assert slow.opens() == LENGTH
+    epochs = [(epoch.loader, epoch.epoch, epoch.batches) for epoch in prefeed.statistics().epochs]
+    num_batches = LENGTH // 4
+    assert epochs[:2] == [("val_dataloader (ImageFolder)", number, num_batches) for number in (1, 2)]
+    assert sorted(epochs[2:]) == [
+        *(("train_dataloader (ImageFolder)", number, num_batches) for number in (1, 2)),
+        *(("val_dataloader (Subset of ImageFolder)", number, 2) for number in (1, 2)),
+    ]
+
+
 def test_lightning_with_a_loader_of_ours(tmp_path: Path, plain: Any) -> None:
     check_served(tmp_path, plain, [("ours", ("lightning", "declared", 2))])
 

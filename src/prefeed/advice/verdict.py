@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from prefeed.advice.cures import Cure, cures_of
+from prefeed.advice.doubts import doubts_of
 from prefeed.advice.measurement import Measurement
 
 WORTH_WHILE: Final = 1.05
@@ -38,6 +39,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         cures: What could be done, the cheapest first.
         best: Name of the cheapest of those that help nearly as much as any; None: leave it.
         measurement: What all this was computed from.
+        doubts: Why not to believe it: figures that contradict each other, or too few.
     """
 
     waiting: float
@@ -52,6 +54,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cures: list[Cure]
     best: str | None
     measurement: Measurement
+    doubts: list[str] = []
 
     @property
     def cure(self) -> Cure | None:
@@ -73,6 +76,7 @@ def judge(measurement: Measurement) -> Verdict:
     cures = cures_of(measurement, perfect)
     waiting = min(as_is.waited_share, 1 - 1 / perfect)
     origin, decode, collate, transfer = _shares(measurement, waiting)
+    noise = as_is.relative_error(max(1, measurement.loader.num_workers))
     return Verdict(
         waiting=waiting,
         origin=origin,
@@ -81,11 +85,12 @@ def judge(measurement: Measurement) -> Verdict:
         transfer=transfer,
         step_seconds=as_is.step_seconds,
         samples_s=measurement.loader.batch_size / as_is.step_seconds,
-        noise=as_is.relative_error(max(1, measurement.loader.num_workers)),
+        noise=noise,
         perfect_speedup=perfect,
         cures=cures,
         best=_best(cures, perfect),
         measurement=measurement,
+        doubts=doubts_of(measurement, cures, perfect=perfect, noise=noise, origin=origin, decode=decode),
     )
 
 
@@ -119,8 +124,11 @@ def _shares(measurement: Measurement, waiting: float) -> tuple[float, float, flo
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """Return the verdict in words, a sentence or two a line."""
-    v = verdict
+    """Return the verdict in words, a sentence or two a line; what speaks against it comes last."""
+    return [*_conclusions(verdict), *verdict.doubts]
+
+
+def _conclusions(v: Verdict) -> list[str]:
     lines = [_waiting(v)]
     if v.perfect_speedup < WORTH_WHILE:
         lines.append(
@@ -134,7 +142,7 @@ def sentences(verdict: Verdict) -> list[str]:
         lines.append("No cure could be tried with this loader; `prefeed tune` tries workers and more of its arguments.")
         return lines
     if cure is None:
-        lines.append("None of the cures that were tried gains more than 5 %: leave it.")
+        lines.append(f"None of the cures that were tried gains more than 5 %{'' if v.doubts else ': leave it'}.")
         return lines
     how = "measured on a few batches" if cure.is_measured else "estimated"
     lines.append(f"Cheapest cure: {cure.what}. Predicted: {_times(cure.speedup)} as fast ({how}). {cure.how}")

@@ -131,6 +131,7 @@ class SampleFiles:
         """Note that the sample opens a file which the cache does not answer for."""
         if object_id is None:
             self._is_whole = False
+            self._reader.pass_by(None)
             return
         if path not in self._opened:
             self._reader.pass_by(object_id)

@@ -140,21 +140,22 @@ class ObjectReader:
         if self._pid != os.getpid():
             self._start_anew()
         connection = self._connect()
-        if connection is None:
-            return None, None
-        token = connection.next_token()
-        question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path))
-        data, object_id = self._ask(connection, question)
+        data, object_id = None, None
+        if connection is not None:
+            token = connection.next_token()
+            question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path))
+            data, object_id = self._ask(connection, question)
         if object_id is not None:
             self._consumed.append(object_id)
-            self._count(data)
+        self._count(data)
         return data, object_id
 
-    def pass_by(self, object_id: int) -> None:
-        """The object is read, but not by this: what waits in the tier for its reader is not waited for."""
+    def pass_by(self, object_id: int | None) -> None:
+        """A file is read, but not by this: what waits in the tier for its reader, if it has an id, is not waited for."""
         if self._pid != os.getpid():
             self._start_anew()
-        self._consumed.append(object_id)
+        if object_id is not None:
+            self._consumed.append(object_id)
         self._count(None)
 
     def learn(self, sample: int, object_ids: Sequence[int]) -> None:
@@ -222,7 +223,9 @@ class ObjectReader:
             answer = connection.request(question, m.Answered)
             object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id
             if answer.outcome == Outcome.STORED:
-                return self._look_again(connection, object_id, answer.key), object_id
+                data = self._look_again(connection, object_id, answer.key)
+                self._hits += answer.was_held and data is not None
+                return data, object_id
         except ServerError:
             self._disconnect()
             return None, None
@@ -237,6 +240,7 @@ class ObjectReader:
         if answer.outcome != Outcome.INLINE:
             return None, object_id
         self.last_key = answer.key
+        self._hits += answer.was_held
         return answer.data, object_id
 
     def _send(self, message: m.Message) -> bool:

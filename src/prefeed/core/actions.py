@@ -67,7 +67,11 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell a waiting reader how its question ended."""
+    """Tell a waiting reader how its question ended.
+
+    Attributes:
+        was_held: The object was there when the reader asked: a hit, if the reader gets it.
+    """
 
     token: int
     dataset: int
@@ -75,6 +79,7 @@ class Answer:
     outcome: Outcome
     code: str = ""
     message: str = ""
+    was_held: bool = False
 
 
 Action = Fetch | Free | Answer

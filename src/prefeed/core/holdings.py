@@ -121,9 +121,9 @@ class Holdings:
         """Tell one reader how its question ended."""
         self._actions.append(Answer(token, *key, outcome, code, message))
 
-    def answer_held(self, token: int, key: Key) -> None:
-        """Tell one reader where the object is, which has come."""
-        self.answer(token, key, self._outcome_of_held(key))
+    def answer_held(self, token: int, key: Key, *, was_held: bool) -> None:
+        """Tell one reader where the object is, which has come, and whether it was there when the reader asked."""
+        self._actions.append(Answer(token, *key, self._outcome_of_held(key), was_held=was_held))
 
     def _outcome_of_held(self, key: Key) -> Outcome:
         return Outcome.INLINE if key in self._aside else Outcome.STORED

@@ -60,6 +60,8 @@ class Scheduler:
         self._demanded: list[Fetch] = []
         self._late = 0
         self._misses = 0
+        self._read_last: dict[int, int] = {}  # bytes of datasets, as they were when a consumer of theirs ended
+        self._nobody_reads = True
 
     @property
     def tables(self) -> dict[int, ObjectTable]:
@@ -192,20 +194,34 @@ class Scheduler:
     def end_consumer(self, consumer: int) -> None:
         """The consumer is gone."""
         datasets = {plan.dataset for plan in self._consumers.plans() if plan.consumer == consumer}
+        if datasets:
+            read_before = {} if self._nobody_reads else self._read_last
+            self._read_last = {**read_before, **self._live_bytes()}
         if self._consumers.end(consumer):
             self._lookahead.plan_room()  # nothing more has to stream through for it
+        if datasets:
+            self._nobody_reads = not self.live_datasets()
         for dataset in datasets:
             self._next_use.forget(dataset)
 
     # ------------------------------------------------------------ events: readers
 
-    def demand(self, token: int, consumer: int, dataset: int, object_id: int) -> None:
-        """A reader did not find the object in the tier and waits for an answer under this token."""
+    def demand(self, token: int, consumer: int, dataset: int, object_id: int, *, was_awaited: bool = False) -> None:
+        """A reader could not find the object in the tier by itself, and waits for an answer under this token.
+
+        Args:
+            token: See above.
+            consumer: Whose read it is.
+            dataset: Of the object.
+            object_id: Which it is. One that is held is a hit, which the reader counts when it has the bytes.
+            was_awaited: The object was on its way when the reader asked, and may have come since.
+        """
         table = self.tables[dataset]
         state = table.state[object_id]
         if state in (states.RESIDENT, states.TRANSIENT):
-            self._count(consumer, is_late=True)  # it came between the reader's look and its question, or is set aside
-            self.holdings.answer_held(token, (dataset, object_id))
+            if was_awaited:
+                self._count(consumer, is_late=True)
+            self.holdings.answer_held(token, (dataset, object_id), was_held=not was_awaited)
         elif state == states.FAILED:
             code, message = table.failures[object_id]
             self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
@@ -213,7 +229,7 @@ class Scheduler:
             self._count(consumer, is_late=False)
             self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
         else:
-            self._count(consumer, is_late=state == states.FETCHING)
+            self._count(consumer, is_late=was_awaited or state == states.FETCHING)
             if state == states.ABSENT:
                 self._fetch_now(consumer, dataset, object_id)
             self.holdings.wait((dataset, object_id), token)
@@ -359,14 +375,17 @@ class Scheduler:
         return self._consumers.live_datasets()
 
     def working_set_bytes(self) -> int:
-        """Return about what all datasets with a consumer would cost in the tier."""
-        return sum(self.tables[dataset].total_bytes for dataset in self.live_datasets())
+        """Return about what all datasets with a consumer would cost in the tier; of those that were read last, when there is none."""
+        return sum((self._live_bytes() or self._read_last).values())
 
     def validate(self) -> None:
         """Check every invariant; raises AssertionError."""
         self.holdings.validate(self._consumers.validate())
 
     # ------------------------------------------------------------ inside
+
+    def _live_bytes(self) -> dict[int, int]:
+        return {dataset: self.tables[dataset].total_bytes for dataset in self.live_datasets()}
 
     def _begin_epoch(self, dataset: int) -> None:
         self.tables[dataset].forget_failures()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.errors import ServerUnavailableError
+from prefeed.errors import EmptyListingError, PrefeedError, ServerUnavailableError
 from prefeed.jobs.places import located
 from prefeed.jobs.rmr import relative_paths
+from prefeed.sampleset.records import SampleSet, note_progress, read_progress, set_of_home
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.urls import is_of_store, open_source
 from prefeed.types import ClearResult
@@ -42,6 +44,8 @@ def clear(url: str | None, paths: Sequence[str], config: Config, *, autostart: b
 def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: bool = True) -> ClearResult:
     """The same after data was removed or changed: this home lists the root anew, and no server is started for it.
 
+    Who reads next lists it, but for a sample set, whose listing says how much there is: that is done now.
+
     Args:
         url: Root, or the name of a sample set.
         paths: Below the root; none, or an empty one: all of it.
@@ -58,7 +62,23 @@ def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: boo
     for manifest in library.list():
         if _overlap(manifest.url, root):
             library.forget(manifest.url)
+    found = set_of_home(settings.home)
+    if found is not None and _overlap(found.read_url, root):
+        _list_anew(found, library, settings)
     return freed
+
+
+def _list_anew(found: SampleSet, library: ManifestLibrary, settings: Config) -> None:
+    """How much a sample set has is known, if its origin can be listed."""
+    emptied = 0.0
+    try:
+        library.open(found.read_url, settings, mark=open_source(found.read_url, settings).mark)
+    except EmptyListingError:
+        emptied = time.time()
+    except (PrefeedError, OSError):
+        return
+    if emptied or read_progress(found).emptied:
+        note_progress(found, emptied=emptied)
 
 
 def _use_listings(client: NodeClient, root: str, config: Config) -> None:

@@ -120,11 +120,12 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
         partitions=found.spec.partitions,
     )
     cached = (0, 0) if manifest is None else _cached(manifest, settings, server)
+    nothing = 0 if progress.emptied else None
     return SampleSetStatus(
         phase=phase_of(facts),
         error=error_of(facts),
-        total_bytes=None if manifest is None else manifest.total_bytes,
-        total_files=None if manifest is None else manifest.num_objects,
+        total_bytes=nothing if manifest is None else manifest.total_bytes,
+        total_files=nothing if manifest is None else manifest.num_objects,
         has_unknown_sizes=manifest is not None and manifest.header.num_unknown_sizes > 0,
         cached_files=cached[0],
         cached_bytes=cached[1],

@@ -144,6 +144,15 @@ def find(name: str, config: Config) -> SampleSet:
         raise SampleSetError(f"{directory / RECORD} is damaged; apply the sample set {name} again") from err
 
 
+def set_of_home(home: Path) -> SampleSet | None:
+    """Return the sample set whose node has this home; None when there is none, or its record is damaged."""
+    data = read_private(home.parent / RECORD) if home.name == _NODE else None
+    try:
+        return None if data is None else _decoded(json.loads(data), home.parent)
+    except (ValueError, KeyError, TypeError, SampleSetError):
+        return None
+
+
 def names(config: Config) -> list[str]:
     """Return the names of all sample sets, sorted."""
     return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
@@ -259,6 +268,7 @@ class Progress:
         begun: The source could be opened and is being copied or listed, or was; seconds since 1970, 0.0: not yet.
         synced: Its data was copied to where it is read; seconds since 1970, 0.0: not yet.
         listed: What it holds is known; seconds since 1970, 0.0: not yet.
+        emptied: A job has left nothing of it; seconds since 1970, 0.0: it has not.
         error: Why the last try ended; empty: it did not, or well.
         sync_job: Id of the job that copies.
         warmup_job: Id of the last job that filled the tiers.
@@ -268,6 +278,7 @@ class Progress:
     begun: float = 0.0
     synced: float = 0.0
     listed: float = 0.0
+    emptied: float = 0.0
     error: str = ""
     sync_job: str = ""
     warmup_job: str = ""

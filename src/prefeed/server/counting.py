@@ -96,7 +96,7 @@ def read_counts_of(scheduler: Scheduler, consumer: int) -> ReadCounts:
 
 
 def _best_hit_ratio(scheduler: Scheduler) -> float | None:
-    """Return the most that any policy could reach; None without a plan."""
+    """Return the most that any policy could reach; None before the first plan."""
     working_set = scheduler.working_set_bytes()
     best = best_hit_ratio(cache_bytes=scheduler.residency.budget_bytes, dataset_bytes=working_set)
     return best if working_set else None

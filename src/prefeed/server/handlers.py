@@ -19,7 +19,7 @@ from prefeed.core.window import MOST_BYTES
 from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
-from prefeed.server.node import Node
+from prefeed.server.node import Answerer, Node
 from prefeed.server.observation import Observer
 from prefeed.server.openings import Openings, Waiter
 from prefeed.server.reach import reach_of, see_as
@@ -367,8 +367,8 @@ class Handlers:
 
     def _answerer(
         self, connection: Connection, token: int, dataset: int, object_id: int
-    ) -> Callable[[Outcome, str, str, Buffer], None]:
-        def answer(outcome: Outcome, code: str, text: str, data: Buffer) -> None:
+    ) -> Answerer:
+        def answer(outcome: Outcome, code: str, text: str, data: Buffer, was_held: bool) -> None:
             if len(data) > MAX_INLINE_BYTES:
                 outcome, data = Outcome.READ_ORIGIN, b""
             key = b""
@@ -376,7 +376,8 @@ class Handlers:
                 key = self.node.registry.readable_key(dataset, object_id)
             elif outcome == Outcome.INLINE and self.node.datasets[dataset].catalogue is not None:
                 key = self.node.registry.key(dataset, object_id)  # of these very bytes: they came in this turn
-            self.loop.send(connection, m.Answered(token, int(outcome), code, text, bytes(data), object_id, key))
+            answered = m.Answered(token, int(outcome), code, text, bytes(data), object_id, key, was_held)
+            self.loop.send(connection, answered)
 
         return answer
 

@@ -45,7 +45,7 @@ METRICS: Final = (
     Metric("prefeed_uptime_seconds", "gauge", (), "Time since the server started."),
     Metric("prefeed_clients", "gauge", (), "Open connections: loaders, workers, commands."),
     Metric("prefeed_reads_total", "counter", ("outcome",), "Reads by how they went: hit = in a tier when asked for, late = in flight, miss = not asked for ahead of time, direct = past the server to the origin. hit ÷ all is the hit ratio."),
-    Metric("prefeed_best_hit_ratio", "gauge", (), "What no policy exceeds that neither reads ahead nor knows what follows: budget ÷ data, 0 to 1; absent without a plan. A hit ratio above it is what reading ahead brings."),
+    Metric("prefeed_best_hit_ratio", "gauge", (), "What no policy exceeds that neither reads ahead nor knows what follows: budget ÷ data, 0 to 1; absent before the first plan. A hit ratio above it is what reading ahead brings."),
     Metric("prefeed_origin_requests_total", "counter", (), "Requests that the server made to origins, retries included."),
     Metric("prefeed_origin_bytes_total", "counter", (), "Bytes that came back from origins."),
     Metric("prefeed_origin_request_seconds_total", "counter", (), "How long these requests took, added up; ÷ requests is their mean latency."),

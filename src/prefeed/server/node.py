@@ -22,6 +22,7 @@ from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.retry import RetryPolicy
 from prefeed.core.schedule import Scheduler
+from prefeed.core.table import FETCHING
 from prefeed.core.window import Window
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
@@ -44,8 +45,8 @@ _EVERYTHING = 1 << 60
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
 
-Answerer = Callable[[Outcome, str, str, Buffer], None]
-"""Tells a waiting reader: outcome, error code, error text, bytes."""
+Answerer = Callable[[Outcome, str, str, Buffer, bool], None]
+"""Tells a waiting reader: outcome, error code, error text, bytes, and whether the object was there when it asked."""
 
 
 class Node:
@@ -205,7 +206,11 @@ class Node:
         self.registry.require_ids(dataset, [object_id])
         if self.checks.is_due(dataset, object_id):
             self.fetchers.is_urgent = True
-            self.checks.wait(dataset, object_id, lambda: self._demand(consumer, dataset, object_id, answer))
+            was_awaited = self.scheduler.tables[dataset].state[object_id] == FETCHING
+            self.checks.wait(
+                dataset, object_id,
+                lambda: self._demand(consumer, dataset, object_id, answer, was_awaited=was_awaited),
+            )  # fmt: skip
         else:
             self._demand(consumer, dataset, object_id, answer)
 
@@ -411,13 +416,13 @@ class Node:
     def _answer(self, action: Answer) -> None:
         answerer, key = self._answerers.pop(action.token), (action.dataset, action.object_id)
         if action.outcome != Outcome.INLINE:
-            answerer(action.outcome, action.code, action.message, b"")
+            answerer(action.outcome, action.code, action.message, b"", action.was_held)
         elif key in self._inline:
-            answerer(Outcome.INLINE, "", "", self._inline[key])
+            answerer(Outcome.INLINE, "", "", self._inline[key], action.was_held)
         elif key in self._aside and self._is_present(*key):
-            answerer(Outcome.INLINE, "", "", self._aside[key])
+            answerer(Outcome.INLINE, "", "", self._aside[key], action.was_held)
         else:
-            answerer(Outcome.READ_ORIGIN, "", "", b"")  # what came is out of date
+            answerer(Outcome.READ_ORIGIN, "", "", b"", False)  # what came is out of date
 
     def _is_present(self, dataset: int, object_id: int) -> bool:
         catalogue = self.datasets[dataset].catalogue
@@ -468,8 +473,10 @@ class Node:
 
     # ------------------------------------------------------------ inside
 
-    def _demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
-        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id)
+    def _demand(
+        self, consumer: int, dataset: int, object_id: int, answer: Answerer, *, was_awaited: bool = False
+    ) -> None:  # fmt: skip
+        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id, was_awaited=was_awaited)
 
     def _remember(self, answer: Answerer) -> int:
         token = self._next_token

@@ -42,8 +42,9 @@ class CacheStatistics:
         avg_cache_sz: Mean size of an entry in bytes; 0 without entries.
         num_mem_cached: Entries in memory.
         num_disk_cached: Entries on disk; one that was taken back into memory counts there too.
-        hits: Samples that were found, in all processes together, since the cache was made in memory.
-        misses: Samples that had to be made.
+        hits: Samples that were found, in all processes together, since the cache was made in memory; also those that
+            another process made while this one waited for them.
+        misses: Samples that were made.
     """
 
     avg_cache_sz: int

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Samples that are asked for together; each list has one item a sample."""
+    """Samples that are asked for together; each list has one item a sample, but for ``made``: where those are that were made."""
 
     store: CacheStore
     indices: Sequence[Any]
@@ -67,6 +67,7 @@ class _Batch:
     keys: list[bytes]
     found: list[Any]
     making: Making
+    made: list[int] = field(default_factory=list)
 
     def at(self, position: int) -> Audit:
         """Return one of them as a sample that may be audited."""
@@ -186,13 +187,16 @@ class CachedDataset:
         if at is not None and may_wait and batch.found[at] is not ABSENT:
             waiting.add(partial(self._audit_now, batch.at(at)))
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
-        if not is_checking():
-            store.count(len(indices) - len(absent), len(absent))
-        if absent:
-            num_twice = self._maker.num_twice
-            self._make(batch, absent)
-            if self._maker.num_twice != num_twice:
-                self._here.leave_out_what_was_filled(self._place.lineage)
+        try:
+            if absent:
+                num_twice = self._maker.num_twice
+                self._make(batch, absent)
+                if self._maker.num_twice != num_twice:
+                    self._here.leave_out_what_was_filled(self._place.lineage)
+        finally:  # one that another process made meanwhile was found; one that raises was neither
+            if not is_checking():
+                num_missing = sum(batch.found[at] is ABSENT for at in absent)
+                store.count(len(indices) - num_missing - len(batch.made), len(batch.made))
         store.report()
         return batch.found
 
@@ -363,6 +367,7 @@ class CachedDataset:
         batch.found[at] = self._maker.made_and_kept(
             batch.store, batch.versions[at], batch.indices[at], batch.keys[at], partial(batch.making, at)
         )
+        batch.made.append(at)
 
     def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
         """Return samples of which some have an index that cannot be told from others: these are made each time."""

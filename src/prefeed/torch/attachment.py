@@ -12,7 +12,7 @@ from weakref import ref
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset
 
 from prefeed.client import waits
 from prefeed.client.access import AccessMap
@@ -23,6 +23,7 @@ from prefeed.core.again import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.torch.access import access_of, node_settings
 from prefeed.torch.collating import collates_as_torch
+from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
 from prefeed.torch.pinning import can_pin
 from prefeed.torch.planning import PlannedSampler
@@ -153,17 +154,16 @@ class Attachment:
             num_seen: Batches of the epoch that the loop had before, when it goes on with one.
         """
         if self._report is None:
-            name, interval = _name_of(loader.dataset), self.config.report_interval
             self._report = LoaderReport(
-                name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
-                rank=_rank(), interval_seconds=interval, clock=time.monotonic,
+                name_of(loader), partial(_read_counts, ref(self)), partial(_publish, ref(self)),
+                rank=rank_of_process(), interval_seconds=self.config.report_interval, clock=time.monotonic,
             )  # fmt: skip
         self.turn += 1
         length, num_a_pass = length_of(loader), _pass_length(loader)
         left = None if length is None else max(0, length - num_seen)
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
-        self._report.epoch_begins(left, num_a_pass=num_a_pass)
+        self._report.epoch_begins(left, num_a_pass=num_a_pass, is_trial=is_trial())
 
     def has_begun(self) -> None:
         """The iterator is made, its workers are started."""
@@ -364,22 +364,6 @@ def _publish(attachment: ref[Attachment], epoch: EpochWait) -> None:
     attached = attachment()  # weakly, as above
     if attached is not None:
         attached.publish(epoch)
-
-
-def _name_of(dataset: Any) -> str:
-    """Return what the log calls a dataset: its class, what it is a part of, and whose rank's it is."""
-    name = type(dataset).__name__
-    if isinstance(dataset, Subset):
-        name += f" of {_name_of(dataset.dataset)}"
-    elif (rank := _rank()) is not None:
-        name += f" (rank {rank})"
-    return name
-
-
-def _rank() -> int | None:
-    """Return this process's rank; None when it trains alone."""
-    is_one_of_many = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if is_one_of_many else None
 
 
 def _pass_length(loader: TorchDataLoader[Any]) -> int | None:

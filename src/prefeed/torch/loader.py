@@ -7,6 +7,7 @@ worker asks for it. Batches, their order and every random generator are as torch
 from __future__ import annotations
 
 import inspect
+import sys
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
 from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs
 from prefeed.torch.collating import collate_of, copies_samples
+from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
 from prefeed.torch.serving import Served, Staged, WorkerStart
@@ -60,6 +62,7 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         settings = settings_of(config)
         super().__init__(*args, **kwargs)
+        note_made(self, sys._getframe(1))
         if config is not None:
             vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
         _attachments.put(self, Attachment(settings, explicit=True))

@@ -2,12 +2,14 @@
 
 One attribute of ``torch.utils.data.DataLoader`` is replaced, ``_get_iterator``. So loaders that were made before, names
 that were bound before and subclasses that inherit the method all gain, and ``type(loader)`` is torch's still. A
-subclass with a ``_get_iterator`` of its own is left alone.
+subclass with a ``_get_iterator`` of its own is left alone. ``__init__`` is torch's with one look at who calls it, for the
+loader's name.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from prefeed.torch.loader import DataLoader, make_iterator, set_all_loaders
+from prefeed.torch.naming import note_made
 
 __all__ = ["disable", "enable"]
 
@@ -22,10 +25,10 @@ _METHOD = "_get_iterator"
 
 
 class _Patch:
-    """The method in the place of torch's; once inactive, it does what torch's does, whoever still holds it."""
+    """Methods in the place of torch's; once inactive, they do what torch's do, whoever still holds them."""
 
     def __init__(self) -> None:
-        torchs = vars(TorchDataLoader)[_METHOD]
+        torchs, torchs_init = vars(TorchDataLoader)[_METHOD], vars(TorchDataLoader)["__init__"]
 
         @functools.wraps(torchs)
         def get_iterator(loader: TorchDataLoader[Any]) -> _BaseDataLoaderIter:
@@ -33,16 +36,23 @@ class _Patch:
                 return torchs(loader)  # type: ignore[no-any-return]
             return make_iterator(loader, functools.partial(torchs, loader), explicit=False)
 
+        @functools.wraps(torchs_init)
+        def init(loader: TorchDataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            torchs_init(loader, *args, **kwargs)
+            if self.active:
+                note_made(loader, sys._getframe(1))
+
         self.active = True
-        self._torchs = torchs
-        self._ours = get_iterator
-        setattr(TorchDataLoader, _METHOD, get_iterator)
+        self._replaced = {_METHOD: (torchs, get_iterator), "__init__": (torchs_init, init)}
+        for name, (_, ours) in self._replaced.items():
+            setattr(TorchDataLoader, name, ours)
 
     def undo(self) -> None:
         """Put torch's back, unless somebody else has replaced ours meanwhile."""
         self.active = False
-        if vars(TorchDataLoader)[_METHOD] is self._ours:
-            setattr(TorchDataLoader, _METHOD, self._torchs)
+        for name, (torchs, ours) in self._replaced.items():
+            if vars(TorchDataLoader)[name] is ours:
+                setattr(TorchDataLoader, name, torchs)
 
 
 _patch: _Patch | None = None

@@ -1,4 +1,8 @@
-"""What a training run says of itself in the log: hit rates from time to time, and one line at the end of an epoch."""
+"""What a training run says of itself in the log: hit rates from time to time, and one line at the end of an epoch.
+
+An epoch is a whole pass: these are counted, and told to the node. One that the loop has left has a line of its own and no
+number, once that is known: when the next one begins. So has what a framework tries before it trains.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from prefeed.types import EpochWait, ReadCounts
 _log = logging.getLogger("prefeed")
 
 _NO_READS = "; no reads through the cache"
+
+_LEAST_LEFT = 2
+"""A loop that took fewer batches has only had a look, maybe thousands of times: nothing is said of it."""
 
 Publish = Callable[[EpochWait], None]
 """Is told of each epoch that ended."""
@@ -50,25 +57,30 @@ class LoaderReport:
         self._clock = clock
         self._epoch = 0
         self._is_running = False
+        self._is_trial = False
         self._num_left: int | None = None
         self._num_a_pass: int | None = None
         self._num_batches = 0
         self._began = self._last_line = clock()
         self._waited = 0.0
-        self._asked_at = 0.0
+        self._asked_at = self._answered_at = 0.0
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
 
-    def epoch_begins(self, num_batches: int | None = None, *, num_a_pass: int | None = None) -> None:
+    def epoch_begins(
+        self, num_batches: int | None = None, *, num_a_pass: int | None = None, is_trial: bool = False
+    ) -> None:  # fmt: skip
         """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads.
 
         Args:
             num_batches: Batches that it will give; None when that is not known.
             num_a_pass: If it gives more, each so many are an epoch.
+            is_trial: Somebody only tries whether the loop runs: that is no epoch, however far it comes.
         """
         self._num_a_pass = num_a_pass
-        if self._is_running:  # the epoch before was broken off: its reads are nobody's
-            self._at_epoch = self._counts() or self._at_epoch
+        if self._is_running:
+            self._was_left()
+        self._is_trial = is_trial
         self._begin(num_batches, self._clock())
 
     def has_begun(self) -> None:
@@ -81,7 +93,7 @@ class LoaderReport:
 
     def answered(self, *, is_batch: bool = True) -> None:
         """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
-        now = self._clock()
+        now = self._answered_at = self._clock()
         if is_batch and not self._is_running and self._num_a_pass and self._num_batches >= self._num_a_pass:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator goes on with another pass
         self._waited += now - self._asked_at
@@ -107,15 +119,33 @@ class LoaderReport:
         if not self._is_running:
             return
         self._is_running = False
-        seconds = self._clock() - self._began
-        epoch = EpochWait(
-            loader=self._name, rank=self._rank, epoch=self._epoch, batches=self._num_batches,
-            seconds=seconds, waited_seconds=self._waited,
-        )  # fmt: skip
+        epoch = self._so_far(self._epoch + 1, until=self._clock())
+        if self._is_trial:
+            self._say(f"sanity check of {self._name}", epoch, self._counts())
+            return
+        self._epoch += 1
         self._publish(epoch)
+        self._say(f"epoch {self._epoch} of {self._name}", epoch, self._counts())
+
+    def _was_left(self) -> None:
+        """The loop has left the epoch before its end: its reads are nobody else's."""
+        left, counts = self._so_far(0, until=self._answered_at), self._counts()
+        if left.batches < _LEAST_LEFT:
+            self._at_epoch = counts or self._at_epoch
+            return
+        of_all = "" if self._num_left is None else f" of {left.batches + self._num_left}"
+        what = "sanity check" if self._is_trial else "unfinished epoch"
+        self._say(f"{what} of {self._name}, {left.batches}{of_all} batches", left, counts)
+
+    def _so_far(self, epoch: int, *, until: float) -> EpochWait:
+        return EpochWait(
+            loader=self._name, rank=self._rank, epoch=epoch, batches=self._num_batches,
+            seconds=until - self._began, waited_seconds=self._waited,
+        )  # fmt: skip
+
+    def _say(self, what: str, epoch: EpochWait, counts: ReadCounts | None) -> None:
         waited = 100 * epoch.waited_share
-        text = f"prefeed: epoch {self._epoch} of {self._name}: {waited:.1f} % of {seconds:.1f} s spent waiting for data"
-        counts = self._counts()
+        text = f"prefeed: {what}: {waited:.1f} % of {epoch.seconds:.1f} s spent waiting for data"
         if counts is not None:
             reads = _since(counts, self._at_epoch)
             self._at_epoch = counts
@@ -127,7 +157,6 @@ class LoaderReport:
     def _begin(self, num_batches: int | None, now: float) -> None:
         self._is_running = True
         self._num_left = num_batches
-        self._epoch += 1
         self._num_batches = 0
         self._began = now
         self._waited = 0.0

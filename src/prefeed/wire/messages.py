@@ -230,7 +230,8 @@ class StoreDamaged(Message, frozen=True):
 class Answered(Message, frozen=True):
     """How a ``Demand`` ended: an ``Outcome``, with the bytes and their key, the error, or the key that they are stored under.
 
-    The key of a catalogue's object may be withdrawn again before the reader looks: it says what was answered.
+    The key of a catalogue's object may be withdrawn again before the reader looks: it says what was answered. The
+    reader counts a hit when it gets an object that ``was_held`` before it asked.
     """
 
     token: int
@@ -240,6 +241,7 @@ class Answered(Message, frozen=True):
     data: bytes = b""
     object_id: int = -1
     key: bytes = b""
+    was_held: bool = False
 
 
 class Locate(Message, frozen=True):

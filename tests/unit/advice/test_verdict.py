@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from prefeed.advice.measurement import Timing
 from prefeed.advice.verdict import Verdict, beside_the_prediction, judge, sentences
 from unit.advice.measured import costs, loader, measurement, timing
 
@@ -118,3 +121,43 @@ def test_of_a_stream_no_cure_was_tried() -> None:
 
 def test_a_loop_that_does_nothing() -> None:
     assert "more than 100 times as fast" in str(judge(measurement(compute=timing(0.0001))))
+
+
+def test_figures_that_fit_are_not_doubted() -> None:
+    assert judge(measurement()).doubts == []
+    assert judge(measurement(cached=timing(0.4), staged=timing(0.12), workers={8: timing(0.5)})).doubts == []
+    # what is not named as the cause may be without effect, and so may what cannot be: a device that computes meanwhile
+    assert judge(measurement(costs=costs(opening=0.01, reading=0.0), cached=timing(1.0))).doubts == []
+    assert judge(measurement(as_is=timing(1.0, waited=0.9), compute=timing(0.99), cached=timing(1.0))).doubts == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cached": timing(0.99)}, "it waits 63 % of its time for files, and with its files in memory it was 1.01 times as fast"),
+        ({"staged": timing(1.3)}, "waits 81 % of its time for files and samples, and with its samples in memory it was 0.77 times"),
+        ({"compute": timing(0.7), "cached": timing(0.4)}, "cache made it 2.5 times as fast, and no data loading at all 1.4 times"),
+        ({"compute": timing(0.99), "workers": {8: timing(0.5)}}, "workers made it 2.0 times as fast, and no data loading at all 1.0"),
+    ],
+    ids=["files", "samples", "cache", "workers"],
+)  # fmt: skip
+def test_contradictions_are_flagged(changes: dict[str, Any], said: str) -> None:
+    verdict = judge(measurement(**changes))
+    contradiction, how_little = sentences(verdict)[-2:]
+    assert contradiction.startswith("These figures contradict each other: ")
+    assert said in contradiction
+    assert how_little.startswith("10 steps in 10.00 s were measured, give or take 0 %: that may be too little to say.")
+    assert "leave it" not in str(verdict)
+
+
+def test_a_measurement_that_is_too_short_says_so() -> None:
+    tiny = measurement(loader=loader(samples=40), as_is=timing(0.002, waited=0.0018), compute=timing(0.0002))
+    assert sentences(judge(tiny))[-1] == (
+        "10 steps in 0.02 s were measured, give or take 0 %, over and over the same 4 batches: that is too short to say. "
+        "Examine more steps (--steps 100), and more data if this is a part of it."
+    )
+    wild = Timing(steps=10, seconds=10.0, waited_seconds=9.0, each=[0.01] * 8 + [0.02, 9.9])
+    doubts = judge(measurement(loader=loader(num_workers=0), as_is=wild)).doubts
+    assert [doubt.split(",")[1] for doubt in doubts] == [" give or take 99 %: that is too short to say. Examine more steps (--steps 100)"]
+    of_stream = measurement(loader=loader(samples=None), as_is=timing(0.001), costs=None)
+    assert "too short to say" in str(judge(of_stream))

@@ -197,6 +197,33 @@ def test_copied_to_the_bucket_of_its_secret_and_read_there(
     assert (copies / "imagenet/train/a/1").exists()  # what was copied is data
 
 
+def test_sizes_are_known_after_a_job_has_changed_the_data(
+    run: Any, write: Any, document: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whether the set's server runs or not, and when nothing is left."""
+    run(None, "sampleset", "apply", "-f", write(document), "--wait")
+
+    def sizes() -> tuple[int, int]:
+        cache = status(run)["cacheStatus"]
+        (line,) = run(None, "sampleset", "get", "imagenet").stdout.splitlines()[1:]
+        assert line.split()[1] != "-", line
+        return cache["totalSize"], cache["totalFiles"]
+
+    assert sizes() == (12_012, 3)
+    assert run(None, "job", "rmr", "sampleset://imagenet", "train/a", "--yes").exit_code == 0
+    assert sizes() == (7_012, 2)
+    more = write_files(tmp_path / "more", {"train/c/3": b"z" * 100})
+    assert run(None, "job", "sync", str(more), "sampleset://imagenet").exit_code == 0
+    assert sizes() == (7_112, 3)
+    os.kill(observe(find("imagenet", resolve()), resolve()).pid, signal.SIGTERM)
+    wait_for(lambda: status(run)["phase"] == "Bound", "the server is gone")
+    assert run(None, "job", "rmr", "sampleset://imagenet", "train", "train_list.txt", "--yes").exit_code == 0
+    assert sizes() == (0, 0)
+    assert run(None, "job", "sync", str(more), "sampleset://imagenet").exit_code == 0
+    assert sizes() == (100, 1)
+    run(None, "sampleset", "delete", "imagenet")
+
+
 def test_what_was_brought_up_half_is_said_and_gone_on_with(run: Any, write: Any, document: dict[str, Any]) -> None:
     run(None, "sampleset", "apply", "-f", write(document), "--wait")
     found = find("imagenet", resolve())

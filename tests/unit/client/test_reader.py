@@ -480,7 +480,8 @@ def test_a_file_by_path_has_an_id_from_then_on(
     assert reader.read_many([1, 0]) == [content(2), content(5)]
     reader.report()
     statistics = node.statistics()
-    assert (statistics.hits, statistics.origin_requests, statistics.direct_reads) == (2, 2, 0)
+    assert (statistics.hits, statistics.misses, statistics.late) == (3, 2, 0)  # the third by path is there
+    assert (statistics.origin_requests, statistics.direct_reads) == (2, 0)
 
 
 def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
@@ -498,7 +499,7 @@ def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
     late.report()
     early.report()
     statistics = node.statistics()
-    assert (statistics.hits, statistics.late, statistics.misses) == (2, 1, many)
+    assert (statistics.hits, statistics.late, statistics.misses) == (3, 0, many)
 
 
 def test_a_file_by_path_that_is_missing_is_the_error_it_would_be(
@@ -550,7 +551,22 @@ def test_a_file_by_path_may_be_left_to_the_reader(
     assert (len(report.ids), report.direct_reads) == (8, 1)
 
 
-def test_a_file_by_path_without_an_answer_is_not_counted(
+def test_what_was_there_when_it_was_asked_for_is_a_hit(
+    catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
+) -> None:
+    """Also with the answer. What is said to be there, and is not, is none: the reader goes to the origin."""
+    reader = reader_of(readers, catalogue)
+    catalogue_server.script = answering_files(Outcome.INLINE, data=b"inline", object_id=1, was_held=True)
+    assert reader.try_read_file("/a") == (b"inline", 1)
+    catalogue_server.script = answering_files(Outcome.STORED, object_id=1, key=bytes(range(16)), was_held=True)
+    assert reader.try_read_file("/b") == (None, 1)
+    reader.report()
+    (report,) = catalogue_server.wait_heard(m.Consumed)
+    assert isinstance(report, m.Consumed)
+    assert (report.hits, report.direct_reads) == (1, 1)
+
+
+def test_a_file_by_path_without_an_answer_is_read_past_the_cache(
     catalogue_server: ScriptedServer, catalogue: NodeDataset, readers: list[ObjectReader]
 ) -> None:
     catalogue_server.script = lambda message: None
@@ -558,7 +574,7 @@ def test_a_file_by_path_without_an_answer_is_not_counted(
     assert reader.try_read_file("/a/b") == (None, None)
     assert reader.try_read_file("/a/b") == (None, None)
     assert len(catalogue_server.of(m.DemandFile)) == 1  # it is not asked again at once
-    assert list(reader._consumed) == []
+    assert (list(reader._consumed), reader._direct_reads) == ([], 2)
 
 
 def test_a_file_by_path_without_a_server(catalogue: NodeDataset, readers: list[ObjectReader]) -> None:

@@ -181,11 +181,18 @@ def test_a_reader_is_not_sent_to_the_tier_before_the_entry_is_committed() -> Non
     assert ring.outcome(token) == Outcome.STORED
 
 
-def test_a_reader_that_asks_just_after_the_arrival_is_sent_to_the_tier() -> None:
+def test_a_reader_that_asks_for_what_is_there_is_sent_to_the_tier_and_counts_a_hit() -> None:
     ring = filled()
-    assert ring.outcome(ring.demand(1, 0)) == Outcome.STORED
-    assert ring.outcome(ring.demand(1, 30)) == Outcome.STORED
-    assert ring.scheduler.counts.late == 2
+    for object_id in (0, 30):
+        answer = ring.answers[ring.demand(1, object_id)]
+        assert (answer.outcome, answer.was_held) == (Outcome.STORED, True)
+    assert (ring.scheduler.counts.late, ring.scheduler.counts.misses) == (0, 0)
+
+
+def test_what_comes_while_a_reader_waits_for_another_answer_is_late() -> None:
+    ring = filled()
+    assert not ring.answers[ring.demand(1, 0, was_awaited=True)].was_held
+    assert ring.scheduler.counts.late == 1
 
 
 def test_a_reader_gets_the_bytes_when_there_is_no_room() -> None:

@@ -388,7 +388,28 @@ def test_status_counts(objects: int) -> None:
     assert ring.scheduler.num_in_flight == min(objects, 50)
     assert ring.scheduler.working_set_bytes() == 100 * SIZE
     ring.scheduler.end_consumer(A)
-    assert (ring.scheduler.num_plans, ring.scheduler.working_set_bytes()) == (0, 0)
+    assert (ring.scheduler.num_plans, ring.scheduler.working_set_bytes()) == (0, 100 * SIZE)  # what was read last
+
+
+def test_the_working_set_of_those_who_have_ended_is_that_of_the_last_to_read_together() -> None:
+    ring = Ring(budget=1000 * SIZE)
+    for dataset in (1, 2, 3):
+        ring.add(dataset, [SIZE] * (1, 2, 5)[dataset - 1])
+    assert ring.scheduler.working_set_bytes() == 0
+    for _ in range(2):
+        ring.plan(A, 1, [0])
+        ring.plan(B, 2, [0])
+        assert ring.scheduler.working_set_bytes() == 3 * SIZE
+        ring.scheduler.end_consumer(B)
+        assert ring.scheduler.working_set_bytes() == SIZE
+        ring.scheduler.end_consumer(A)
+        ring.scheduler.end_consumer(A)
+        assert ring.scheduler.working_set_bytes() == 3 * SIZE
+        ring.plan(A, 3, [0])
+        assert ring.scheduler.working_set_bytes() == 5 * SIZE
+        ring.scheduler.end_consumer(B)  # which has no plan
+        ring.scheduler.end_consumer(A)
+        assert ring.scheduler.working_set_bytes() == 5 * SIZE
 
 
 # ------------------------------------------------------------ long orders

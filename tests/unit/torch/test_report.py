@@ -111,7 +111,7 @@ def test_start_of_workers_is_the_epochs_time_and_no_waiting_for_data(loop: Loop)
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_epoch_broken_off_has_no_line_and_leaves_nothing_to_the_next(loop: Loop, told: bool) -> None:
+def test_a_look_has_no_line_and_leaves_nothing_to_the_next(loop: Loop, told: bool) -> None:
     loop.report.epoch_begins()
     loop.step(waits=5.0)
     loop.counts = ReadCounts(misses=7) if told else None
@@ -121,8 +121,43 @@ def test_epoch_broken_off_has_no_line_and_leaves_nothing_to_the_next(loop: Loop,
     loop.report.epoch_ends()
     ratio = "1.000 of 3" if told else "0.300 of 10"  # a node that did not tell then says it all now
     assert loop.lines() == [
-        f"prefeed: epoch 2 of Photos: 0.0 % of 2.0 s spent waiting for data; hit ratio {ratio} reads"
+        f"prefeed: epoch 1 of Photos: 0.0 % of 2.0 s spent waiting for data; hit ratio {ratio} reads"
     ]
+
+
+@pytest.mark.parametrize(("length", "of_all"), [(10, " of 10"), (None, "")])
+def test_an_epoch_that_was_left_is_none_and_has_a_line_of_its_own(loop: Loop, length: int | None, of_all: str) -> None:
+    """As with a ``break``, or Lightning's ``limit_train_batches``."""
+    for _ in range(2):
+        loop.report.epoch_begins(length)
+        for _ in range(3):
+            loop.step(waits=0.5, works=0.5)
+        loop.now += 100.0  # the evaluation that follows
+        loop.counts = ReadCounts(hits=loop.counts.hits + 9, misses=loop.counts.misses + 3) if loop.counts else None
+    assert loop.epochs == []
+    loop.epoch(steps=4, waits=0.25, works=0.75)
+    line = (
+        f"prefeed: unfinished epoch of Photos, 3{of_all} batches: 60.0 % of 2.5 s spent waiting for data; "
+        "hit ratio 0.750 of 12 reads"
+    )
+    *left, whole = loop.lines()
+    assert [one for one in left if "unfinished" in one] == [line, line]
+    assert whole.startswith("prefeed: epoch 1 of Photos: 25.0 % of 4.0 s")
+    assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, 4)]
+
+
+@pytest.mark.parametrize("length", [2, 7])
+def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> None:
+    loop.report.epoch_begins(length, is_trial=True)
+    loop.step(waits=1.0)
+    loop.step(waits=1.0)
+    if loop.report.has_last:
+        loop.report.epoch_ends()
+    loop.epoch(steps=length, waits=0.0, works=1.0)
+    trial, whole = loop.lines()
+    assert trial.startswith(f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s")
+    assert whole.startswith("prefeed: epoch 1 of Photos: 0.0 %")
+    assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
 
 
 def test_loop_that_asks_for_no_more_than_there_is(loop: Loop) -> None:
