@@ -282,6 +282,14 @@ class Holdings:
         """True of an object that readers find in the tier."""
         return self.state(key) in (states.RESIDENT, states.TRANSIENT) and key not in self._aside
 
+    def become_guest(self, key: Key) -> None:
+        """This resident's entry is also another dataset's, which pays for it."""
+        table = self.tables[key[0]]
+        cost = table.stored_bytes(key[1])
+        table.resident_bytes -= cost
+        self.residency.release_resident(cost)
+        self._guests.add(key)
+
     def is_guest(self, key: Key) -> bool:
         """True of a resident that another dataset pays for, which has the same entry."""
         return key in self._guests

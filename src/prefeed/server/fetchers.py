@@ -39,9 +39,9 @@ _WAKE_AFTER = 16
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the node has of a file already: under which entry key, empty for nothing, and the bytes, None when the tier has them."""
+    """What the node has of a file: entry keys, of one version each, and the bytes of the only one; None: the tier has them."""
 
-    key: bytes = b""
+    keys: tuple[bytes, ...] = ()
     data: Buffer | None = None
 
 
@@ -257,7 +257,7 @@ class Fetchers:
 
     def _find(self, job: Job) -> tuple[FetchedObject | None, Where]:
         """Return what the node, or a tier behind memory, has of it, if one has it, and which."""
-        if job.held.key and (found := compare_held(job)) is not None:
+        if job.held.keys and (found := compare_held(job)) is not None:
             return found, Where.MEMORY
         if self._disk is not None and job.lasting_key and (found := read_disk(self._disk, job)) is not None:
             return found, Where.DISK
@@ -308,7 +308,7 @@ def compare_held(job: Job) -> FetchedObject | None:
     """Return what is held of a file, with no bytes where the tier has them; None when the file is another one by now."""
     path = job.manifest.path(job.ticket.object_id)
     (size,), (version,) = _versions(job.source, [path])
-    if not version or entry_key(job.manifest.url, path, version, size) != job.held.key:
+    if not version or entry_key(job.manifest.url, path, version, size) not in job.held.keys:
         return None
     return FetchedObject(data=job.held.data or b"", version=version, inode=_inode(job.source, path))
 

@@ -417,6 +417,7 @@ class Node:
         else:
             for ticket in tickets:
                 self.scheduler.stored(ticket)
+                self._sharing.stored(ticket)
                 self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:
             self._aside.pop((free.dataset, free.object_id), None)

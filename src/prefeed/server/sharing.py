@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prefeed.core.actions import Free, Ticket
+from prefeed.core.actions import Free, Placement, Ticket
 from prefeed.core.holdings import Key
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT
@@ -37,8 +37,8 @@ class Sharing:
     def begin(self, ticket: Ticket) -> Held | None:
         """Return what the node has of the file; None when it is on its way: ``end`` yields the ticket then, once it has come."""
         twins = self._registry.twins(ticket.dataset, ticket.object_id)
-        if key := self._resident_key(twins):
-            return Held(key)
+        if keys := self._resident_keys(twins):
+            return Held(keys)
         for twin in twins:
             if self._scheduler.holdings.state(twin) == FETCHING and twin not in self._following:
                 self._followers.setdefault(twin, []).append(ticket)
@@ -51,23 +51,27 @@ class Sharing:
         leader, fetched = result.job.ticket, result.fetched
         for ticket in self._followers.pop((leader.dataset, leader.object_id), ()):
             self._following.discard((ticket.dataset, ticket.object_id))
-            if key := self._resident_key(self._registry.twins(ticket.dataset, ticket.object_id)):
-                yield ticket, Held(key)
+            if keys := self._resident_keys(self._registry.twins(ticket.dataset, ticket.object_id)):
+                yield ticket, Held(keys)
             elif fetched is not None and fetched.version:
                 manifest = result.job.manifest
                 key = entry_key(manifest.url, manifest.path(leader.object_id), fetched.version)
-                yield ticket, Held(key, fetched.data)
+                yield ticket, Held((key,), fetched.data)
             else:
                 yield ticket, NOTHING
 
     def host_of(self, result: Result) -> Key | None:
         """Return who has the entry of a file that was found unchanged; None when nobody keeps it any more."""
-        ticket = result.job.ticket
-        for twin in self._registry.twins(ticket.dataset, ticket.object_id):
-            is_resident = self._scheduler.holdings.state(twin) == RESIDENT
-            if is_resident and self._registry.key(*twin) == result.job.held.key:
-                return twin
-        return None
+        assert result.fetched is not None
+        ticket, manifest = result.job.ticket, result.job.manifest
+        key = entry_key(manifest.url, manifest.path(ticket.object_id), result.fetched.version)
+        return self._resident((ticket.dataset, ticket.object_id), key)
+
+    def stored(self, ticket: Ticket) -> None:
+        """An entry is committed: it is paid for once, also if another dataset came by it in another way."""
+        key = ticket.dataset, ticket.object_id
+        if ticket.placement == Placement.RESIDENT and self._resident(key, self._registry.key(*key)) is not None:
+            self._scheduler.holdings.become_guest(key)
 
     def is_last(self, free: Free) -> bool:
         """Return True when nobody else has the entry, which then goes; else who stays pays for it, if who leaves it did."""
@@ -80,8 +84,14 @@ class Sharing:
             self._scheduler.holdings.bequeath(free, holders)
         return not holders
 
-    def _resident_key(self, twins: Iterable[Key]) -> bytes:
-        """Return the key of the entry that one of these keeps; empty when none does, or it has no version."""
+    def _resident(self, of: Key, entry: bytes) -> Key | None:
+        """Return a twin that keeps this entry."""
+        twins = self._registry.twins(*of)
+        residents = (twin for twin in twins if self._scheduler.holdings.state(twin) == RESIDENT)
+        return next((twin for twin in residents if self._registry.key(*twin) == entry), None)
+
+    def _resident_keys(self, twins: Iterable[Key]) -> tuple[bytes, ...]:
+        """Return the keys of the entries that these keep, as far as they have a version."""
         residents = (twin for twin in twins if self._scheduler.holdings.state(twin) == RESIDENT)
         keys = (self._registry.datasets[number].lasting_key(object_id) for number, object_id in residents)
-        return next(filter(None, keys), b"")
+        return tuple(dict.fromkeys(filter(None, keys)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 
 from nodes import Rig, content, rig
 from prefeed.core.actions import Outcome
+from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset
+from prefeed.sources.manifest import entry_key
+from prefeed.sources.posix import stat_files
 from prefeed.sources.views import View
 from prefeed.store.tier import stored_bytes
 from sandbox import Sandbox
@@ -222,3 +227,60 @@ def test_a_file_without_versions_is_not_shared_after_it_came(node: Rig, files: l
     node.begin(OTHER, other, [0])
     node.deliver_all()
     assert opened(node) == NUM_FILES + 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_any_order_of_events_entries_and_books_agree(sandbox: Sandbox, files: list[Path], seed: int) -> None:
+    """No entry goes that somebody has, none stays that nobody has, each is paid for once, and is the right file's."""
+    draw = random.Random(seed)
+    with rig(sandbox.home, capacity=draw.choice([0, 3, NUM_FILES, 3 * NUM_FILES]) * COST) as node:
+        lists = [draw.choices(files, k=draw.choice([3, NUM_FILES, 9])) for _ in range(3)]
+        catalogues = [node.open_catalogue(*listed, name=str(number)) for number, listed in enumerate(lists)]
+        for turn in range(60):
+            consumer = draw.choice([ONE, OTHER, THIRD])
+            happen(node, draw, consumer, catalogues[consumer - ONE], turn=turn, file=draw.choice(files))
+            node.node.pump()
+            node.node.validate()
+        node.deliver_all()
+        require_one_entry_each(node, catalogues, lists)
+
+
+def happen(node: Rig, draw: random.Random, consumer: int, catalogue: Dataset, *, turn: int, file: Path) -> None:
+    """Let something happen."""
+    ids = list(range(catalogue.manifest.num_objects))
+    draw.shuffle(ids)
+    order, keeps = np.array(ids[: draw.randrange(1, 9)]), draw.random() < 0.7
+    events: dict[str, Callable[[], object]] = {
+        "begin": lambda: node.node.begin_plan(
+            consumer, catalogue.number, order, upcoming=False, resident=keeps, recheck=True
+        ),
+        "consume": lambda: node.consume(consumer, catalogue, ids[:4]),
+        "make": lambda: node.deliver(draw.randrange(1, 4)),
+        "ask": lambda: node.check(1),
+        "demand": lambda: node.demand(catalogue, ids[0], consumer=consumer),
+        "write": lambda: (file.write_bytes(bytes([turn]) * 5000), os.utime(file, ns=(turn, turn))),
+        "end": lambda: node.node.end_consumer(consumer),
+        "clear": lambda: node.node.clear(str(file)),
+        "all": node.deliver_all,
+    }
+    events[draw.choice([*events, "begin"])]()
+
+
+def require_one_entry_each(node: Rig, catalogues: list[Dataset], lists: list[list[Path]]) -> None:
+    """Require that the tier has what the books say, and what lies in the files."""
+    books = node.node.scheduler.holdings
+    held: dict[bytes, list[tuple[int, int]]] = {}
+    for catalogue, listed in zip(catalogues, lists, strict=True):
+        for object_id, file in enumerate(listed):
+            if books.has_entry((catalogue.number, object_id)):
+                held.setdefault(catalogue.key(object_id), []).append((catalogue.number, object_id))
+                if catalogue.key(object_id) == entry_key("/", str(file), version_of(file)):
+                    assert node.tier.get(catalogue.key(object_id)) == file.read_bytes()
+    assert {key for key, _, _ in node.tier.entries()} == held.keys()
+    residents = [key for key, objects in held.items() if any(books.state(one) == RESIDENT for one in objects)]
+    assert node.node.statistics().resident_bytes == len(residents) * COST
+
+
+def version_of(file: Path) -> str:
+    _, (version,) = stat_files([str(file)])
+    return version
