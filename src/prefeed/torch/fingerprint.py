@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import Dataset
 from xxhash import xxh3_64
 
@@ -112,7 +113,7 @@ class _Reading:
     def _of_mapping(self, name: str, value: Mapping[Any, Any], depth: int) -> Iterator[str]:
         if type(value) is not dict or not value:
             return  # whatever it runs to give its entries
-        if len(value) == self._length or len(value) > _MOST_KEYS:
+        if len(value) > _MOST_KEYS or (len(value) == self._length and not all(map(_is_word, islice(value, _SAMPLED)))):
             first, last = islice(value.items(), _SAMPLED), next(reversed(value.items()))
             yield from self._of_entries(name, len(value), (*first, last))
             return
@@ -182,8 +183,10 @@ def _names_in(entry: Any, *, with_numbers: bool, depth: int = 2) -> Iterator[str
 
 
 def _is_dataset(value: Any) -> bool:
+    """Return True of what has samples, whatever class it is of; layers have none."""
     kind = type(value)
-    return hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and not isinstance(value, bytes | bytearray)
+    has_samples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return has_samples and not isinstance(value, bytes | bytearray | Module)
 
 
 def _is_record(value: Any) -> bool:
@@ -209,6 +212,11 @@ def _length(value: Any) -> int:
         return len(value)
     except Exception:  # noqa: BLE001 - a length of the user's own
         return -1
+
+
+def _is_word(key: Any) -> bool:
+    """Return True of a name of a setting, not of a file."""
+    return isinstance(key, str) and key.isidentifier()
 
 
 def _first(entry: tuple[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -186,7 +187,7 @@ def test_it_does_not_depend_on_addresses_or_order_of_hashes() -> None:
         "found = fingerprint(Files())\n"
     )
     command = [sys.executable, "-c", f"{code}print(found)"]
-    ran = subprocess.run(command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True)
     here = {"__name__": "__main__"}  # where strings have another hash, unless it has the same seed by chance
     exec(compile(code, "<string>", "exec"), here)
     assert ran.stdout == f"{here['found']}\n"
