@@ -41,6 +41,7 @@ class Holdings:
         self._aside_beyond = 0
         self._actions: list[Action] = []
         self._freeing_bytes = 0
+        self._guests: set[Key] = set()
 
     def add_table(self, dataset: int, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> ObjectTable:
         """A manifest was opened; its objects are absent until ``adopt`` says otherwise."""
@@ -93,6 +94,8 @@ class Holdings:
         """These residents of one dataset are objects of another: a manifest was refreshed, or opened after a restart."""
         old, new = self.tables[source], self.tables[target]
         for old_id, new_id in zip(source_ids, target_ids, strict=True):
+            if (source, old_id) in self._guests:
+                continue  # another dataset pays for it
             if old.state[old_id] == states.RESIDENT and new.state[new_id] == states.ABSENT:
                 cost = old.stored_bytes(old_id)
                 new.observe_size(new_id, old.size_bytes(old_id))
@@ -194,7 +197,9 @@ class Holdings:
     def free(self, dataset: int, object_id: int) -> None:
         """Delete the entry; its room is free once the tier says so."""
         table = self.tables[dataset]
-        cost, beyond = self._aside.pop((dataset, object_id), (table.stored_bytes(object_id), 0))
+        own = 0 if self.is_guest((dataset, object_id)) else table.stored_bytes(object_id)
+        self._guests.discard((dataset, object_id))
+        cost, beyond = self._aside.pop((dataset, object_id), (own, 0))
         self._aside_beyond -= beyond
         was_resident = table.state[object_id] == states.RESIDENT
         table.state[object_id] = states.FREEING
@@ -239,7 +244,8 @@ class Holdings:
             for object_id in in_order(dataset, states.RESIDENT):
                 if self.residency.resident_bytes - self._freeing_bytes <= target_bytes:
                     return
-                if self.is_expected((dataset, object_id)) == is_unread:
+                key = (dataset, object_id)
+                if self.is_expected(key) == is_unread and not self.is_guest(key):
                     self.free(dataset, object_id)
 
     def drop_transients(self, target_bytes: int, *, in_order: Callable[[int, int], Sequence[int]]) -> None:
@@ -264,6 +270,44 @@ class Holdings:
         if ticket.placement != Placement.RESIDENT and not self.is_expected(key):
             self.free(*key)
 
+    def share(self, ticket: Ticket) -> None:
+        """The entry is there: another dataset has it as a resident, and pays for it. This one is its guest."""
+        self.unreserve(ticket)
+        ticket.placement = Placement.RESIDENT
+        self._guests.add((ticket.dataset, ticket.object_id))
+        self.settle(ticket, states.RESIDENT)
+        self.answer_waiters(ticket, Outcome.STORED)
+
+    def has_entry(self, key: Key) -> bool:
+        """True of an object that readers find in the tier."""
+        return self.state(key) in (states.RESIDENT, states.TRANSIENT) and key not in self._aside
+
+    def become_guest(self, key: Key) -> None:
+        """This resident's entry is also another dataset's, which pays for it."""
+        table = self.tables[key[0]]
+        cost = table.stored_bytes(key[1])
+        table.resident_bytes -= cost
+        self.residency.release_resident(cost)
+        self._guests.add(key)
+
+    def is_guest(self, key: Key) -> bool:
+        """True of a resident that another dataset pays for, which has the same entry."""
+        return key in self._guests
+
+    @property
+    def num_guests(self) -> int:
+        """Residents that are no entries of their own."""
+        return len(self._guests)
+
+    def bequeath(self, free: Free, holders: Iterable[Key]) -> None:
+        """The entry stays, for these hold it as well: if who leaves it paid for it, a guest among them does from now on."""
+        heir = next((key for key in holders if key in self._guests), None)
+        if heir is None or not free.was_resident or not free.stored_bytes:
+            return
+        self._guests.discard(heir)
+        self.tables[heir[0]].resident_bytes += free.stored_bytes
+        self.residency.resident_bytes += free.stored_bytes
+
     def validate(self, expected: dict[Key, int]) -> None:
         """Check the invariants against the readers that the plans expect, by object."""
         self.residency.validate()
@@ -273,6 +317,7 @@ class Holdings:
             assert self.state(key) == states.FETCHING
         assert all(self.state(key) == states.TRANSIENT for key in self._aside)
         assert self._aside_beyond == sum(beyond for _, beyond in self._aside.values())
+        assert all(self.state(key) == states.RESIDENT for key in self._guests)
         for dataset, table in self.tables.items():
             assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
             assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())

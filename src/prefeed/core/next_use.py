@@ -82,7 +82,10 @@ class NextUse:
         missing = cost
         while missing > 0 and candidates and ranks[candidates[-1]] > rank:
             candidate = candidates.pop()
-            if table.state[candidate] == states.RESIDENT and not self._holdings.is_expected((dataset, candidate)):
+            key = (dataset, candidate)
+            if table.state[candidate] != states.RESIDENT or self._holdings.is_guest(key):
+                continue
+            if not self._holdings.is_expected(key):
                 chosen.append(candidate)
                 missing -= table.stored_bytes(candidate)
         if missing > 0:

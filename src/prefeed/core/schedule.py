@@ -277,6 +277,11 @@ class Scheduler:
         """The entry is committed: readers find it from now on."""
         self.holdings.keep(ticket)
 
+    def share(self, ticket: Ticket, size_bytes: int) -> None:
+        """The bytes are in the tier, as a resident of another dataset: this one has them too, and nothing is stored."""
+        self.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
+        self.holdings.share(ticket)
+
     def refused(self, ticket: Ticket) -> Placement:
         """The tier did not take the entry; return where it goes: ASIDE when a plan expects it, else DIRECT."""
         self.holdings.cancel(ticket.placement, ticket.reserved_bytes)

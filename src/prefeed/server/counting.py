@@ -18,8 +18,9 @@ if TYPE_CHECKING:  # only a server with a pool needs pymemcache
 
 
 class Where(Enum):
-    """Which place answered a fetch."""
+    """Which place answered a fetch; memory: the node had it, for another dataset."""
 
+    MEMORY = "memory"
     DISK = "disk"
     POOL = "pool"
     ORIGIN = "origin"
@@ -48,7 +49,7 @@ class Counts:
             self.disk_reads += 1
         elif where == Where.POOL:
             self.pool_reads += 1
-        else:
+        elif where == Where.ORIGIN:
             self.asked_origin(seconds)
             self.origin_bytes += size_bytes
 
@@ -69,7 +70,8 @@ def statistics_of(counts: Counts, scheduler: Scheduler, disk: DiskTier | None, p
         origin_requests=counts.origin_requests,
         origin_bytes=counts.origin_bytes,
         origin_seconds=counts.origin_seconds,
-        resident_objects=sum(table.num_in(RESIDENT) for table in scheduler.tables.values()),
+        resident_objects=sum(table.num_in(RESIDENT) for table in scheduler.tables.values())
+        - scheduler.holdings.num_guests,
         resident_bytes=residency.resident_bytes,
         transient_objects=scheduler.num_transients,
         transient_bytes=residency.transient_bytes,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prefeed.clock import Clock
 from prefeed.core.actions import Ticket
@@ -37,14 +37,35 @@ _WAKE_AFTER = 16
 """Arrivals that wake the loop at once; fewer wait for its next turn, which saves most wake-ups."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the node has of a file: entry keys, of one version each, and the bytes of the only one; None: the tier has them."""
+
+    keys: tuple[bytes, ...] = ()
+    data: Buffer | None = None
+
+
+NOTHING: Final = Held()
+
+
 @dataclass(slots=True)
 class Job:
-    """One request to make; ``lasting_key`` is where disk and pool may have the answer, nothing when it is not known."""
+    """One request to make.
+
+    Attributes:
+        ticket: Of whom.
+        source: Whom to ask.
+        manifest: What lists it.
+        lasting_key: Where disk and pool may have the answer, nothing when it is not known.
+        held: Of a file of a catalogue, what another one has of it: if it has not changed, nothing is opened.
+        started: By the clock.
+    """
 
     ticket: Ticket
     source: Source
     manifest: Manifest | CatalogueWriter
     lasting_key: bytes = b""
+    held: Held = NOTHING
     started: float = 0.0
 
     @property
@@ -235,7 +256,9 @@ class Fetchers:
         return None if self._disk is None else self._disk.read(job.lasting_key)
 
     def _find(self, job: Job) -> tuple[FetchedObject | None, Where]:
-        """Return what a tier behind memory has of it, if one has it, and which."""
+        """Return what the node, or a tier behind memory, has of it, if one has it, and which."""
+        if job.held.keys and (found := compare_held(job)) is not None:
+            return found, Where.MEMORY
         if self._disk is not None and job.lasting_key and (found := read_disk(self._disk, job)) is not None:
             return found, Where.DISK
         if self._pool is not None and (found := read_pool(self._pool, job, lambda: self.is_urgent)) is not None:
@@ -279,6 +302,15 @@ def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     (size,), (version,) = _versions(job.source, [path])
     is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
     return FetchedObject(data=data, version=version, inode=_inode(job.source, path)) if is_present else None
+
+
+def compare_held(job: Job) -> FetchedObject | None:
+    """Return what is held of a file, with no bytes where the tier has them; None when the file is another one by now."""
+    path = job.manifest.path(job.ticket.object_id)
+    (size,), (version,) = _versions(job.source, [path])
+    if not version or entry_key(job.manifest.url, path, version, size) not in job.held.keys:
+        return None
+    return FetchedObject(data=job.held.data or b"", version=version, inode=_inode(job.source, path))
 
 
 def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> FetchedObject | None:

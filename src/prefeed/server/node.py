@@ -28,8 +28,9 @@ from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, Th
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
 from prefeed.server.disk import DiskTier
-from prefeed.server.fetchers import CheckResult, Fetchers, Job, Result, is_changed
+from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
 from prefeed.server.registry import Registry
+from prefeed.server.sharing import Sharing
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.store.tier import TierWriter
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
@@ -79,6 +80,7 @@ class Node:
         if disk is not None:
             disk.keys_in_use = self.registry.entry_keys
         self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
+        self._sharing = Sharing(self.registry, self.scheduler)
         self._tier = tier
         self._granted_bytes = _EVERYTHING
         self._scattered_bytes = 0  # free in the tier, and not to be given back
@@ -141,8 +143,9 @@ class Node:
         entries = size_bytes = 0
         for number, ids in self.registry.residents_below(url):
             table = self.scheduler.tables[number]
-            entries += len(ids)
-            size_bytes += sum(map(table.stored_bytes, ids.tolist()))
+            own = [one for one in ids.tolist() if not self.scheduler.holdings.is_guest((number, one))]
+            entries += len(own)
+            size_bytes += sum(map(table.stored_bytes, own))
             for object_id in ids.tolist():
                 self.scheduler.invalidate(number, object_id)
         self.pump()
@@ -256,7 +259,7 @@ class Node:
             if not actions and not results:
                 break
             self._carry_out(actions)
-            self._take_in([result for result in results if isinstance(result, Result)])
+            self._take_in(self._share([result for result in results if isinstance(result, Result)]))
             self._take_checks([result for result in results if isinstance(result, CheckResult)])
         self.checks.ask_ahead()
         self._inline.clear()
@@ -302,11 +305,12 @@ class Node:
             else:
                 frees.append(action)
         if fetches:
-            self.fetchers.submit([self._job(ticket) for ticket in fetches])
+            begun = [(ticket, self._sharing.begin(ticket)) for ticket in fetches]
+            self.fetchers.submit([self._job(ticket, held) for ticket, held in begun if held is not None])
         for start in range(0, len(frees), _GROUP):
             self._commit([], frees[start : start + _GROUP])
 
-    def _job(self, ticket: Ticket) -> Job:
+    def _job(self, ticket: Ticket, held: Held = NOTHING) -> Job:
         dataset = self.datasets[ticket.dataset]
         ticket.attempts += 1
         if ticket.attempts == 1:
@@ -314,7 +318,7 @@ class Node:
         dataset.note_lookup()
         has_tiers = self.disk is not None or self.pool is not None
         key = dataset.lasting_key(ticket.object_id) if has_tiers else b""
-        return Job(ticket, dataset.source, dataset.manifest, key)
+        return Job(ticket, dataset.source, dataset.manifest, key, held)
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[Result] = []
@@ -343,6 +347,31 @@ class Node:
                 self._hold(result, placement)
         if puts:
             self._commit(puts, [])
+        self._go_on(results)
+
+    def _share(self, results: list[Result]) -> list[Result]:
+        """Let files that have not changed have the entries that the node holds of them; return the other results."""
+        shared: list[Result] = []
+        rest: list[Result] = []
+        for result in results:
+            ticket, fetched, manifest = result.job.ticket, result.fetched, result.job.manifest
+            host = self._sharing.host_of(result) if result.where == Where.MEMORY else None
+            if host is not None and fetched is not None and isinstance(manifest, CatalogueWriter):
+                size = self.scheduler.tables[host[0]].size_bytes(host[1])
+                manifest.observe(ticket.object_id, fetched.version, size, fetched.inode)
+                self.scheduler.share(ticket, size)
+                self.checks.stored(ticket.dataset, ticket.object_id)
+                shared.append(result)
+            elif result.where == Where.MEMORY and result.job.held.data is None:
+                self.fetchers.submit([self._job(ticket)])  # the entry went meanwhile, and nobody has the bytes
+            else:
+                rest.append(result)
+        self._go_on(shared)
+        return rest
+
+    def _go_on(self, ended: list[Result]) -> None:
+        """Ask for the files that waited for these requests."""
+        self.fetchers.submit([self._job(*follower) for result in ended for follower in self._sharing.end(result)])
 
     def _hold(self, result: Result, placement: Placement) -> None:
         """Keep what does not go to the tier for its readers: those of this turn, or those that a plan expects."""
@@ -371,6 +400,7 @@ class Node:
         tickets = [result.job.ticket for result in puts]
         # What is set aside is not in the tier: what lies there under its key is another's.
         stored = [free for free in frees if (free.dataset, free.object_id) not in self._aside]
+        last = [free for free in stored if self._sharing.is_last(free)]
         try:
             self._tier.apply(
                 [
@@ -378,7 +408,7 @@ class Node:
                     for t, result in zip(tickets, puts, strict=True)
                     if result.fetched is not None
                 ],
-                [self.registry.key(free.dataset, free.object_id) for free in stored],
+                [self.registry.key(free.dataset, free.object_id) for free in last],
             )
         except StoreError as err:
             if not isinstance(err, StoreDamagedError):
@@ -392,10 +422,13 @@ class Node:
         else:
             for ticket in tickets:
                 self.scheduler.stored(ticket)
+                self._sharing.stored(ticket)
                 self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:
             self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
+        if len(last) < len(stored):  # what others have as well has made no room
+            self.scheduler.set_budget(self.scheduler.residency.budget_bytes)
 
     def _empty_tier(self, why: str) -> None:
         """What the tier holds cannot be used: begin anew."""
@@ -430,7 +463,7 @@ class Node:
 
     def _offer_to_disk(self, result: Result) -> None:
         ticket, fetched = result.job.ticket, result.fetched
-        if self.disk is None or result.where == Where.DISK or fetched is None:
+        if self.disk is None or result.where in (Where.DISK, Where.MEMORY) or fetched is None:
             return
         if not fetched.version and result.where != Where.POOL:
             return

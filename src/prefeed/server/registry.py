@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import RESIDENT
+from prefeed.core.table import ABSENT, RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
@@ -111,11 +111,14 @@ class Registry:
         return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
 
     def inherit_from_older(self, number: int) -> None:
-        """What other listings of the same root have in the tier is this one's, if nobody reads them any more."""
+        """What other listings of the same root, or other catalogues, have in the tier is this one's, if nobody reads them any more."""
         dataset = self.datasets[number]
-        if dataset.catalogue is not None:
-            return
         live = self._scheduler.live_datasets()
+        if dataset.catalogue is not None:
+            for other in self.datasets.values():
+                if other is not dataset and other.view is dataset.view and other.number not in live:
+                    self._take_over(dataset, other)
+            return
         for other in self.datasets.values():
             if other is not dataset and _are_of_one_origin(other, dataset) and other.number not in live:
                 self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
@@ -148,6 +151,21 @@ class Registry:
             object_id = catalogue.append([path]).start
             self._scheduler.grow_dataset(number, catalogue.sizes)
         return object_id
+
+    def twins(self, number: int, object_id: int) -> list[tuple[int, int]]:
+        """Return the objects, as dataset and id, of other catalogues or of the same, that are the same file by the same path."""
+        dataset = self.datasets.get(number)
+        if dataset is None or dataset.catalogue is None:
+            return []
+        others = [
+            (one.number, one.catalogue) for one in self.datasets.values()
+            if one.catalogue is not None and one.view is dataset.view and (one is not dataset or one.catalogue.has_repeats)
+        ]  # fmt: skip
+        if not others:
+            return []
+        path = dataset.catalogue.path_bytes(object_id)
+        found = [(other, twin) for other, catalogue in others for twin in catalogue.ids_at(path)]
+        return [twin for twin in found if twin != (number, object_id)]
 
     def learn(self, number: int, records: npt.NDArray[np.int64]) -> None:
         """Samples opened these objects: sample, number of objects, their ids, one sample after the other.
@@ -242,6 +260,16 @@ class Registry:
             return ids[dataset.manifest.is_below(ids, url)]
         path = dataset.manifest.path
         return ids[[is_below(path(object_id), url) for object_id in ids.tolist()]]
+
+    def _take_over(self, target: Dataset, source: Dataset) -> None:
+        """Residents of a catalogue that are files of another one become that one's own."""
+        if target.catalogue is None or source.catalogue is None:
+            return
+        residents, found = target.catalogue.find_files(source.catalogue, self.resident_ids(source.number))
+        is_new = self._scheduler.tables[target.number].states[found] == ABSENT
+        found, residents = found[is_new], residents[is_new]
+        target.catalogue.take_over(found, source.catalogue, residents)
+        self._scheduler.transfer(source.number, residents.tolist(), target.number, found.tolist())
 
     def _inherit(self, target: Dataset, source: int, keys: list[bytes]) -> None:
         """Residents of ``source`` whose keys the new dataset has become its own."""

@@ -203,9 +203,41 @@ class CatalogueWriter(Catalogue):
 
         The first call sorts the hashes of all paths, about 0.1 µs each.
         """
+        return self._indexed().find(path.encode(*ENCODING))
+
+    def ids_at(self, path: bytes) -> list[int]:
+        """Return the ids of a path, ascending; none if it has none. The first call costs what that of ``index_of`` does."""
+        return self._indexed().find_all(path)
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether paths that it was made with may have several ids; as ``ids_at``."""
+        return self._indexed().has_repeats
+
+    def find_files(self, other: CatalogueWriter, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which of these objects of another catalogue are files of this one, as their hashes say, and their ids here.
+
+        Those of which no version is known are left out.
+        """
+        ids = ids[other._versions[ids] != 0]
+        found = self._indexed().find_hashes(other._hashes[ids])
+        return ids[found >= 0], found[found >= 0]
+
+    def take_over(self, ids: NDArray[np.int64], other: CatalogueWriter, other_ids: NDArray[np.int64]) -> None:
+        """Take what another catalogue knows of these files; it is compared with what they are now before anybody reads them."""
+        known, others = (as_numbers(view).reshape(-1, 2) for view in (self._known, other._known))
+        known[ids] = 0  # A kill here: never seen. Never an old key with a new version.
+        self._versions[ids] = other._versions[other_ids]
+        self._sizes[ids] = other._sizes[other_ids]
+        self._inodes[ids] = other._inodes[other_ids]
+        known[ids] = others[other_ids]
+        for index in ids[ids < len(self._checked)].tolist():
+            self._checked[index] = 0
+
+    def _indexed(self) -> PathIndex:
         if self._index is None:
             self._index = PathIndex(self._hashes[: self.num_objects], self.path_bytes)
-        return self._index.find(path.encode(*ENCODING))
+        return self._index
 
     def ids_of(self, paths: Iterable[str], inodes: Iterable[int]) -> NDArray[np.int64]:
         """Return the objects that have one of these paths, or were last seen to be one of these files, and a few others."""

@@ -61,8 +61,7 @@ def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[Catalo
     directory.parent.mkdir(parents=True, exist_ok=True)
     catalogue = CatalogueWriter.open_or_create(directory, paths)
     os.utime(directory)  # in use: see ``remove_unused``
-    if catalogue.num_objects > catalogue.num_declared:
-        catalogue.index_of("")  # the first look-up takes 0.2 s a million paths: here, not in the server's loop
+    catalogue.index_of("")  # the first look-up takes 0.2 s a million paths: here, not in the server's loop
     if not paths or any(catalogue.known_key(0)):
         return catalogue, None
     sizes, _ = stat_paths(paths[:: max(1, len(paths) // _SAMPLED)], batch=8)

@@ -178,6 +178,6 @@ def _learned(
     node: NodeClient, base: Any, indices: np.ndarray[Any, np.dtype[np.int64]] | None, config: Config
 ) -> AccessMap:
     num_samples = len(base)
-    dataset = open_learned_dataset(node, fingerprint(base, config.roots), num_samples, config)
+    dataset = open_learned_dataset(node, fingerprint(base, config.roots, below=Roots.of(config)), num_samples, config)
     learned = LearnedMap.open(dataset.manifest.directory, num_samples)
     return _indexed(AccessMap(dataset=dataset, learned=learned), indices)
