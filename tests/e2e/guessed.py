@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class _Files(Dataset[Sample]):
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Sample:
-        return index, [Path(name).read_bytes() for name in self.names_of(index)]
+        return index, [Path(os.fsdecode(name)).read_bytes() for name in self.names_of(index)]
 
 
 class Listed(_Files):
@@ -127,7 +128,7 @@ class Wrapper(Dataset[Sample]):
 
 
 MAKES = (
-    "paths", "path objects", "bytes in an array", "lines", "root and names", "columns", "dicts", "rows", "stems", "wrapper of wrapper",
+    "paths", "path objects", "bytes in an array", "range", "root and names", "columns", "dicts", "rows", "stems", "wrapper of wrapper",
     "concatenated", "subset", "in batches",
 )  # fmt: skip
 
@@ -142,7 +143,7 @@ def make(kind: str, root: Path, length: int) -> Any:
         "paths": lambda: Listed(paths, labels=names[::-1], rank=1),
         "path objects": lambda: Listed([root / name for name in names]),
         "bytes in an array": lambda: Listed(np.array([path.encode() for path in paths])),
-        "lines": lambda: Wrapper(Listed(paths), range(length)),
+        "range": lambda: Wrapper(Listed(paths), range(length)),
         "root and names": lambda: Rooted(root, names),
         "columns": lambda: Columns(root, names, masks),
         "dicts": lambda: Dicts(paths),
@@ -156,9 +157,10 @@ def make(kind: str, root: Path, length: int) -> Any:
     return datasets[kind]()
 
 
-def write(root: Path, length: int, *, folder: str = "") -> Path:
+def write(root: Path, length: int, *, folder: str = "", parts: Sequence[str] = ("images", "masks")) -> Path:
     """Write images and masks, each other bytes; return the root."""
-    for part, suffix in (("images", ".jpg"), ("masks", "_mask.gif")):
+    for part in parts:
+        suffix = {"images": ".jpg", "masks": "_mask.gif"}[part]
         (root / folder / part).mkdir(parents=True)
         for i in range(length):
             (root / folder / part / f"{i:04d}{suffix}").write_bytes(f"{folder}{part}{i}".encode() * 40)

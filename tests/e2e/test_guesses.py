@@ -19,10 +19,10 @@ from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.torch.guesses import FIRST, MOST_AHEAD
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(120)
 
 LENGTH = 24
-MANY = 1500
+MANY = 900
 BATCH_SIZE = 8
 
 
@@ -58,7 +58,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def many(tmp_path: Path) -> Iterator[SlowDirectory]:
     """Files of ``MANY`` samples, and as many that nobody opens."""
-    with slow_files(write(write(tmp_path / "data", MANY), MANY, folder="others")) as slow:
+    root = write(tmp_path / "data", MANY, parts=["images"])
+    with slow_files(write(root, MANY, folder="others", parts=["images"])) as slow:
         yield slow
 
 

@@ -121,7 +121,9 @@ class Guess:
         """
         counts: list[tuple[int, int]] = []
         paths: list[str] = []
-        for sample in samples:
+        for sample in samples if self._columns else ():
+            if self._allowed <= 0:
+                break
             if sample in self._pending:
                 continue
             found = [(tried, files) for tried in self._columns if (files := tried.files_of(sample))]

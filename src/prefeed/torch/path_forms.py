@@ -93,7 +93,8 @@ class PathForms:
         if not texts or any(len(text) > _MOST_TEXT or "\0" in text for text in texts):
             return
         if all(text.startswith("/") for text in texts):
-            if any(self._covers(absolute(text)) for text in texts):
+            is_line = len(texts[0].split()) > 1 and not self._is_file(texts[0])
+            if not is_line and any(self._covers(absolute(text)) for text in texts):
                 yield absolute
                 return
         else:
