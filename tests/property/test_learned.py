@@ -26,7 +26,9 @@ records = st.lists(st.tuples(st.integers(0, NUM_SAMPLES - 1), st.lists(ids, max_
 
 def known_of(learned: LearnedMap, *, damaged: bool = False) -> dict[int, tuple[int, ...]]:
     """Return what is known, asked for one by one and all at once; of a damaged map the latter may know less."""
-    known = {s: learned.objects_of(s) for s in range(-2, NUM_SAMPLES + 2) if learned.is_known(s)}
+    known = {
+        s: learned.objects_of(s) for s in range(-2, NUM_SAMPLES + 2) if learned.is_known(s) or learned.objects_of(s)
+    }
     samples = np.arange(-2, NUM_SAMPLES + 2)
     found, counts = learned.object_ids(samples)
     parts = np.split(found, np.cumsum(counts)[:-1])
@@ -61,6 +63,31 @@ def test_it_knows_what_a_dict_knows(runs: list[Records], chunk: int, smallest: i
             assert known_of(reader) == model
             assert writer.num_known == reader.num_known == len(model)
             writer.close()
+
+
+@settings(max_examples=examples(100))
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, NUM_SAMPLES - 1), st.lists(ids, max_size=4)), max_size=25))
+def test_a_guess_serves_until_the_sample_is_seen(steps: list[tuple[bool, int, list[int]]]) -> None:
+    """It takes the place of nothing, survives the next server, and gives way to what was seen, the same or other."""
+    guessed: dict[int, tuple[int, ...]] = {}
+    seen: dict[int, tuple[int, ...]] = {}
+    samples = np.arange(NUM_SAMPLES)
+    with tempfile.TemporaryDirectory() as name, mock.patch.object(learned_module, "_SMALLEST_WORDS", 1):
+        for is_guess, sample, opened in steps:
+            writer = LearnedMapWriter.open_or_create(name, NUM_SAMPLES)
+            if is_guess:
+                writer.suppose(sample, opened)
+                guessed.setdefault(sample, tuple(opened))
+            else:
+                writer.record(sample, opened)
+                seen[sample] = tuple(opened)
+            writer.close()
+        reader = LearnedMap.open(name, NUM_SAMPLES)
+        assert known_of(reader) == {s: opened for s, opened in (guessed | seen).items() if s in seen or opened}
+        assert [reader.seen(s) for s in range(NUM_SAMPLES)] == [seen.get(s) for s in range(NUM_SAMPLES)]
+        assert reader.are_seen(samples).tolist() == [s in seen for s in range(NUM_SAMPLES)]
+        assert reader.have_records(samples).tolist() == [s in guessed or s in seen for s in range(NUM_SAMPLES)]
+        assert reader.opens_nothing() == (bool(seen) and not any(seen.values()))
 
 
 @settings(max_examples=examples(300))

@@ -62,22 +62,20 @@ class AccessMap:
         Returns:
             Object ids, shape (num_objects,), and counts, shape (num_accesses,).
         """
-        length = len(self)
-        known = None
-        if len(samples) and (int(samples.min()) < 0 or int(samples.max()) >= length):
-            samples = np.where(samples < 0, samples + length, samples)
-            known = (samples >= 0) & (samples < length)
-            samples = samples[known]
-        if self.cached is not None:
-            needed = ~self.cached.are_cached(samples)
-            samples = samples[needed]
-            known = _narrowed(known, needed)
+        samples, known = self._needed(samples)
         ids, counts = self._objects(samples if self.indices is None else self.indices[samples])
         if known is not None:
             some = np.ones(len(samples), dtype=np.int64) if counts is None else counts
             counts = np.zeros(len(known), dtype=np.int64)
             counts[known] = some
         return ids, counts
+
+    def base_samples(self, samples: npt.NDArray[np.integer]) -> tuple[Indices, Indices]:
+        """Return the samples of which objects are needed, without ``indices``, and where in ``samples`` each of them is."""
+        found, known = self._needed(samples)
+        base = found if self.indices is None else self.indices[found]
+        places = np.arange(len(samples)) if known is None else np.flatnonzero(known)
+        return base.astype(np.int64, copy=False), places
 
     def objects_of(self, sample: Any) -> tuple[int, ...]:
         """Return the objects of one sample; nothing when the map does not know it."""
@@ -118,6 +116,22 @@ class AccessMap:
             return len(self.ids)
         manifest = self.dataset.manifest
         return manifest.num_declared if isinstance(manifest, Catalogue) else manifest.num_objects
+
+    def _needed(
+        self, samples: npt.NDArray[np.integer]
+    ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_] | None]:
+        """Return the samples that the map has and that are not cached, and which of all these are; None: all are."""
+        length = len(self)
+        known = None
+        if len(samples) and (int(samples.min()) < 0 or int(samples.max()) >= length):
+            samples = np.where(samples < 0, samples + length, samples)
+            known = (samples >= 0) & (samples < length)
+            samples = samples[known]
+        if self.cached is not None:
+            needed = ~self.cached.are_cached(samples)
+            samples = samples[needed]
+            known = _narrowed(known, needed)
+        return samples, known
 
     def _objects(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], Indices | None]:
         if self.learned is not None:

@@ -12,6 +12,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -166,6 +167,29 @@ class Consumer:
         except PrefeedError:
             self._lose(connection)
             return None
+
+    def suppose(self, samples: Ids, paths: Sequence[str]) -> bool:
+        """Samples probably open these files: a plan can be made of them, as soon as the learned map has them.
+
+        Args:
+            samples: Sample and number of its files, shape (num_samples, 2), of a dataset whose files are learned.
+            paths: Of all samples, one after the other.
+
+        Returns:
+            False when no server was told. **Blocking**: never.
+        """
+        connection = self._connection
+        if connection is None or not self._is_heard():
+            return False
+        with contextlib.suppress(OSError):
+            descriptor, name = tempfile.mkstemp(prefix="samples-", dir=connection.runtime_dir)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(np.array([len(samples)], dtype=np.int64).tobytes())
+                file.write(np.ascontiguousarray(samples, dtype=np.int64).tobytes())
+                file.write(b"\0".join(map(os.fsencode, paths)))
+            self._send(m.Suppose(self.dataset.number, name))
+            self._remove_untold(name)
+        return self.is_connected
 
     @property
     def reads_once(self) -> bool:

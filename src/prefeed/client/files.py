@@ -52,8 +52,12 @@ class SampleFiles:
         self._is_whole = True
         try:
             yield
-            if self._access.learned is not None and len(samples) == 1 and (self._opened or self._access.cached is None):
-                self._note(samples[0], dict.fromkeys(object_id for object_id, _ in self._opened.values()))
+            if self._access.learned is not None and (self._opened or self._access.cached is None):
+                opened = dict.fromkeys(object_id for object_id, _ in self._opened.values())
+                if len(samples) == 1:
+                    self._note(samples[0], opened)
+                elif self._in_parts is None:
+                    self._note_batch(samples, opened)
         finally:
             self._samples, self._expected = (), None
             self._opened.clear()
@@ -148,9 +152,26 @@ class SampleFiles:
         elif self._is_whole:
             self._learn(base, tuple(ids))
 
+    def _note_batch(self, samples: tuple[Any, ...], ids: dict[int, None]) -> None:
+        """Report which of the files that were guessed of its samples a batch opened.
+
+        Nobody knows whose the others are. Where there are some, a sample of which not all was opened may have opened those instead,
+        and nothing is reported of it.
+        """
+        guesses = {
+            base: self._access.objects_of(sample)
+            for sample in samples
+            if (base := self._access.base_sample(sample)) is not None
+        }
+        others = ids.keys() - {object_id for guess in guesses.values() for object_id in guess}
+        for base, guess in guesses.items():
+            opened = tuple(object_id for object_id in guess if object_id in ids)
+            if guess and (opened == guess or (self._is_whole and not others)):
+                self._learn(base, opened)
+
     def _learn(self, base: int, ids: tuple[int, ...]) -> None:
         """Report what the sample opened, when that is not what was known of it."""
         learned = self._access.learned
         assert learned is not None
-        if not learned.is_known(base) or learned.objects_of(base) != ids:
+        if learned.seen(base) != ids:
             self._reader.learn(base, ids)

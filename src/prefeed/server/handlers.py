@@ -86,6 +86,7 @@ class Handlers:
             m.Demand: self._demand,
             m.DemandFile: self._demand_file,
             m.SamplesOpened: self._samples_opened,
+            m.Suppose: self._suppose,
             m.GetReadCounts: self._read_counts,
             m.Lost: self._lost,
             m.StoreDamaged: self._store_damaged,
@@ -349,6 +350,15 @@ class Handlers:
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:
         self.node.registry.learn(request.dataset, np.frombuffer(request.records, dtype=np.int64))
+
+    def _suppose(self, _: Connection, request: m.Suppose) -> None:
+        path = self._in_transit(request.samples_file)
+        content = path.read_bytes()
+        path.unlink()
+        count = int(np.frombuffer(content, dtype=np.int64, count=1)[0])
+        samples = np.frombuffer(content, dtype=np.int64, offset=8, count=2 * count).reshape(-1, 2)
+        paths = [os.fsdecode(name) for name in content[8 + samples.nbytes :].split(b"\0") if name]
+        self.node.registry.suppose(request.dataset, samples, paths)
 
     def _read_counts(self, connection: Connection, request: m.GetReadCounts) -> None:
         # After everything that is on its way already: workers have reported before their last batch was handed over.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -184,6 +184,42 @@ class Registry:
             self.require_ids(number, ids)
             learned.record(sample, ids.tolist())
             at += 2 + count
+
+    def suppose(self, number: int, samples: npt.NDArray[np.int64], paths: Sequence[str]) -> None:
+        """Samples probably open these files, unless it is known what they open.
+
+        Args:
+            number: Of a dataset that learns what samples open.
+            samples: Sample and number of its files, shape (num_samples, 2).
+            paths: Of all samples, one after the other.
+
+        Raises:
+            KeyError: There is no such dataset, or it does not learn.
+            ValueError: The paths are more or fewer, one is not absolute, or there is no such sample.
+        """
+        learned = self.datasets[number].learned
+        if learned is None:
+            raise KeyError(f"dataset {number} does not learn")
+        counts = samples[:, 1]
+        if (counts < 0).any() or counts.sum() != len(paths):
+            raise ValueError(f"{len(paths)} paths for samples of {counts.sum()} files")
+        ids = self._objects_of(number, paths)
+        at = 0
+        for sample, count in samples.tolist():
+            learned.suppose(sample, ids[at : at + count])
+            at += count
+
+    def _objects_of(self, number: int, paths: Sequence[str]) -> list[int]:
+        """Return the objects of files in a catalogue, which grows once by all that it does not have."""
+        catalogue = self.datasets[number].catalogue
+        if catalogue is None:
+            raise KeyError(f"dataset {number} is no catalogue")
+        ids = {path: catalogue.index_of(path) for path in paths}
+        new = [path for path, object_id in ids.items() if object_id is None]
+        if new:
+            ids.update(zip(new, catalogue.append(new), strict=True))
+            self._scheduler.grow_dataset(number, catalogue.sizes)
+        return [object_id for path in paths if (object_id := ids[path]) is not None]
 
     def require_ids(self, number: int, ids: npt.ArrayLike) -> None:
         """Raise KeyError or IndexError when there is no such dataset, or when it has no object of one of these ids."""

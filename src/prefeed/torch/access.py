@@ -1,7 +1,7 @@
 """Which objects the samples of a dataset are made of: it says so, or it keeps a list, or it is learned.
 
 In this order: prefeed's own datasets know their objects; ``declared_paths`` finds what a dataset lists; any other is
-watched, and what its samples open below the roots is known the next time.
+watched, and what its samples open below the roots is known the next time. Until then it is guessed (``guess_of``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.declared import Declared, declared_paths, is_in_memory
 from prefeed.torch.fingerprint import fingerprint
+from prefeed.torch.guesses import Guess
+from prefeed.torch.searching import find_columns
 from prefeed.torch.stages import peeled
 
 
@@ -79,6 +81,22 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
     # What is made of them is kept already: files of a local disk are read once, and as quickly without a detour.
     open_bare = _bare_access_of(bare, config, explicit=False)
     return lambda node: replace(open_bare(node), cached=cached)
+
+
+def guess_of(dataset: Any, access: AccessMap, config: Config) -> Guess | None:
+    """Return what is guessed of samples of which nothing is known; None where all is known, or nothing can be guessed.
+
+    Args:
+        dataset: The user's, map-style.
+        access: What ``access_of`` opened.
+        config: Settings.
+    """
+    learned = access.learned
+    if learned is None or learned.num_known >= learned.num_samples:
+        return None
+    base = _unwrapped(peeled(dataset)[0])[0]
+    columns = find_columns(base, learned.num_samples, covers=Roots.of(config).covers)
+    return Guess(columns) if columns else None
 
 
 def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:

@@ -21,7 +21,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.core.again import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
-from prefeed.torch.access import access_of, node_settings
+from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
@@ -285,6 +285,7 @@ class Attachment:
             num_workers=loader.num_workers,
             batches_ahead=max(1, (loader.prefetch_factor or 0) * loader.num_workers),
             seed_source=seed_source,
+            guess=guess_of(loader.dataset, access, config),
         )
         self.served = Served(loader.dataset, access, consumer.number)
         if self.served.writes is not None:

@@ -152,7 +152,7 @@ def _from_accessor(dataset: Any) -> Declared:
             err.add_note(f"raised by {type(dataset).__qualname__}.prefeed_paths({index}), which prefeed asked")
             raise
         try:
-            paths.extend(map(_absolute, [files] if isinstance(files, _PATH_TYPES) else files))
+            paths.extend(map(absolute, [files] if isinstance(files, _PATH_TYPES) else files))
         except TypeError:
             raise DeclarationError(
                 f"{type(dataset).__qualname__}.prefeed_paths({index}) must return a path or a sequence of paths, "
@@ -302,14 +302,14 @@ def _interleaved(columns: vision.Columns) -> Declared:
     """
     if len(columns) == 1:
         (column,) = columns
-        paths = [_absolute(entry) if entry else "" for entry in column]
+        paths = [absolute(entry) if entry else "" for entry in column]
         if all(paths):
             return Declared(paths=paths, starts=None)
         columns = [paths]
     paths = []
     ends = array("q", [0])
     for row in zip(*columns, strict=True):
-        paths += [_absolute(entry) for entry in row if entry]
+        paths += [absolute(entry) for entry in row if entry]
         ends.append(len(paths))
     return _with_starts(paths, np.frombuffer(ends, dtype=np.int64))
 
@@ -320,7 +320,7 @@ def _with_starts(paths: list[str], starts: NDArray[np.int64]) -> Declared:
     return Declared(paths=paths, starts=None if single else starts)
 
 
-def _absolute(path: PathLike | bytes) -> str:
+def absolute(path: PathLike | bytes) -> str:
     """Return an absolute path without ``.`` and ``..``: the same string where it is one already.
 
     Raises:

@@ -31,6 +31,7 @@ from torch.utils.data import DistributedSampler
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.core.window import Ids, Window
+from prefeed.torch.guesses import LOOK, Guess, Supposing
 from prefeed.torch.order import (
     Order,
     batch_size_of,
@@ -136,6 +137,7 @@ class PlannedSampler:
         trust: Read the sampler ahead although its class is not known to allow it.
         num_workers, batches_ahead: Of the loader; batches torch has asked for and not yet handed over.
         seed_source: What torch draws an epoch's base seed from; see ``windows.Shadow``.
+        guess: What samples probably open of which it is not known.
 
     **Invariants**: the batches, their order and every random generator are as without it.
     """
@@ -150,6 +152,7 @@ class PlannedSampler:
         num_workers: int,
         batches_ahead: int,
         seed_source: torch.Generator | bool | None,
+        guess: Guess | None = None,
     ) -> None:
         self.inner = inner
         self._access = access
@@ -175,6 +178,8 @@ class PlannedSampler:
         self._is_ahead = False
         self._ahead: ReadAhead | None = None
         self._held: Order = _NO_SAMPLES
+        self._supposing = None if guess is None else Supposing(access, consumer, guess)
+        self._is_guessed = False  # what is held waits for samples to be made
         self._read: list[Order] = []  # of a pass that workers have begun and the loop has not
         self._read_at = 0
 
@@ -313,29 +318,56 @@ class PlannedSampler:
 
     def _first_of(self, ahead: ReadAhead) -> Order:
         """Return the first window of an order."""
-        return self._fitting(ahead.read(self._whole_groups(ahead.window)))
+        order = ahead.read(self._whole_groups(ahead.window))
+        return self._fitting(order, num_asked=self._batches_ahead * (self._batch_size() or 1), may_wait=True)
 
     def _whole_groups(self, num_samples: int) -> int:
         """Return about so many samples, in whole groups of batches that workers read side by side."""
-        group = (self._batch_size() or 1) * max(1, self._num_workers)
+        group = self._group
         return -(-num_samples // group) * group
 
-    def _fitting(self, order: Order) -> Order:
-        """Return as much of the order as a window takes, and hold the rest back: a sample may be of many objects."""
-        self._held = _NO_SAMPLES
-        num_probed = min(len(order), CHUNK)
-        if num_probed < CHUNK:
-            return order
-        self._access.refresh()
-        mean = len(self._access.object_ids(order[:num_probed])[0]) / num_probed
-        most = self._whole_groups(int(_MOST_IDS / mean)) if mean > 1 else len(order)
+    @property
+    def _group(self) -> int:
+        """Samples of the batches that workers read side by side."""
+        return (self._batch_size() or 1) * max(1, self._num_workers)
+
+    def _fitting(self, order: Order, *, num_asked: int, may_wait: bool = False) -> Order:
+        """Return as much of the order as a window takes, and hold the rest back: a sample may be of many objects.
+
+        Args:
+            order: Of samples that are not planned.
+            num_asked: So many of them torch has asked for, or asks for at once.
+            may_wait: An epoch is about to begin.
+        """
+        most = len(order)
+        if len(order) >= CHUNK:
+            self._access.refresh()
+            mean = len(self._access.object_ids(order[:CHUNK])[0]) / CHUNK
+            most = self._whole_groups(int(_MOST_IDS / mean)) if mean > 1 else most
+        reached = self._guessed(order[:most], may_wait=may_wait)
+        self._is_guessed = reached < min(most, len(order))
+        if self._is_guessed:
+            most = max(reached, self._whole_groups(num_asked))
         order, self._held = order[:most], order[most:]
         return order
+
+    def _guessed(self, order: Order, *, may_wait: bool) -> int:
+        """Return how many samples of an order can be planned, in whole groups, where what some open is a guess."""
+        if self._supposing is None:
+            return len(order)
+        self._supposing.look()
+        size = self._whole_groups(LOOK)
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            reached = self._supposing.reach(self._in_reading_order(part), may_wait=may_wait)
+            if reached < len(part):
+                return start + reached - reached % self._group
+        return len(order)
 
     def _read_on(self, num_drawn: int) -> None:
         """Read another window, when the loop has come so far that one is due; torch has so many samples of the pass."""
         ahead = self._ahead
-        if ahead is None or num_drawn < self._read_at or not self._has_more:
+        if ahead is None or not self._has_more or (num_drawn < self._read_at and not self._is_guessed):
             return
         num_planned = self._ends.num_samples
         most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
@@ -348,7 +380,9 @@ class PlannedSampler:
         except Exception:  # noqa: BLE001 - it is the user's: he hears of it when torch comes there
             ahead.has_more = False
             return
-        order = self._fitting(order)
+        order = self._fitting(order, num_asked=max(0, num_drawn + 1 - num_planned))
+        if not len(order):
+            return
         if self._is_ahead:
             self._read.append(order)
         ids = self._plan(order)
@@ -427,10 +461,13 @@ class PlannedSampler:
 
     def _planned_ids(self, order: Order) -> tuple[Ids, npt.NDArray[np.integer] | None]:
         """Return the object ids in the order of reading, and how many each sample has; None: one each."""
+        return self._access.object_ids(self._in_reading_order(order))
+
+    def _in_reading_order(self, order: Order) -> Order:
         batch_size = self._batch_size()
-        if batch_size is not None:
-            order = interleave(order, batch_size=batch_size, num_workers=self._num_workers)
-        return self._access.object_ids(order)
+        if batch_size is None:
+            return order
+        return interleave(order, batch_size=batch_size, num_workers=self._num_workers)
 
     def _batch_size(self) -> int | None:
         return batch_size_of(self.inner if self._repeated is None else self._repeated)
@@ -457,9 +494,15 @@ class PlannedSampler:
             yield iter(batch) if isinstance(batch, ReadOnce) else batch
 
     def _tell(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches as torch asks for them, and tell the server of each."""
+        """Yield batches as torch asks for them, and tell the server of each; what is guessed of one with the next one."""
+        held = _NO_SAMPLES
         for batch in batches:
-            ids = self._access.object_ids(drawn_order([batch]))[0]
+            order = drawn_order([batch])
+            if self._supposing is not None:
+                self._supposing.look()
+                reached = self._supposing.reach(order)
+                order, held = np.concatenate((held, order[:reached])), order[reached:]
+            ids = self._access.object_ids(order)[0]
             self._drawn.append(ids)
             self._consumer.extend(ids)
             self._num_told += len(ids)

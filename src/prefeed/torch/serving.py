@@ -99,8 +99,8 @@ class Served:
     def opens_nothing(self) -> bool:
         """True when samples were watched, and none of them opened a file that could be cached."""
         self._access.refresh()
-        learned, catalogue = self._access.learned, self._access.dataset.manifest
-        return learned is not None and learned.num_known > 0 and catalogue.num_objects == 0
+        learned = self._access.learned
+        return learned is not None and learned.opens_nothing()
 
     def _reading(self) -> AbstractContextManager[None]:
         return serving(self.reader) if self._files is None else reads_from(self._files)

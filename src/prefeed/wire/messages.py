@@ -213,6 +213,17 @@ class SamplesOpened(Message, frozen=True):
     records: bytes
 
 
+class Suppose(Message, frozen=True):
+    """Which files samples probably open, in a file that the server removes.
+
+    int64: number of samples; sample and number of its files, in turns; then all paths, separated by NUL. The files become
+    objects of the catalogue, and a record of each sample of which nothing is known.
+    """
+
+    dataset: int
+    samples_file: str
+
+
 class Lost(Message, frozen=True):
     """A reader was told that the object is stored, and did not find it."""
 
@@ -361,14 +372,14 @@ class Stopping(Message, frozen=True):
 
 
 UNANSWERED = (
-    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Position, EpochEnded, EndConsumer, CacheReads, RenewAccess,
-    StoreDamaged,
+    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Suppose, Position, EpochEnded, EndConsumer, CacheReads,
+    RenewAccess, StoreDamaged,
 )  # fmt: skip
 """Reports: nobody waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
-    | Consumed | SamplesOpened | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
+    | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping

@@ -330,3 +330,28 @@ def test_without_a_server_nothing_is_learned(learning: Learning) -> None:
     learning.server.is_gone = False
     learning.make(1, "2")
     assert learning.server.learned == [(1, [2])]
+
+
+# ------------------------------------------------------------ batches made in one go, of samples that are guessed
+
+
+@pytest.mark.parametrize(
+    ("opened", "expected"),
+    [
+        (["0", "1", "2"], [(0, [0, 1]), (1, [2])]),  # as was guessed
+        (["0", "2"], [(0, [0]), (1, [2])]),  # less: it is known of which sample
+        (["1", "0", "new"], [(0, [0, 1])]),  # sample 1 may have opened the other one
+        (["new"], []),
+        ([], [(0, []), (1, [])]),
+    ],
+)
+def test_a_batch_tells_how_right_a_guess_was(learning: Learning, opened: list[str], expected: Any) -> None:
+    learning.writer.suppose(0, [0, 1])
+    learning.writer.suppose(1, [2])
+    learning.access.refresh()
+    with learning.files.sample(0, 1, -1):
+        assert [learning.files.read_file(f"{ROOT}/{name}") for name in opened] == [
+            os.fsencode(f"{ROOT}/{name}") for name in opened
+        ]
+    assert learning.server.learned == expected
+    assert learning.server.by_path == [f"{ROOT}/{name}" for name in opened if name == "new"]

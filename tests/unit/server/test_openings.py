@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 
 CONSUMER = 77
 LEARNED = name_of_learned("0123456789abcdef")
+
+_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -115,6 +118,44 @@ def test_a_learned_catalogue_takes_in_files_and_what_samples_open(server: Desk, 
     client.ask(m.GetStatus(), m.StatusReport)
     learned = LearnedMap.open(opened.manifest_dir, 4)
     assert learned.objects_of(2) == (1, 0)
+
+
+def supposed(
+    server: Desk, client: Client, dataset: int, samples: list[list[int]], paths: list[str], *, place: Path | None = None
+) -> Path:
+    """Say what samples probably open; return the file that it is said in."""
+    file = (place or server.config.runtime_dir) / f"samples-{next(_numbers)}"
+    counts = np.array(samples, dtype=np.int64).reshape(-1, 2)
+    names = b"\0".join(map(os.fsencode, paths))
+    file.write_bytes(np.array([len(counts)], dtype=np.int64).tobytes() + counts.tobytes() + names)
+    client.say(m.Suppose(dataset, str(file)))
+    return file
+
+
+def test_what_samples_probably_open_is_known_until_they_are_made(server: Desk, files: list[str]) -> None:
+    client = server.connect()
+    opened = open_files(client, (), name=LEARNED, num_samples=4)
+    client.say(m.SamplesOpened(opened.dataset, np.array([3, 0], dtype=np.int64).tobytes()))
+    file = supposed(server, client, opened.dataset, [[0, 1], [2, 2], [3, 1]], [files[1], files[0], files[1], files[2]])
+    client.ask(m.GetStatus(), m.StatusReport)
+    catalogue, learned = Catalogue.open(opened.manifest_dir), LearnedMap.open(opened.manifest_dir, 4)
+    assert [catalogue.path(i) for i in range(len(catalogue))] == [files[1], files[0], files[2]]
+    assert [learned.objects_of(sample) for sample in range(4)] == [(0,), (), (1, 0), ()]
+    assert [learned.is_known(sample) for sample in range(4)] == [False, False, False, True]
+    assert not file.exists()
+
+
+def test_guesses_that_are_damaged_are_counted_and_not_answered(server: Desk, files: list[str], tmp_path: Path) -> None:
+    client = server.connect()
+    opened = open_files(client, (), name=LEARNED, num_samples=4)
+    supposed(server, client, opened.dataset, [[0, 2]], files[:1])
+    supposed(server, client, opened.dataset, [[0, -1], [1, 2]], files[:1])
+    supposed(server, client, opened.dataset, [[4, 1]], files[:1])
+    supposed(server, client, opened.dataset, [[0, 1]], ["relative"])
+    supposed(server, client, 99, [[0, 1]], files[:1])
+    kept = supposed(server, client, opened.dataset, [[0, 1]], files[:1], place=tmp_path)
+    assert client.ask(m.GetStatistics(), m.StatisticsReport).statistics.errors == {"prefeed-error": 6}
+    assert kept.exists()
 
 
 def test_reports_that_are_damaged_are_counted_and_not_answered(server: Desk) -> None:
