@@ -97,6 +97,33 @@ def test_program_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
         assert run("-O", "-m", "prefeed", "run", *arguments).stdout == own.stdout
 
 
+def test_code_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv, sys.path, __name__, __spec__, sys.stdin.read())"
+    for kind in ("-c", "-"):
+        arguments = [*([kind, code] if kind == "-c" else [kind]), "a", "--memory", "-c", "-m"]
+        text = "" if kind == "-c" else code.replace("sys.stdin.read()", "0")
+        own, ours = (
+            subprocess.run(
+                [sys.executable, *line, *arguments],
+                cwd=tmp_path,
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for line in ([], ["-m", "prefeed", "run"])
+        )
+        assert (ours.returncode, ours.stdout, ours.stderr) == (own.returncode, own.stdout, own.stderr)
+        assert own.stdout.startswith(f"['{kind}', 'a', '--memory'"), own.stderr
+
+
+def test_code_is_served(run: Run, root: Path) -> None:
+    ours = run("-m", "prefeed", "run", "--root", str(root), "-c", f"{TRAIN}\ntrain()\n", str(root))
+
+    assert (ours.returncode, ours.stdout) == (0, printed(root)), ours.stderr
+    assert reads() == NUM_IMAGES
+
+
 @pytest.mark.parametrize(
     "text",
     [

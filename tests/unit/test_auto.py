@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as TorchIter
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-TORCHS = vars(TorchDataLoader)["_get_iterator"]
+TORCHS = vars(TorchIter)["__init__"]
 OPEN = builtins.open
 
 
@@ -40,10 +40,10 @@ def test_enabled_and_disabled_any_number_of_times() -> None:
     import prefeed.auto
 
     prefeed.auto.enable()
-    assert vars(TorchDataLoader)["_get_iterator"] is not TORCHS
+    assert vars(TorchIter)["__init__"] is not TORCHS
     for _ in range(2):
         prefeed.auto.disable()
-        assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+        assert vars(TorchIter)["__init__"] is TORCHS
         assert (builtins.open, io.open) == (OPEN, OPEN)
         log = logging.getLogger("prefeed")
         assert (log.handlers, log.filters, log.level) == ([], [], logging.NOTSET)
@@ -55,7 +55,7 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     prefeed.auto.disable()
     monkeypatch.setenv("PREFEED_ENABLED", "0")
     prefeed.auto.enable()
-    assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+    assert vars(TorchIter)["__init__"] is TORCHS
     assert logging.getLogger("prefeed").handlers == []
 
 
@@ -65,7 +65,7 @@ def test_bad_setting_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch, caplo
     prefeed.auto.disable()
     monkeypatch.setenv("PREFEED_MEMORY", "much")
     prefeed.auto.enable()
-    assert vars(TorchDataLoader)["_get_iterator"] is TORCHS
+    assert vars(TorchIter)["__init__"] is TORCHS
     assert "off in this process: PREFEED_MEMORY: 'much' is not a size" in caplog.text
 
 

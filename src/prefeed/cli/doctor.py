@@ -50,7 +50,7 @@ def command(
     once, so let it write nothing that you want to keep.
     """
     config = config_of(home=home)
-    line = command_line(program, arguments, as_module=as_module)
+    line = command_line(program, arguments, kind="-m" if as_module else None)
     verdict = _examine(line, steps=steps, to_stderr=as_json)
     last = config.home / "doctor" / f"{_name_of(line)}.json"
     before = _read(last)

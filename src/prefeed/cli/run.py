@@ -36,17 +36,18 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 @home_option
 @click.option("--read-once", is_flag=True, help="Keep nothing for the next epoch (PREFEED_RESIDENT=0).")
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
-@click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
+@click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
+@click.option("-c", "kind", flag_value="-c", help="PROGRAM is Python code, as with python -c.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     *, memory: str | None, roots: tuple[str, ...], home: str | None, read_once: bool, report_interval: str | None,
-    as_module: bool, program: str, arguments: tuple[str, ...],
+    kind: str | None, program: str, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a training program with every DataLoader served.
 
-    PROGRAM is a Python script, with -m a module, or a command that starts Python, such as torchrun. All that follows it
-    is the program's own. Programs that it starts in turn are served as well.
+    PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
+    Python, such as torchrun. All that follows it is the program's own. Programs that it starts in turn are served as well.
     """
     given: dict[str, Any] = {"memory": memory, "home": home, "report_interval": report_interval}
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
@@ -58,7 +59,7 @@ def command(
     config = config_of(**given)
     resolve_roots(config)  # says now, and not in each of its processes, what is wrong with a sample set
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
-    line = command_line(program, arguments, as_module=as_module)
+    line = command_line(program, arguments, kind=kind)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(line[0], line, environment)
@@ -81,13 +82,19 @@ def run_environment(given: set[str], config: Config, environ: Mapping[str, str])
     return environment
 
 
-def command_line(program: str, arguments: tuple[str, ...], *, as_module: bool) -> list[str]:
-    """Return what to start: Python with a script or a module, or a command of that name when there is no such file."""
+def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None = None) -> list[str]:
+    """Return what to start.
+
+    Args:
+        program: A script, or a command where there is no such file; what else says ``kind``.
+        arguments: The program's own.
+        kind: ``-m`` for a module, ``-c`` for code, as python has them.
+    """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("python was started with -E, -I or -S, which keeps it from finding prefeed")
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
-    if as_module:
-        return [*python, "-m", program, *arguments]
+    if kind:
+        return [*python, kind, program, *arguments]
     found = None if os.path.exists(program) or program.endswith(".py") else shutil.which(program)
     return [found, *arguments] if found else [*python, program, *arguments]
 

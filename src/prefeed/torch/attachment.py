@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _DatasetKind
 
 from prefeed.client import waits
 from prefeed.client.access import AccessMap
@@ -23,6 +26,7 @@ from prefeed.core.again import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
+from prefeed.torch.items import ItemLoader
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
 from prefeed.torch.pinning import can_pin
@@ -54,6 +58,7 @@ class Attachment:
 
     def __init__(self, config: Config | None, *, explicit: bool) -> None:
         self.explicit = explicit
+        self.num_epochs_before = 0  # of loaders that this one is in the place of
         self.planned: PlannedSampler | None = None
         self.served: Served | None = None
         self._config = config
@@ -61,6 +66,7 @@ class Attachment:
         self._report: LoaderReport | None = None
         self._rings: Rings | None = None
         self._given_up = False
+        self._num_workers = 0  # that the plan is interleaved for
         self._again = Again()
         self._said = ""  # why the last try to attach failed
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
@@ -72,14 +78,29 @@ class Attachment:
         """Settings given to the loader, or those in force."""
         return self._config or current()
 
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that began."""
+        return 0 if self._report is None else self._report.num_epochs
+
+    def leave(self, reason: str) -> None:
+        """The loader is left alone; the reason is said once."""
+        self._say(_Refusal(reason))
+
     def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
+        if works_in_threads(loader) and has_cached_stage(loader.dataset):
+            self.leave(
+                f"the workers of its class, {type(loader).__name__}, are threads, which share the cache of a stage"
+            )
+            return None
         begin_pass(loader.dataset)
         return self.attach(loader) or self.staged(loader)
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
         """Return the served dataset; None when this loader cannot be helped, which is said once."""
-        if self.served is not None and (self._consumer is None or self._consumer.is_connected):
+        is_connected = self._consumer is None or self._consumer.is_connected
+        if self.served is not None and is_connected and self._num_workers == loader.num_workers:
             return self.served
         if (self._given_up and self.served is None) or not self._again.is_due(time.monotonic()):
             return None
@@ -95,7 +116,7 @@ class Attachment:
 
     def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
         """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
-        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader):
+        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader) or _is_stream(loader):
             return None
         config = self.config
         if not config.enabled:
@@ -135,7 +156,9 @@ class Attachment:
         if served is not None:
             view.dataset = served
         if served is not None and served is self.served and self.planned is not None:
-            if rest is None:
+            if isinstance(loader, ItemLoader):
+                self.planned.resume(loader.order())
+            elif rest is None:
                 self.planned.resume(None)
             else:
                 self.planned.resume(rest.batches, num_seen=rest.num_seen)
@@ -144,6 +167,8 @@ class Attachment:
             sampler = self.position.watched(loader, sampler, rest)
         if sampler is not None:
             view._index_sampler = sampler
+        if isinstance(loader, ItemLoader) and served is not None and served is self.served:
+            loader.serve(view, served)
         return view
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
@@ -156,7 +181,8 @@ class Attachment:
         if self._report is None:
             self._report = LoaderReport(
                 name_of(loader), partial(_read_counts, ref(self)), partial(_publish, ref(self)),
-                rank=rank_of_process(), interval_seconds=self.config.report_interval, clock=time.monotonic,
+                rank=rank_of_process(), num_epochs=self.num_epochs_before, interval_seconds=self.config.report_interval,
+                clock=time.monotonic,
             )  # fmt: skip
         self.turn += 1
         length, num_a_pass = length_of(loader), _pass_length(loader)
@@ -258,7 +284,10 @@ class Attachment:
     def _open(self, loader: TorchDataLoader[Any], config: Config) -> str:
         if not config.enabled:
             return "PREFEED_ENABLED is 0"
-        if isinstance(loader.dataset, IterableDataset):
+        if isinstance(loader, ItemLoader):
+            if reason := loader.why_unknown():
+                return reason
+        elif _is_stream(loader):
             return "an IterableDataset has no order to know beforehand"
         if not samples_as_torchs(loader):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
@@ -275,6 +304,7 @@ class Attachment:
         return ""
 
     def _set_up(self, loader: TorchDataLoader[Any], access: AccessMap, consumer: Consumer, config: Config) -> None:
+        self._num_workers = loader.num_workers
         draws_seed = not (loader.persistent_workers and loader.num_workers > 0)
         seed_source = (loader.generator or True) if draws_seed else None
         self.planned = PlannedSampler(
@@ -338,14 +368,38 @@ class Attachments:
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[ref[TorchDataLoader[Any]], Attachment]] = {}
+        self._epochs: dict[tuple[Any, ...], tuple[ref[Any], int]] = {}  # of loaders that are gone
 
     def get(self, loader: TorchDataLoader[Any]) -> Attachment | None:
         entry = self._entries.get(id(loader))
         return entry[1] if entry is not None and entry[0]() is loader else None
 
     def put(self, loader: TorchDataLoader[Any], attachment: Attachment) -> None:
-        entries, key = self._entries, id(loader)
-        entries[key] = ref(loader, lambda _: entries.pop(key, None)), attachment
+        entries, epochs, key = self._entries, self._epochs, id(loader)
+        try:
+            kind: tuple[Any, ...] = _kind_of(loader)
+            dataset = ref(loader.dataset, lambda _: epochs.pop(kind, None))
+        except Exception:  # noqa: BLE001 - it is the user's; or nobody can refer to it weakly
+            dataset = None
+
+        def end(_: Any) -> None:
+            entries.pop(key, None)
+            if dataset is not None and dataset() is not None and attachment.num_epochs:
+                epochs[kind] = dataset, attachment.num_epochs
+
+        with contextlib.suppress(TypeError):  # such a loader is attached anew for each of its iterators
+            entries[key] = ref(loader, end), attachment
+
+    def num_epochs_before(self, loader: TorchDataLoader[Any]) -> int:
+        """Return how many epochs there were of a loader like this one, over the same dataset, that is gone.
+
+        Many programs make a loader for each epoch.
+        """
+        try:
+            dataset, num_epochs = self._epochs.pop(_kind_of(loader), (None, 0))
+        except Exception:  # noqa: BLE001 - it is the user's
+            return 0
+        return num_epochs if dataset is not None and dataset() is loader.dataset else 0
 
     def remove(self, loader: TorchDataLoader[Any]) -> None:
         self._entries.pop(id(loader), None)
@@ -353,6 +407,11 @@ class Attachments:
     def items(self) -> list[tuple[TorchDataLoader[Any], Attachment]]:
         found = ((loader(), attachment) for loader, attachment in list(self._entries.values()))
         return [(loader, attachment) for loader, attachment in found if loader is not None]
+
+
+def _kind_of(loader: TorchDataLoader[Any]) -> tuple[Any, ...]:
+    """Return what loaders have in common that are made one after the other, of the same line."""
+    return id(loader.dataset), type(loader), loader.num_workers, loader.batch_size, type(loader.sampler)
 
 
 def _read_counts(attachment: ref[Attachment]) -> ReadCounts | None:
@@ -375,9 +434,25 @@ def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
         num_samples = len(loader.dataset)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - it is the user's
         return None
-    return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=loader.batch_size)
+    return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=getattr(loader, "batch_size", None))
+
+
+def _is_stream(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when torch's iterators iterate the dataset; False: they ask it for samples by index."""
+    return isinstance(loader.dataset, IterableDataset) or loader._dataset_kind == _DatasetKind.Iterable
+
+
+def works_in_threads(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when the loader's workers are threads of this process, as those of MONAI's ``ThreadDataLoader`` may be."""
+    worker = getattr(loader.multiprocessing_context, "Process", None) if loader.num_workers else None
+    return isinstance(worker, type) and issubclass(worker, threading.Thread)
 
 
 def samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:
-    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``."""
+    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``.
+
+    One of another class than torch's has what torch's iterators read of it, and no more: its sampler is all that there is.
+    """
+    if not isinstance(loader, TorchDataLoader):
+        return True
     return loader._index_sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)

@@ -6,6 +6,7 @@ worker asks for it. Batches, their order and every random generator are as torch
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from abc import ABCMeta
@@ -21,14 +22,15 @@ from torch.utils.data.dataloader import (
 
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
-from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs
+from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs, works_in_threads
 from prefeed.torch.collating import collate_of, copies_samples
+from prefeed.torch.items import shown_as_torchs
 from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
-from prefeed.torch.serving import Served, Staged, WorkerStart
+from prefeed.torch.serving import Served, ServedInThreads, Staged, WorkerStart
 
-__all__ = ["DataLoader", "make_iterator", "set_all_loaders"]
+__all__ = ["DataLoader", "begin_iterator", "leave", "set_all_loaders"]
 
 _all_loaders = False
 
@@ -68,7 +70,10 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
         _attachments.put(self, Attachment(settings, explicit=True))
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        return make_iterator(self, super()._get_iterator, explicit=True)
+        if self.num_workers == 0:
+            return _SingleProcessIter(self)
+        self.check_worker_number_rationality()
+        return _MultiProcessIter(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: small, of plain values and tensors, for ``torch.save``.
@@ -108,59 +113,73 @@ def _signature() -> inspect.Signature:
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def make_iterator(
-    loader: TorchDataLoader[Any], original: Callable[[], _BaseDataLoaderIter], *, explicit: bool
-) -> _BaseDataLoaderIter:
-    """Return an iterator over an epoch of any loader, served where that is possible.
+def begin_iterator(
+    iterator: _BaseDataLoaderIter, loader: Any, torchs: Callable[[Any], None], *, explicit: bool = False
+) -> None:
+    """An iterator of torch's is being made, by whoever: it is served where that is possible.
 
     Args:
-        loader: The user's; nothing of it is changed.
-        original: Makes torch's own iterator, for a loader that cannot be helped.
+        iterator: It, nothing of which is set yet.
+        loader: What it is made from; nothing of it is changed. As a rule a loader of torch's.
+        torchs: Sets the iterator up as torch does, from the loader or from what stands in for it.
         explicit: The user asked for this loader to be served; it is not one of all.
     """
     attachment = _attachment_of(loader, explicit=explicit)
-    if not explicit:
-        served = attachment.serve(loader)
-        return original() if served is None else _make_iterator(loader, attachment, served)
+    if not attachment.explicit:
+        shown = shown_as_torchs(loader)
+        served = attachment.serve(shown)
+        if served is None:
+            torchs(loader)
+        else:
+            _begin(iterator, shown, attachment, served, torchs)
+        return
     with attachment.position.iterator_begins(loader) as rest:
-        iterator = _make_iterator(loader, attachment, attachment.serve(loader), rest)
+        _begin(iterator, loader, attachment, attachment.serve(loader), torchs, rest)
         if rest is not None and rest.batches is None:  # a stream has no other way to come to the place
             for _ in range(rest.num_seen):
                 next(iterator, None)
-    return iterator
 
 
-def _make_iterator(
-    loader: TorchDataLoader[Any], attachment: Attachment, served: Served | Staged | None, rest: Rest | None = None
-) -> _BaseDataLoaderIter:
+def leave(loader: Any, reason: str) -> None:
+    """A loader is left alone for this reason, which is said once."""
+    _attachment_of(loader, explicit=False).leave(reason)
+
+
+def _begin(
+    iterator: Any,
+    loader: Any,
+    attachment: Attachment,
+    served: Served | Staged | None,
+    torchs: Callable[[Any], None],
+    rest: Rest | None = None,
+) -> None:
+    if not attachment.num_epochs:
+        attachment.num_epochs_before = _attachments.num_epochs_before(loader)
     attachment.epoch_begins(loader, num_seen=0 if rest is None else rest.num_seen)
     view = attachment.view(loader, served, rest)
-    given_back = None
-    if served is not None:
-        served.lent.is_allowed = copies_samples(loader)
-        given_back = served.lent.give_back
-    if loader.num_workers == 0:
-        if given_back is not None:
-            view.collate_fn = collate_of(loader, after=given_back)
-        iterator: _BaseDataLoaderIter = _SingleProcessIter(view, attachment)
-    else:
-        iterator = _start_workers(loader, attachment, view, given_back)
+    lease = None if served is None else _serve(view, loader, attachment, served)
+    if not isinstance(iterator, _Watched):
+        iterator.__class__ = _watched_type(type(iterator))
+    iterator._attachment, iterator._turn, iterator._lease = attachment, attachment.turn, lease
+    torchs(view)
     attachment.has_begun()
-    return iterator
 
 
-def _start_workers(
-    loader: TorchDataLoader[Any], attachment: Attachment, view: Any, given_back: Callable[[], None] | None
-) -> _BaseDataLoaderIter:
-    lease = None
-    loader.check_worker_number_rationality()
-    if given_back is not None:
-        attachment.foresee(loader.generator or True)
-        view.worker_init_fn = WorkerStart(loader.worker_init_fn)
-        lease = attachment.try_lease(loader)
-        names = lease.names if lease is not None else ()
-        view.collate_fn = collate_of(loader, names=names, after=given_back)
-    return _MultiProcessIter(view, attachment, lease)
+def _serve(view: Any, loader: Any, attachment: Attachment, served: Served | Staged) -> Lease | None:
+    """Let an iterator make batches of what is served; return the memory for them, if there is recycled memory."""
+    has_threads = works_in_threads(loader)
+    served.lent.is_allowed = copies_samples(loader) and not has_threads
+    if loader.num_workers == 0:
+        view.collate_fn = collate_of(loader, after=served.lent.give_back)
+        return None
+    attachment.foresee(loader.generator or True)
+    view.worker_init_fn = WorkerStart(loader.worker_init_fn)
+    if has_threads:  # they get the batches' own objects, and nothing of a batch is sent
+        view.dataset = ServedInThreads(view.dataset)
+        return None
+    lease = attachment.try_lease(loader)
+    view.collate_fn = collate_of(loader, names=lease.names if lease is not None else (), after=served.lent.give_back)
+    return lease
 
 
 def set_all_loaders(served: bool) -> None:
@@ -176,51 +195,64 @@ def set_all_loaders(served: bool) -> None:
     for loader, attachment in _attachments.items():
         if not attachment.explicit:
             _attachments.remove(loader)
-            if isinstance(loader._iterator, _MultiProcessIter):
+            if isinstance(getattr(loader, "_iterator", None), _Watched):
                 loader._iterator = None
 
 
 _attachments = Attachments()
 
 
-def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> Attachment:
+def _attachment_of(loader: Any, *, explicit: bool) -> Attachment:
     attachment = _attachments.get(loader)
     if attachment is None:
-        attachment = Attachment(vars(loader).get("_prefeed_config"), explicit=explicit)
+        attachment = Attachment(getattr(loader, "__dict__", {}).get("_prefeed_config"), explicit=explicit)
         _attachments.put(loader, attachment)
     return attachment
 
 
-class _SingleProcessIter(_SingleProcessDataLoaderIter):
-    def __init__(self, view: Any, attachment: Attachment) -> None:
-        super().__init__(view)
-        self._attachment = attachment
-        self._turn = attachment.turn
+class _Watched:
+    """What is added to torch's classes of iterators: the report hears of every batch."""
+
+    _attachment: Attachment
+    _turn: int
+    _lease: Lease | None
 
     def _next_data(self) -> Any:
-        return self._attachment.next_batch(super()._next_data, self._turn)
+        torchs: Any = super()
+        return self._attachment.next_batch(torchs._next_data, self._turn)
 
 
-class _MultiProcessIter(_MultiProcessingDataLoaderIter):
-    def __init__(self, view: Any, attachment: Attachment, lease: Lease | None) -> None:
-        self._attachment = attachment
-        self._lease = lease
-        self._turn = attachment.turn
-        super().__init__(view)
+class _WatchedWorkers(_Watched):
+    """The same where workers make the batches: their memory is recycled, and they may be kept for another epoch."""
 
-    def _shutdown_workers(self) -> None:
-        super()._shutdown_workers()
+    def _shutdown_workers(self: Any) -> None:
+        super()._shutdown_workers()  # type: ignore[misc]
         if self._lease is not None and self._shutdown and not any(worker.is_alive() for worker in self._workers):
             self._lease.end()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if not first_iter:  # workers that are kept begin another epoch
+        torchs: Any = super()
+        if not first_iter:
             self._attachment.position.epoch_begins(loader, draws_seed=False)
             self._attachment.epoch_begins(loader)
             self._turn = self._attachment.turn
-        super()._reset(loader, first_iter)
+        torchs._reset(loader, first_iter)
         if not first_iter:
             self._attachment.has_begun()
 
-    def _next_data(self) -> Any:
-        return self._attachment.next_batch(super()._next_data, self._turn)
+
+class _SingleProcessIter(_Watched, _SingleProcessDataLoaderIter):
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        begin_iterator(self, loader, super().__init__, explicit=True)
+
+
+class _MultiProcessIter(_WatchedWorkers, _MultiProcessingDataLoaderIter):
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        begin_iterator(self, loader, super().__init__, explicit=True)
+
+
+@functools.cache
+def _watched_type(cls: type[_BaseDataLoaderIter]) -> type[_BaseDataLoaderIter]:
+    """Return a class that is watched, and in all else as an iterator's own class, which may be somebody's subclass."""
+    watched = _WatchedWorkers if issubclass(cls, _MultiProcessingDataLoaderIter) else _Watched
+    return type(cls.__name__, (watched, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})

@@ -1,60 +1,171 @@
-"""Every loader of the process is served: torch's own class is changed in place.
+"""Every loader of the process is served: torch's own classes are changed in place.
 
-One attribute of ``torch.utils.data.DataLoader`` is replaced, ``_get_iterator``. So loaders that were made before, names
-that were bound before and subclasses that inherit the method all gain, and ``type(loader)`` is torch's still. A
-subclass with a ``_get_iterator`` of its own is left alone. ``__init__`` is torch's with one look at who calls it, for the
-loader's name.
+All ways to a batch of torch's lead through its two classes of iterators, whoever makes them: torch's ``DataLoader`` and its
+subclasses, a ``_get_iterator`` of somebody's own, a library that is handed no loader of torch's at all, as fastai's. So
+``__init__`` of these is replaced. Loaders that were made before, names that were bound before and subclasses all gain,
+and ``type(loader)`` is torch's still.
+
+What goes round them is said: iterators of other classes, loaders with an ``__iter__`` of their own that makes none, and the
+loaders of other packages that are named in ``_OTHERS``.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
-from prefeed.torch.loader import DataLoader, make_iterator, set_all_loaders
+from prefeed.after_import import after_import, forget
+from prefeed.torch.attachment import LoaderView
+from prefeed.torch.loader import DataLoader, begin_iterator, leave, set_all_loaders
 from prefeed.torch.naming import note_made
 
 __all__ = ["disable", "enable"]
 
-_METHOD = "_get_iterator"
+_log = logging.getLogger("prefeed")
+
+_SERVED: Final = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+
+_OTHERS: Final = {"torchdata.nodes.loader": "Loader"}
+"""Loaders that make batches without torch's iterators: module and class."""
+
+_CALLER: Final = 2
+"""Frames from a function that stands for a method up to who called the method."""
+
+Method = Callable[..., Any]
+
+
+class _Replaced:
+    """A method in the place of a class's own; once inactive, it does what the class's own does, whoever still holds it."""
+
+    def __init__(
+        self, cls: type, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        own = vars(cls)[name]
+
+        @functools.wraps(own)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return instead(own, self, args, kwargs) if replaced.active else own(self, *args, **kwargs)
+
+        replaced = self
+        self.active = True
+        self._cls, self._name, self._own, self._ours = cls, name, own, method
+        setattr(cls, name, method)
+
+    def undo(self) -> None:
+        """Put the class's own back, unless somebody else has replaced ours meanwhile."""
+        self.active = False
+        if vars(self._cls)[self._name] is self._ours:
+            setattr(self._cls, self._name, self._own)
+
+
+def _begin_served(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    loader = _first(*args, **kwargs)
+    if type(loader) is LoaderView:
+        own(iterator, loader)
+        return
+    _unseen.seen(loader)
+    begin_iterator(iterator, loader, functools.partial(own, iterator))
+
+
+def _begin_other(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not isinstance(iterator, _SERVED):
+        loader = _first(*args, **kwargs)
+        _unseen.seen(loader)
+        name = type(iterator).__name__
+        leave(
+            loader,
+            f"its class, {type(loader).__name__}, makes iterators of a class of its own, {name}; torch's DataLoader is served, "
+            "and so is prefeed.DataLoader, which has a state_dict",
+        )
+    own(iterator, *args, **kwargs)
+
+
+def _first(loader: Any) -> Any:
+    return loader
+
+
+def _make_loader(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    own(loader, *args, **kwargs)
+    note_made(loader, sys._getframe(_CALLER))
+    torchs, cls = TorchDataLoader, type(loader)
+    is_torchs = cls.__iter__ is torchs.__iter__ and cls._get_iterator is torchs._get_iterator
+    if not is_torchs and not issubclass(cls, DataLoader):
+        _unseen.expect(loader)
+
+
+def _iterate_other(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = f"{type(loader).__name__} of {type(loader).__module__}"
+    leave(loader, f"{name} makes no iterator of torch's; torch's DataLoader over the same dataset is served")
+    return own(loader, *args, **kwargs)
+
+
+class _Unseen:
+    """Loaders that may go round torch's iterators, until one is made: what never was is said when the loader is gone."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, weakref.finalize[Any, Any]] = {}
+
+    def expect(self, loader: TorchDataLoader[Any]) -> None:
+        self._expected[id(loader)] = weakref.finalize(loader, self._say, id(loader), type(loader).__name__)
+
+    def seen(self, loader: Any) -> None:
+        end = self._expected.pop(id(loader), None)
+        if end is not None:
+            end.detach()
+
+    def forget_all(self) -> None:
+        for end in self._expected.values():
+            end.detach()
+        self._expected.clear()
+
+    def _say(self, key: int, name: str) -> None:
+        self._expected.pop(key, None)
+        _log.info(
+            "prefeed: not used for a loader of class %s: it was not iterated by torch's iterators, which super().__iter__() "
+            "makes", name,
+        )  # fmt: skip
 
 
 class _Patch:
-    """Methods in the place of torch's; once inactive, they do what torch's do, whoever still holds them."""
+    """What is replaced, as long as every loader is served."""
 
     def __init__(self) -> None:
-        torchs, torchs_init = vars(TorchDataLoader)[_METHOD], vars(TorchDataLoader)["__init__"]
-
-        @functools.wraps(torchs)
-        def get_iterator(loader: TorchDataLoader[Any]) -> _BaseDataLoaderIter:
-            if not self.active or issubclass(type(loader), DataLoader):
-                return torchs(loader)  # type: ignore[no-any-return]
-            return make_iterator(loader, functools.partial(torchs, loader), explicit=False)
-
-        @functools.wraps(torchs_init)
-        def init(loader: TorchDataLoader[Any], *args: Any, **kwargs: Any) -> None:
-            torchs_init(loader, *args, **kwargs)
-            if self.active:
-                note_made(loader, sys._getframe(1))
-
-        self.active = True
-        self._replaced = {_METHOD: (torchs, get_iterator), "__init__": (torchs_init, init)}
-        for name, (_, ours) in self._replaced.items():
-            setattr(TorchDataLoader, name, ours)
+        self._replaced = [
+            *(_Replaced(cls, "__init__", _begin_served) for cls in _SERVED),
+            _Replaced(_BaseDataLoaderIter, "__init__", _begin_other),
+            _Replaced(TorchDataLoader, "__init__", _make_loader),
+        ]
+        self._acts = {module: functools.partial(self._reach, module) for module in _OTHERS}
+        for module, act in self._acts.items():
+            after_import(module, act)
 
     def undo(self) -> None:
-        """Put torch's back, unless somebody else has replaced ours meanwhile."""
-        self.active = False
-        for name, (torchs, ours) in self._replaced.items():
-            if vars(TorchDataLoader)[name] is ours:
-                setattr(TorchDataLoader, name, torchs)
+        """Leave everything as it was."""
+        for module, act in self._acts.items():
+            forget(module, act)
+        for replaced in self._replaced:
+            replaced.undo()
+        _unseen.forget_all()
+
+    def _reach(self, module: str) -> None:
+        cls = getattr(sys.modules[module], _OTHERS[module], None)
+        if isinstance(cls, type) and "__iter__" in vars(cls):
+            self._replaced.append(_Replaced(cls, "__iter__", _iterate_other))
 
 
+_unseen = _Unseen()
 _patch: _Patch | None = None
 _lock = threading.Lock()
 
@@ -69,7 +180,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave torch's class as it was; loaders not made as ``prefeed.DataLoader`` are torch's from their next epoch on."""
+    """Leave torch's classes as they were; loaders not made as ``prefeed.DataLoader`` are torch's from their next epoch on."""
     global _patch
     with _lock:
         if _patch is not None:

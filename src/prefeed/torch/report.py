@@ -31,6 +31,7 @@ class LoaderReport:
     Args:
         name: What the log calls the loader.
         rank: Of the process among those that train together; None when it trains alone.
+        num_epochs: That there were before, of a loader in whose place this one is.
         counts: Asked at the end of each epoch, after one that was broken off, and each time that a line is due.
         publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
@@ -46,6 +47,7 @@ class LoaderReport:
         publish: Publish,
         *,
         rank: int | None = None,
+        num_epochs: int = 0,
         interval_seconds: float,
         clock: Callable[[], float],
     ) -> None:
@@ -55,7 +57,7 @@ class LoaderReport:
         self._publish = publish
         self._interval = interval_seconds
         self._clock = clock
-        self._epoch = 0
+        self._epoch = num_epochs
         self._is_running = False
         self._is_trial = False
         self._num_left: int | None = None
@@ -103,6 +105,11 @@ class LoaderReport:
         if self._interval and now - self._last_line >= self._interval:
             self._last_line = now
             self._say_rates()
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that began."""
+        return self._epoch
 
     @property
     def is_between_passes(self) -> bool:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from multiprocessing import util
 from typing import Any, Final
 
@@ -23,11 +26,14 @@ from prefeed.client.reader import ObjectReader
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
 from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
 from prefeed.torch.idle import audit_when_idle
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
+
+_END: Final = object()
 
 _BEFORE_QUEUES_ARE_JOINED: Final = -4
 """``multiprocessing.Queue`` joins its thread at -5."""
@@ -77,6 +83,13 @@ class Served:
         finally:
             self.reader.report()
 
+    def again(self) -> Served:
+        """Return the same, with a reader and a view of what was learned of its own: for another thread."""
+        access, learned = self._access, self._access.learned
+        if learned is not None:
+            access = replace(access, learned=LearnedMap.open(learned.directory, learned.num_samples))
+        return Served(self.inner, access, self.reader.consumer)
+
     @contextmanager
     def between_batches(self) -> Iterator[None]:
         """Inside it, samples are made that no batch has asked for: an audit."""
@@ -110,6 +123,75 @@ class Served:
 
     def _making(self, *indices: Any) -> AbstractContextManager[None]:
         return nullcontext() if self._files is None else self._files.sample(*indices)
+
+
+class ServedItems(Served):
+    """The samples of a loader that makes items and batches itself (``items``), read through a reader.
+
+    Args:
+        served: Its dataset.
+        loader: What torch's iterator would have iterated; ``d`` makes the items, in ``create_batches``.
+    """
+
+    def __init__(self, served: Served, loader: Any) -> None:
+        vars(self).update(vars(served))
+        self.inner = loader
+        self._made = ExitStack()
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self.inner.d
+        batches = iter(source.create_batches(self._noting(source.sample())))
+        while True:
+            self._access.refresh()
+            with self._reading(), ExitStack() as self._made:
+                batch = next(batches, _END)
+            self.reader.report()
+            if batch is _END:
+                return
+            yield batch
+
+    def _noting(self, indices: Iterable[Any]) -> Iterator[Any]:
+        """Yield indices; from then until the next is asked for, or the batch is made, it is that item that is made."""
+        for index in indices:
+            self._made.close()
+            self._made.enter_context(self._making(index))
+            yield index
+
+
+class ServedInThreads:
+    """A served dataset where the workers are threads of this process: each has a reader of its own.
+
+    **Ownership**: the readers are closed when this is gone, and with it the iterator and its workers.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.inner = served.inner
+        self._served = served
+        self._of_thread = threading.local()
+        self._readers: list[ObjectReader] = []
+        weakref.finalize(self, _close_all, self._readers)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._own()[index]
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        """Return the samples of a batch."""
+        return self._own().__getitems__(indices)
+
+    def _own(self) -> Served:
+        own: Served | None = getattr(self._of_thread, "served", None)
+        if own is None:
+            own = self._of_thread.served = self._served.again()
+            self._readers.append(own.reader)
+        return own
+
+
+def _close_all(readers: list[ObjectReader]) -> None:
+    for reader in readers:
+        reader.close()
 
 
 class Lent:
@@ -255,25 +337,32 @@ class WorkerStart:
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
+        self._made_by = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
         info: Any = torch_worker._worker_info
         served = info.dataset if info is not None else None
-        if isinstance(served, Served | Staged):
+        if isinstance(served, Served | Staged | ServedInThreads):
             torch_worker._worker_info = torch_worker.WorkerInfo(
                 id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=served.inner
             )
-            util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
+        if (
+            isinstance(served, Served | Staged) and os.getpid() != self._made_by
+        ):  # else a thread, of the loader's process
+            self._begin_process(served)
+        if self._then is not None:
+            self._then(worker_id)
+
+    def _begin_process(self, served: Served | Staged) -> None:
+        util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
         if isinstance(served, Served):
             util.Finalize(served, served.reader.close, exitpriority=10)
             if served.writes is not None:
                 served.writes.begin()
             if served.opens_files:
                 install()  # entering a sample is quicker when everything is in place
-        if isinstance(served, Served | Staged) and has_cached_stage(served.inner):
-            audit_when_idle(sys._getframe(1), served.between_batches)
-        if self._then is not None:
-            self._then(worker_id)
+        if has_cached_stage(served.inner):
+            audit_when_idle(sys._getframe(2), served.between_batches)
 
 
 def _end_orphan(loader: int) -> None:

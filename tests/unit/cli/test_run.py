@@ -55,6 +55,17 @@ def test_what_follows_the_program_is_its_own(start) -> None:
     assert start("--", "train.py", "--", "x")[0] == [sys.executable, "train.py", "--", "x"]
 
 
+def test_code_and_standard_input(start) -> None:
+    code = "import sys; print(sys.argv)"
+    arguments = ["--memory", "x", "-m", "-c", "--", "--help"]
+    assert start("-c", code, *arguments) == ([sys.executable, "-c", code, *arguments], ALWAYS)
+    assert start("--memory", "1GiB", "-c", code) == (
+        [sys.executable, "-c", code],
+        {"PREFEED_MEMORY": str(2**30), **ALWAYS},
+    )
+    assert start("-", "a")[0] == [sys.executable, "-", "a"]
+
+
 def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import inspect
 import logging
 import pickle
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-import torch.utils.data.dataloader
 from torch.utils.data import DataLoader as BoundEarlier
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, dataloader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import prefeed
 from prefeed.torch import attachment, patch
@@ -33,35 +34,39 @@ def enabled() -> Iterator[None]:
     patch.disable()
 
 
+CLASSES = (BoundEarlier, dataloader._BaseDataLoaderIter, _SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+
+
 def test_disable_leaves_nothing() -> None:
-    before = dict(vars(BoundEarlier))
-    names = dict(vars(torch.utils.data)), dict(vars(torch.utils.data.dataloader))
+    before = [dict(vars(cls)) for cls in CLASSES]
+    names = dict(vars(torch.utils.data)), dict(vars(dataloader))
     patch.enable()
     patch.enable()
-    changed = {name for name, value in vars(BoundEarlier).items() if before[name] is not value}
+    for cls, own in zip(CLASSES, before, strict=True):
+        assert {name for name, value in vars(cls).items() if own[name] is not value} == {"__init__"}
+    assert inspect.signature(BoundEarlier.__init__).parameters.keys() >= {"self", "dataset", "batch_size", "in_order"}
+    patch.disable()
     patch.disable()
 
-    assert changed == {"_get_iterator", "__init__"}
-    assert all(vars(BoundEarlier)[name] is value for name, value in before.items())
-    assert vars(BoundEarlier).keys() == before.keys()
-    assert (dict(vars(torch.utils.data)), dict(vars(torch.utils.data.dataloader))) == names
-    patch.disable()
-    assert all(vars(BoundEarlier)[name] is value for name, value in before.items())
+    for cls, own in zip(CLASSES, before, strict=True):
+        assert all(vars(cls)[name] is value for name, value in own.items())
+        assert vars(cls).keys() == own.keys()
+    assert (dict(vars(torch.utils.data)), dict(vars(dataloader))) == names
 
 
 def test_what_somebody_else_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchs = vars(BoundEarlier)["_get_iterator"]
-    monkeypatch.setattr(BoundEarlier, "_get_iterator", torchs)  # put back after the test
+    cls = _SingleProcessDataLoaderIter
+    monkeypatch.setattr(cls, "__init__", vars(cls)["__init__"])  # put back after the test
     patch.enable()
-    ours = vars(BoundEarlier)["_get_iterator"]
+    ours = vars(cls)["__init__"]
 
-    def theirs(loader: Any) -> Any:
-        return ours(loader)
+    def theirs(iterator: Any, loader: Any) -> Any:
+        return ours(iterator, loader)
 
-    BoundEarlier._get_iterator = theirs  # type: ignore[method-assign]
+    cls.__init__ = theirs  # type: ignore[assignment, method-assign]
     patch.disable()
 
-    assert vars(BoundEarlier)["_get_iterator"] is theirs
+    assert vars(cls)["__init__"] is theirs
     loader = BoundEarlier([1, 2])  # type: ignore[arg-type]
     assert [int(batch) for batch in loader] == [1, 2]
     assert module._attachments.get(loader) is None
@@ -71,11 +76,26 @@ class Derived(BoundEarlier[Any]):
     pass
 
 
+class Other(dataloader._BaseDataLoaderIter):
+    """As torchdata's: torch's base class, and all else of its own."""
+
+    def _next_data(self) -> Any:
+        return self._collate_fn([self._dataset[index] for index in self._next_index()])  # type: ignore[index]
+
+
 class Overriding(BoundEarlier[Any]):
     """As torchdata's StatefulDataLoader: makes iterators of its own."""
 
     def _get_iterator(self) -> Any:
-        return torch.utils.data.dataloader._SingleProcessDataLoaderIter(self)
+        return Other(self)
+
+
+class Iterating(BoundEarlier[Any]):
+    """Has no need of torch's iterators."""
+
+    def __iter__(self) -> Any:
+        for indices in self.batch_sampler or ():
+            yield self.collate_fn([self.dataset[index] for index in indices])
 
 
 class Mixed(prefeed.DataLoader[Any], abc.ABC):
@@ -142,11 +162,22 @@ def test_explicit_loader_is_attached_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.usefixtures("enabled")
-def test_class_with_iterators_of_its_own_is_left_alone() -> None:
-    loader = Overriding([0, 1, 2])  # type: ignore[arg-type]
-
-    assert [int(batch) for batch in loader] == [0, 1, 2]
-    assert module._attachments.get(loader) is None
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (Overriding, "not used for this loader: its class, Overriding, makes iterators of a class of its own, Other"),
+        (Iterating, "not used for a loader of class Iterating: it was not iterated by torch's iterators"),
+        (Derived, "not used for this loader: nothing is known about the files of its dataset, list"),
+    ],
+)
+def test_what_goes_round_torchs_iterators_is_said_once(cls: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="prefeed"):
+        loader = cls([0, 1, 2])
+        for _ in range(2):
+            assert [int(batch) for batch in loader] == [0, 1, 2]
+        del loader
+    (line,) = [message for message in caplog.messages if "not used for" in message]
+    assert words in line
 
 
 @pytest.mark.usefixtures("enabled")

@@ -345,7 +345,10 @@ def test_a_worker_shows_the_users_dataset_and_runs_the_users_function(
         assert shown is not None
         called.append((worker_id, shown.dataset, shown.id, shown.num_workers, shown.seed))
 
-    WorkerStart(then)(1)
+    start = WorkerStart(then)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("prefeed.torch.serving.os.getpid", lambda: 1)  # of a worker; it was made in another process
+        start(1)
     assert called == [(1, inner, 1, 2, 3)]
     assert finalized == [(None, _end_orphan), (made, made.reader.close)]
     assert made.opens_files is files

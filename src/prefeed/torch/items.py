@@ -1,0 +1,105 @@
+"""Loaders that are none of torch's, make the items of a batch themselves, and let torch's iterators carry the batches.
+
+fastai's is one. Its ``DataLoader`` hands torch's iterators an object that is loader and dataset in one, an iterable of
+batches; behind it, in ``d``, are a dataset with an index, and the order of the epoch, drawn before the iterator is made. So
+the plan is as good as that of a loader of torch's, and each item is made in the scope of its index (``ServedItems``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from prefeed.torch.serving import Served, ServedItems
+
+_SOURCE: Final = ("create_batches", "sample", "dataset", "bs", "indexed")
+_ORDER: Final = "_DataLoader__idxs"
+"""Where fastai's loader keeps the order of the epoch."""
+
+
+def shown_as_torchs(loader: Any) -> Any:
+    """Return what says of a loader what one of torch's would say: itself, as a rule."""
+    if isinstance(loader, TorchDataLoader) or getattr(loader, "dataset", None) is not loader:
+        return loader
+    source = getattr(loader, "d", None)
+    return ItemLoader(loader, source) if all(hasattr(source, name) for name in _SOURCE) else loader
+
+
+class ItemLoader:
+    """Such a loader as one of torch's: its dataset, and batches of indices.
+
+    Args:
+        loader: What torch's iterator is made from. What it reads of that, and is not here, is the loader's own.
+        source: Makes the items.
+    """
+
+    def __init__(self, loader: Any, source: Any) -> None:
+        self.__loader = loader
+        self._source = source
+        self.dataset = source.dataset
+        self._index_sampler = _Drawn(source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__loader, name)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Items a batch; None: it is told items alone."""
+        return self._index_sampler.batch_size
+
+    def why_unknown(self) -> str:
+        """Return why the order of the epoch is not known; empty: it is."""
+        if self._source.indexed and self._index_sampler.indices is not None:
+            return ""
+        return (
+            f"its class, {type(self._source).__name__}, draws items from an iterator, and no order is known beforehand"
+        )
+
+    def order(self) -> Any:
+        """Return the order of the epoch that begins, as a sampler of torch's: all items are made, also those it drops."""
+        indices, batch_size = self._index_sampler.indices or [], self.batch_size
+        return indices if batch_size is None else BatchSampler(indices, batch_size, drop_last=False)
+
+    def serve(self, view: Any, served: Served) -> None:
+        """Let an iterator read of ``view`` what is served: its sampler is the plan's, and yields what the loader's does."""
+        view.dataset = ServedItems(served, self.__loader)
+        view._index_sampler = _Counted(self.__loader._index_sampler, view._index_sampler)
+
+
+class _Drawn:
+    """The order of an epoch, as far as it is known of a loader of another class: nobody knows how it draws the next one."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    @property
+    def indices(self) -> list[Any] | None:
+        found = vars(self._source).get(_ORDER)
+        return list(found) if isinstance(found, Collection) else None  # else it may have no end
+
+    @property
+    def batch_size(self) -> int | None:
+        size = self._source.bs
+        return size if isinstance(size, int) else None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.indices or []
+
+
+class _Counted:
+    """Yields what torch would draw for each batch, and draws from the plan with it."""
+
+    def __init__(self, own: Any, planned: Any) -> None:
+        self._own, self._planned = own, planned
+
+    def __iter__(self) -> Iterator[Any]:
+        planned = iter(self._planned)
+        for drawn in self._own:
+            next(planned, None)
+            yield drawn
