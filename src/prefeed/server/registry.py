@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prefeed.clock import Clock
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import RESIDENT
+from prefeed.core.table import ABSENT, RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
@@ -95,10 +95,37 @@ class Registry:
         live = self._scheduler.live_datasets()
         for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
             self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+        self._take_over(dataset)
         self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
         self._retire_older(dataset)
         opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
+
+    def _take_over(self, dataset: Dataset) -> None:
+        """What other catalogues have in the tier, and no plan follows, is this one's where it has the same files.
+
+        So files that were read before a loader began, outside of its samples or by another one, are not read again.
+        """
+        for other in self._beside(dataset):
+            self._take_files(dataset, other, self.resident_ids(other.number))
+
+    def _beside(self, dataset: Dataset) -> list[Dataset]:
+        """Return the other catalogues of this view that no plan follows; nothing for a manifest."""
+        if dataset.catalogue is None:
+            return []
+        live = self._scheduler.live_datasets()
+        return [
+            other
+            for other in self.datasets.values()
+            if other is not dataset and other.catalogue is not None and other.view is dataset.view
+            and other.number not in live
+        ]  # fmt: skip
+
+    def _take_files(self, dataset: Dataset, other: Dataset, ids: npt.NDArray[np.int64]) -> None:
+        if dataset.catalogue is not None and other.catalogue is not None and len(ids):
+            absent = self._scheduler.tables[dataset.number].states == ABSENT
+            mine, theirs = dataset.catalogue.know_from(other.catalogue, ids, absent)
+            self._scheduler.transfer(other.number, theirs.tolist(), dataset.number, mine.tolist())
 
     def _same_files(self, opened: Opened) -> Dataset | None:
         """Return the dataset of the same files, listed by who sees them in another mount namespace.
@@ -111,9 +138,13 @@ class Registry:
         return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
 
     def inherit_from_older(self, number: int) -> None:
-        """What other listings of the same root have in the tier is this one's, if nobody reads them any more."""
+        """What other listings of the same root have in the tier is this one's, if nobody reads them any more.
+
+        Of a catalogue: what others have of its files.
+        """
         dataset = self.datasets[number]
         if dataset.catalogue is not None:
+            self._take_over(dataset)
             return
         live = self._scheduler.live_datasets()
         for other in self.datasets.values():
@@ -147,6 +178,10 @@ class Registry:
         if object_id is None:
             object_id = catalogue.append([path]).start
             self._scheduler.grow_dataset(number, catalogue.sizes)
+            for other in self._beside(self.datasets[number]):
+                held = None if other.catalogue is None else other.catalogue.index_of(path)
+                if held is not None and self._scheduler.tables[other.number].state[held] == RESIDENT:
+                    self._take_files(self.datasets[number], other, np.array([held]))
         return object_id
 
     def learn(self, number: int, records: npt.NDArray[np.int64]) -> None:

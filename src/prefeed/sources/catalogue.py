@@ -215,6 +215,35 @@ class CatalogueWriter(Catalogue):
         found |= np.isin(self._inodes[:count], np.array(list(inodes), np.uint64))
         return np.flatnonzero(found)
 
+    def know_from(
+        self, other: CatalogueWriter, ids: NDArray[np.int64], absent: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Take another catalogue's word for files that both have.
+
+        Files are told by the hash of their path: one that is taken for another is found out when its version is compared.
+
+        Args:
+            other: Has seen them.
+            ids: Its objects, distinct.
+            absent: Of which objects of this one nothing is held, shape (num_objects,).
+
+        Returns:
+            Objects of this one, and the same files in the other.
+        """
+        mine = np.flatnonzero(absent[: self.num_objects])
+        hashes = self._hashes[mine]
+        order = np.argsort(hashes, kind="stable")
+        wanted = other._hashes[ids]
+        at = np.minimum(np.searchsorted(hashes, wanted, sorter=order), max(0, len(order) - 1))
+        if not len(order):
+            return mine[:0], ids[:0]
+        same = hashes[order[at]] == wanted
+        mine, theirs = mine[order[at[same]]], ids[same]
+        for column in ("_versions", "_sizes", "_inodes"):
+            getattr(self, column)[mine] = getattr(other, column)[theirs]
+        as_numbers(self._known).reshape(-1, 2)[mine] = as_numbers(other._known).reshape(-1, 2)[theirs]
+        return mine, theirs
+
     def observe(self, index: int, version: str, size_bytes: int, inode: int = 0) -> EntryKey:
         """Take note of the bytes that a file has now; return their key, which is the known one from now on."""
         self._inodes[index] = inode
