@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
@@ -24,9 +25,10 @@ from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config
 from prefeed.core.again import Again
-from prefeed.errors import PrefeedError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
 from prefeed.interception import answer_everywhere, install
 from prefeed.interception.protocol import Answer
+from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.mounts import Roots
@@ -94,26 +96,36 @@ class ReadsBeside:
         dataset = None if key is None else self._opened()
         if key is None or dataset is None:
             return None
+        reader = None
         try:
-            reader = self._idle.pop()
-        except IndexError:
-            reader = ObjectReader(dataset, consumer=secrets.randbits(62))
-        try:
+            reader = self._reader(dataset)
             data, outcome = reader.find(key), "hit"
             if data is None:
                 data, outcome = reader.try_read_file(path, in_doubt=True)[0], "fetched"
                 if data is not None and reader.last_key != key and reader.last_key != self._present_key(path):
                     data = None  # changed since, and the server has not noticed
             key = reader.last_key
+        except StoreFormatError:
+            self._dataset = data = None  # the catalogue was made anew
         except PrefeedError:
             data = None  # opened as it is, it says so in the words that the user knows
         finally:
-            reader.sample_made()
-            self._idle.append(reader)
+            if reader is not None:
+                reader.sample_made()
+                self._idle.append(reader)
         if data is None:
             return None
         self._served.key = (path, key)
         return Lent(data, path) if isinstance(data, StoredValue) else data, outcome
+
+    def _reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader that no other thread has."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            # With a mapping of its own: a catalogue is mapped anew as it grows.
+            own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
+            return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
 
     def _present_key(self, path: str) -> bytes | None:
         """Return the key of the bytes that a file has now; None of one that is not for the cache, or was written just now."""

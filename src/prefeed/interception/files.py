@@ -141,7 +141,9 @@ class ServedFile(_AsOpened, io.BytesIO):
 class PartlyReadFile(_AsOpened, io.BufferedIOBase):
     """A large file that a ``FileReader`` lends, as the file of that name opened with ``"rb"``: reads cost what they read.
 
-    It is no ``io.BufferedReader``, though it reads through one: numpy takes those for files that have a descriptor.
+    The first read, often the only one, copies its part and nothing else. Whatever comes after goes through a
+    ``BufferedReader``, whose methods then stand in for these. This is none itself: numpy takes those for files that have a
+    descriptor.
 
     Args:
         lent: The file's bytes.
@@ -151,39 +153,107 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
 
     def __init__(self, lent: LentFile, name: str | bytes, path: str) -> None:
         self._is_of(name, path)
-        self._source = _LentBytes(lent, path)
-        buffered = self._buffered = io.BufferedReader(self._source)
-        vars(self).update(  # found before the class's own: what is called often is C from end to end
-            read=buffered.read, read1=buffered.read1, readinto=buffered.readinto, readinto1=buffered.readinto1,
-            readline=buffered.readline, readlines=buffered.readlines, peek=buffered.peek,
-            seek=buffered.seek, tell=buffered.tell, flush=buffered.flush,
-            seekable=buffered.seekable, readable=buffered.readable,
-        )  # fmt: skip
+        self._lent = lent
+        self._position = 0
+        self._has_given = False
+        self._is_closed = False
+        self._buffered: io.BufferedReader | None = None
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._buffered.closed
+        return self._is_closed
 
     def close(self) -> None:
         """Close it, and the real file if there is one."""
+        self._is_closed = True
         if self._file is not None:
             self._file.close()
-        self._buffered.close()
+        if self._buffered is not None:
+            self._buffered.close()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return so many bytes, fewer at the end; all that are left if it is None or negative."""
+        if not self._has_given and not self._is_closed and type(size) is int and size > 0 and self._buffered is None:
+            data = self._lent.read(self._position, size)
+            if data is not None:
+                self._has_given = True
+                self._position += len(data)
+                return data
+        return self._reader().read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move."""
+        if self._buffered is None and not self._is_closed and type(offset) is int and type(whence) is int:
+            start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._lent)}.get(whence)
+            if start is not None and start + offset >= 0:
+                self._position = start + offset
+                return self._position
+        return self._reader().seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._reader().tell() if self._is_closed or self._buffered is not None else self._position
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """As of a ``BufferedReader``, like all that follow."""
+        return self._reader().read1(size)
+
+    def readinto(self, target: Any, /) -> int:
+        return self._reader().readinto(target)
+
+    def readinto1(self, target: Any, /) -> int:
+        return self._reader().readinto1(target)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return self._reader().readline(size)
+
+    def readlines(self, hint: int | None = -1, /) -> list[bytes]:
+        return self._reader().readlines(-1 if hint is None else hint)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        return self._reader().peek(size)
+
+    def flush(self) -> None:
+        self._reader().flush()
+
+    def seekable(self) -> bool:
+        return self._reader().seekable()
+
+    def readable(self) -> bool:
+        return self._reader().readable()
 
     def num_remaining(self) -> int:
         """Return how many bytes come after the position."""
-        return max(0, self._source.size() - self.tell())
+        reader = self._reader()
+        source: Any = reader.raw
+        return max(0, source.size() - reader.tell())
+
+    def _reader(self) -> io.BufferedReader:
+        """Return what stands in for this from now on: C from end to end."""
+        if self._buffered is None:
+            source = _LentBytes(self._lent, self._path, self._position, has_given=self._has_given)
+            buffered = self._buffered = io.BufferedReader(source)
+            vars(self).update({name: getattr(buffered, name) for name in _OF_BUFFERED})
+            if self._is_closed:
+                buffered.close()
+        return self._buffered
+
+
+_OF_BUFFERED = (
+    "read", "read1", "readinto", "readinto1", "readline", "readlines", "peek", "seek", "tell", "flush", "seekable",
+    "readable",
+)  # fmt: skip
 
 
 class _LentBytes(io.RawIOBase):
     """What a ``PartlyReadFile`` is buffered from: lent bytes, or the real file when they are there no more."""
 
-    def __init__(self, lent: LentFile, path: str) -> None:
+    def __init__(self, lent: LentFile, path: str, position: int, *, has_given: bool) -> None:
         self._lent = lent
         self._path = path
-        self._position = 0
-        self._has_given = False
+        self._position = position
+        self._has_given = has_given
         self._real: io.FileIO | None = None
 
     def readable(self) -> bool:
@@ -193,9 +263,13 @@ class _LentBytes(io.RawIOBase):
         return True
 
     def tell(self) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:

@@ -235,7 +235,7 @@ class CatalogueWriter(Catalogue):
         order = np.argsort(hashes, kind="stable")
         wanted = other._hashes[ids]
         at = np.minimum(np.searchsorted(hashes, wanted, sorter=order), max(0, len(order) - 1))
-        if not len(order):
+        if not len(order) or not self.is_own:
             return mine[:0], ids[:0]
         same = hashes[order[at]] == wanted
         mine, theirs = mine[order[at[same]]], ids[same]

@@ -77,10 +77,9 @@ class LendingFiles(KeptFiles):
         return self.lent[-1]
 
 
-@pytest.fixture(params=[KeptFiles, LendingFiles], ids=["given", "lent"])
-def reader(request: pytest.FixtureRequest) -> KeptFiles:
-    made: KeptFiles = request.param()
-    return made
+@pytest.fixture
+def reader() -> KeptFiles:
+    return KeptFiles()
 
 
 @pytest.fixture

@@ -32,9 +32,10 @@ def test_a_slice_copies_a_slice(path: Path, lending: LendingFiles) -> None:
     with reads_from(lending), open(path, "rb") as file:
         file.seek(50_000)
         assert file.read(16) == CONTENT[50_000:50_016]
-        assert lending.lent[0].copied == io.DEFAULT_BUFFER_SIZE
-        assert file.read(16) == CONTENT[50_016:50_032]
-        assert lending.lent[0].copied == io.DEFAULT_BUFFER_SIZE
+        assert lending.lent[0].copied == 16
+        for start in range(50_016, 50_160, 16):  # what follows comes out of a buffer
+            assert file.read(16) == CONTENT[start : start + 16]
+        assert lending.lent[0].copied == 16 + io.DEFAULT_BUFFER_SIZE
 
 
 def test_all_of_it_is_copied_once(path: Path, lending: LendingFiles) -> None:
@@ -108,9 +109,9 @@ def test_two_versions_are_never_mixed(path: Path, lending: LendingFiles) -> None
 
 @pytest.fixture
 def everywhere(reader: KeptFiles, path: Path) -> KeptFiles:
+    reader.keep(path)
     install()
     answer_everywhere(reader)
-    reader.keep(path)
     return reader
 
 
