@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
 
-__all__ = ["disable", "enable"]
+__all__ = ["answer_beside", "disable", "enable"]
 
 _log = logging.getLogger("prefeed")
 _PREFIX = "prefeed: "
@@ -23,14 +24,32 @@ _PREFIX = "prefeed: "
 def enable() -> None:
     """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
     after_import("torch", _begin)
-    after_import("cv2", _reach_names)
+    after_import("cv2", _REACH["cv2"])
+
+
+def answer_beside() -> None:
+    """Answer reads of files outside of samples too, if the settings say so (``reads = all``). Never raises."""
+    try:
+        config = current()
+        if config.enabled and config.reads == "all":
+            from prefeed.client import beside
+            from prefeed.sampleset.names import resolve_roots
+
+            beside.begin(resolve_roots(config))
+            for name, reach in _REACH.items():
+                after_import(name, reach)
+    except Exception as err:  # a program that only imports a library must not fail for us
+        _log.warning("prefeed: reads beside the loop are not answered: %s", err)
 
 
 def disable() -> None:
     """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
-    forget("cv2", _reach_names)
-    for name, undo in (("prefeed.torch.patch", "disable"), ("prefeed.interception", "uninstall")):
+    for name, reach in _REACH.items():
+        forget(name, reach)
+    for name, undo in (
+        ("prefeed.torch.patch", "disable"), ("prefeed.client.beside", "end"), ("prefeed.interception", "uninstall"),
+    ):  # fmt: skip
         if name in sys.modules:
             getattr(sys.modules[name], undo)()
     _voice.remove()
@@ -45,19 +64,24 @@ def _begin() -> None:
         _voice.add()
         interception.install()
         patch.enable()
+        answer_beside()
     except Exception as err:  # a program that only imports torch must not fail for us
         _log.warning("prefeed: off in this process: %s", err)
 
 
-def _reach_names() -> None:
-    """OpenCV was imported: replace what it reads with before anybody can write ``from cv2 import imread``."""
+def _reach_names(module: str) -> None:
+    """A library was imported: replace what it reads with before anybody can write ``from cv2 import imread``."""
     try:
         if current().enabled:
             from prefeed import interception
 
-            interception.install(finished="cv2")
+            interception.install(finished=module)
     except Exception as err:
         _log.warning("prefeed: off in this process: %s", err)
+
+
+_REACH: Final = {name: partial(_reach_names, name) for name in ("cv2", "numpy", "torchvision.io.image")}
+"""What is done for libraries that read files past Python's ``open``."""
 
 
 def _parts() -> tuple[Any, Any]:

@@ -268,6 +268,15 @@ def _absolute(path: str) -> str:
     return os.path.abspath(expanded(path))
 
 
+READS: Final = ("samples", "all")
+
+
+def _reads(value: Any) -> str:
+    if value not in READS:
+        raise ConfigError(f"{value!r} is none of the reads that can be answered; write {' or '.join(READS)}")
+    return str(value)
+
+
 def _optional_bytes(value: str | int | None) -> int | None:
     return None if value in (None, "", "auto") else _setting_bytes(value)
 
@@ -335,6 +344,10 @@ class Config:
     roots: tuple[str, ...] | None = _setting(
         _paths, None, "directories, separated by `:`, whose files are cached when a dataset opens them by path; also "
         "sampleset://NAME; auto = every mounted network file system"
+    )  # fmt: skip
+    reads: str = _setting(
+        _reads, "samples", "which reads of files below the roots are answered: `samples` = those of samples; `all` = also those "
+        "beside the loop, in any thread or child, with `import prefeed.auto` and `prefeed run`"
     )  # fmt: skip
     max_object: int = _setting(
         parse_bytes,

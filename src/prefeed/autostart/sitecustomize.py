@@ -12,6 +12,12 @@ def _enable():  # type: () -> None
     import prefeed.auto  # noqa: F401
 
 
+def _answer_beside():  # type: () -> None
+    import prefeed.auto
+
+    prefeed.auto.answer_beside()
+
+
 def _examine():  # type: () -> None
     from prefeed.advice.script import begin
 
@@ -41,6 +47,9 @@ if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
     else:
         if os.environ.get("PREFEED_AUTO") == "1":
             after_import("torch", _enable)
+            if os.environ.get("PREFEED_READS") == "all":  # whatever a process reads with, it has imported one of these
+                for name in ("numpy", "PIL", "cv2"):
+                    after_import(name, _answer_beside)
         if os.environ.get("PREFEED_DOCTOR"):
             after_import("torch", _examine)
 _step_aside()

@@ -74,7 +74,7 @@ def run_environment(given: set[str], config: Config, environ: Mapping[str, str])
         environ: What else is in it.
     """
     environment = dict(environ)
-    for name in given:
+    for name in given | ({"reads"} if config.reads == "all" else set()):  # asked for before settings can be read
         environment[f"PREFEED_{name.upper()}"] = _as_text(getattr(config, name))
     paths = [str(AUTOSTART), environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

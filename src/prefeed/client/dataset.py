@@ -203,6 +203,11 @@ def open_listed_dataset(node: NodeClient, paths: Sequence[str], config: Config) 
     return _open_catalogue(node, name_of_list(paths), paths, config, num_samples=0)
 
 
+def open_dataset_beside(node: NodeClient, config: Config) -> NodeDataset:
+    """Return the dataset of files that are read outside of all loaders; it begins empty, and is one for the node."""
+    return _open_catalogue(node, name_of_list(()), (), config, num_samples=0)
+
+
 def open_learned_dataset(node: NodeClient, fingerprint: str, num_samples: int, config: Config) -> NodeDataset:
     """Return the dataset of files that become known as samples open them.
 

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefeed.client.access import AccessMap
+from prefeed.client.lending import Lent
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
+from prefeed.interception.protocol import Answer
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
-from prefeed.types import Buffer
+from prefeed.store.tier import StoredValue
 
 
 class SampleFiles:
@@ -39,7 +41,7 @@ class SampleFiles:
         self._roots = roots
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
-        self._opened: dict[str, tuple[int, Buffer | None]] = {}
+        self._opened: dict[str, tuple[int, Answer | None]] = {}
         self._served_keys: dict[str, bytes] = {}
         self._is_whole = True
         self._in_parts: dict[int, dict[int, None] | None] | None = None
@@ -62,6 +64,7 @@ class SampleFiles:
             self._samples, self._expected = (), None
             self._opened.clear()
             self._served_keys.clear()
+            self._reader.sample_made()
 
     @contextmanager
     def parts(self) -> Iterator[None]:
@@ -82,8 +85,8 @@ class SampleFiles:
             expected = self._expected = self._expected_now()
         return path in expected or self._roots.covers(path)
 
-    def read_file(self, path: str) -> Buffer | None:
-        """Return the bytes of a file from the cache; None when whoever asks should open it."""
+    def read_file(self, path: str) -> Answer | None:
+        """Return the bytes of a file from the cache, or lend them; None when whoever asks should open it."""
         if not self.may_have(path):
             return None
         opened = self._opened.get(path)
@@ -110,7 +113,8 @@ class SampleFiles:
         known = (object_id for sample in self._samples for object_id in self._access.objects_of(sample))
         return {manifest.path(object_id): object_id for object_id in known if object_id < num_objects}
 
-    def _read(self, path: str, object_id: int | None) -> Buffer | None:
+    def _read(self, path: str, object_id: int | None) -> Answer | None:
+        data: Answer | StoredValue | None
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
             self._is_whole &= object_id is not None  # else nobody answered: not all that it opens will be known
@@ -119,6 +123,8 @@ class SampleFiles:
         else:
             self._opened[path] = (object_id, None)  # it was opened, also if that fails
             data = self._reader.try_read(object_id)
+        if isinstance(data, StoredValue):
+            data = Lent(data, path)
         if object_id is not None:
             self._opened[path] = (object_id, data)
             if data is not None and self._reader.last_key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -138,6 +139,26 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
         f"the node server did not answer in {log.parent} in {config.start_timeout:g} s; see {log}, "
         "or raise PREFEED_START_TIMEOUT"
     )
+
+
+@contextlib.contextmanager
+def in_turn(config: Config) -> Iterator[None]:
+    """Inside it, no other process that does the same starts a server; it is waited for, ``start_timeout`` at most.
+
+    For many processes that find none at one moment: whose turn comes later finds the one that was started.
+    """
+    path = make_runtime_dir(config.runtime_dirs) / "starting"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + config.start_timeout
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            select.select([], [], [], _POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:

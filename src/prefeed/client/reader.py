@@ -33,11 +33,14 @@ from prefeed.sources.answers import listed_in
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
-from prefeed.store.tier import TierReader
+from prefeed.store.tier import StoredValue, TierReader
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
 
 _log = logging.getLogger("prefeed")
+
+_LENT_FROM_BYTES = 256 * 1024
+"""Of a file of so many bytes parts are copied as they are read: a copy of all of it takes longer than to open it."""
 
 _REPORT_EVERY = 16
 """Most reads between two reports to the server: it frees what was consumed by these."""
@@ -85,6 +88,8 @@ class ObjectReader:
         self._is_held_up = False  # the server did not answer when it was looked for last
         self._consumed = array("q")
         self._opened = array("q")
+        self._lends = isinstance(dataset.manifest, Catalogue)  # who opens files by path may want a part of one
+        self._lent: list[tuple[int, int]] = []  # object and size: the sample that reads parts of it is being made
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
         self._hits = 0
@@ -106,12 +111,16 @@ class ObjectReader:
             self.pass_by(object_id)
             return self._read_direct(object_id)
         data = self.try_read(object_id)
+        if isinstance(data, StoredValue):
+            data = data.read(0, len(data))
         if data is not None:
             return data
         return self._read_direct(object_id) if self._refusal is None else self._read_refused(object_id, self._refusal)
 
-    def try_read(self, object_id: int) -> Buffer | None:
+    def try_read(self, object_id: int) -> Buffer | StoredValue | None:
         """Return the object's bytes, or None when only the origin can give them.
+
+        Those of a large file that is opened by path stay in the tier, and are lent; see ``sample_made``.
 
         Raises:
             SourceError: As the server learned it from the origin.
@@ -120,7 +129,7 @@ class ObjectReader:
             self._start_anew()
         start = object_id * ENTRY_KEY_BYTES
         self.last_key = bytes(self._keys[start : start + ENTRY_KEY_BYTES])
-        data: Buffer | None = self._tier.get(self.last_key)
+        data: Buffer | StoredValue | None = self._take(self.last_key) if self._lends else self._tier.get(self.last_key)
         self._consumed.append(object_id)
         if data is not None:
             self._hits += 1
@@ -129,10 +138,26 @@ class ObjectReader:
         self._count(data)
         return data
 
-    def try_read_file(self, path: str) -> tuple[Buffer | None, int | None]:
+    def find(self, key: bytes) -> Buffer | StoredValue | None:
+        """Return the bytes that the tier has under this key, which count as a hit; None when it has none."""
+        if self._pid != os.getpid():
+            self._start_anew()
+        data = self._take(key)
+        if data is not None:
+            self.last_key = key
+            self._hits += 1
+            if self._hits >= _REPORT_EVERY:
+                self._report()
+        return data
+
+    def try_read_file(self, path: str, *, in_doubt: bool = False) -> tuple[Buffer | StoredValue | None, int | None]:
         """Return the bytes of a file that has no object id yet, or None, and the id that it has now, or None.
 
         The dataset must be a catalogue; it takes the file in. The server reads it.
+
+        Args:
+            path: Absolute.
+            in_doubt: The file was asked for its version, and ``find`` has no such bytes.
 
         Raises:
             SourceError: As the server learned it from the origin.
@@ -143,7 +168,7 @@ class ObjectReader:
         data, object_id = None, None
         if connection is not None:
             token = connection.next_token()
-            question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path))
+            question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path), in_doubt)
             data, object_id = self._ask(connection, question)
         if object_id is not None:
             self._consumed.append(object_id)
@@ -166,8 +191,20 @@ class ObjectReader:
         """Return the bytes of each object."""
         return [self.read(object_id) for object_id in object_ids]
 
+    def sample_made(self) -> None:
+        """What was lent is read no more, or by who keeps a file open: the server may free it."""
+        if self._lent:
+            self._consumed.extend(object_id for object_id, _ in self._lent)
+            self._unreported_bytes += sum(size for _, size in self._lent)
+            self._lent.clear()
+            self._report_if_due()
+
     def report(self) -> None:
         """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
+        self.sample_made()
+        self._report()
+
+    def _report(self) -> None:
         if self._opened:
             records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())
             del self._opened[:]
@@ -198,15 +235,25 @@ class ObjectReader:
         if self._written is not None and self._shared is None:
             self._written.close()
 
-    def _count(self, data: Buffer | None) -> None:
+    def _count(self, data: Buffer | StoredValue | None) -> None:
+        """Count the object that was consumed last; one that is lent is consumed when its sample is made."""
+        if self._lends and isinstance(data, StoredValue):
+            self._lent.append((self._consumed.pop(), len(data)))
+            return
         if data is None:
             self._direct_reads += 1
         else:
             self._unreported_bytes += len(data)
-        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
-            self.report()
+        self._report_if_due()
 
-    def _ask_object(self, object_id: int) -> Buffer | None:
+    def _report_if_due(self) -> None:
+        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
+            self._report()
+
+    def _take(self, key: bytes) -> Buffer | StoredValue | None:
+        return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
+
+    def _ask_object(self, object_id: int) -> Buffer | StoredValue | None:
         """Ask the server for an object that the tier does not hold."""
         self._refusal = None
         self._tell_damage()
@@ -216,7 +263,9 @@ class ObjectReader:
         question = m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id)
         return self._ask(connection, question)[0]
 
-    def _ask(self, connection: Connection, question: m.Demand | m.DemandFile) -> tuple[Buffer | None, int | None]:
+    def _ask(
+        self, connection: Connection, question: m.Demand | m.DemandFile
+    ) -> tuple[Buffer | StoredValue | None, int | None]:
         """Return the bytes, None if only the origin can give them, and the object's id, None if nobody told it."""
         self.last_key = b""
         try:
@@ -255,15 +304,15 @@ class ObjectReader:
             return False
         return True
 
-    def _look_again(self, connection: Connection, object_id: int, stored_key: bytes) -> bytes | None:
+    def _look_again(self, connection: Connection, object_id: int, stored_key: bytes) -> Buffer | StoredValue | None:
         manifest = self.dataset.manifest
         if isinstance(manifest, Catalogue):
             manifest.refresh()
             self._keys = manifest.keys
         key = self.last_key = stored_key or manifest.key(object_id)
-        data = self._tier.get(key)
+        data = self._take(key)
         if data is None and self._tier.reopen_if_replaced():
-            data = self._tier.get(key)
+            data = self._take(key)
         if data is None and self._tell_damage():
             return None
         if data is None and self._tier.is_open:
@@ -384,6 +433,7 @@ class ObjectReader:
         self._retry_at, self._is_held_up = 0.0, False
         del self._consumed[:]
         del self._opened[:]
+        self._lent.clear()
         self._hits = self._direct_reads = self._unreported_bytes = 0
 
 

@@ -1,6 +1,7 @@
 """Reads of files by path, answered by a ``FileReader`` while a sample is made.
 
-``reads_from(reader)`` is in force in the thread that entered it, and there alone: ``open``, ``numpy.fromfile``,
+``reads_from(reader)`` is in force in the thread that entered it, and there alone; ``answer_everywhere(reader)`` wherever that
+is not: ``open``, ``numpy.fromfile``,
 ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and what it does not have is
 opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json``, ``gzip``)
 reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process changes. What a caller
@@ -15,6 +16,7 @@ files, ``scope.py`` when any of it is in place.
 from prefeed.interception.events import Witness as Witness
 from prefeed.interception.events import watch_opens as watch_opens
 from prefeed.interception.protocol import FileReader as FileReader
+from prefeed.interception.scope import answer_everywhere as answer_everywhere
 from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import end_observing as end_observing
 from prefeed.interception.scope import install as install

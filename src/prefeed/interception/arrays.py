@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from prefeed.interception.asking import Replacement, ask, asking, call_unanswered
-from prefeed.interception.files import ServedFile
+from prefeed.interception.files import PartlyReadFile, ServedFile, opened_file
 from prefeed.interception.paths import absolute_path, path_name
+
+_IN_MEMORY = (ServedFile, PartlyReadFile)
 
 
 class FromFile(Replacement):
@@ -23,7 +25,7 @@ class FromFile(Replacement):
     ) -> Any:
         if like is not None:
             return self.original(file, dtype, count, sep, offset, like=like)
-        if type(file) is ServedFile or asking.reader is not None:
+        if type(file) in _IN_MEMORY or asking.reader is not None:
             array = _served(file, dtype, count, sep, offset)
             if array is not None:
                 return array
@@ -45,17 +47,18 @@ def _served(file: Any, dtype: Any, count: Any, sep: Any, offset: Any) -> Any:
         return None
     if sep != "" or items.hasobject or items.itemsize == 0 or items.subdtype is not None or count < -1 or offset < 0:
         return None
-    if type(file) is ServedFile:
+    if type(file) in _IN_MEMORY:
         return None if file.closed else _from_file(file, items, count, offset)
     name = path_name(file)
     path = None if name is None else absolute_path(name)
-    data = None if path is None else ask(path)
-    if name is None or path is None or data is None:
+    answer = None if path is None else ask(path)
+    if name is None or path is None or answer is None:
         return None
-    return _from_file(ServedFile(data, name, path), items, count, offset)
+    with opened_file(answer, name, path) as opened:
+        return _from_file(opened, items, count, offset)
 
 
-def _from_file(file: ServedFile, items: Any, count: int, offset: int) -> Any:
+def _from_file(file: ServedFile | PartlyReadFile, items: Any, count: int, offset: int) -> Any:
     """Read as the C library would; what is left of an item at the end is read over when more was asked for."""
     num_bytes = file.num_remaining() - offset
     if num_bytes < 0:

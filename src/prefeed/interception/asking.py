@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from prefeed.interception.protocol import FileReader
+from prefeed.interception.protocol import Answer, FileReader
 from prefeed.types import Buffer
 
 
@@ -15,7 +15,8 @@ class Asking(threading.local):
     """State of one thread.
 
     Attributes:
-        reader: Who is asked; None: everything is opened as usual.
+        reader: Who is asked; None: everything is opened as usual. That of the class is asked in threads that are inside
+            no scope.
         depth: Scopes that this thread is inside.
     """
 
@@ -26,8 +27,19 @@ class Asking(threading.local):
 asking = Asking()
 
 
-def ask(path: str) -> Buffer | None:
-    """Return the bytes of a file from this thread's reader; what the reader opens meanwhile is not answered."""
+def set_reader(reader: FileReader | None) -> None:
+    """Ask this one in this thread, from now on; whoever is asked in all threads, as long as that is so."""
+    if reader is Asking.reader:
+        vars(asking).pop("reader", None)
+    else:
+        asking.reader = reader
+
+
+def ask(path: str) -> Answer | None:
+    """Return the bytes of a file, or what lends them, from this thread's reader.
+
+    What the reader opens meanwhile is not answered.
+    """
     reader = asking.reader
     if reader is None:
         return None
@@ -35,7 +47,13 @@ def ask(path: str) -> Buffer | None:
     try:
         return reader.read_file(path)
     finally:
-        asking.reader = reader
+        set_reader(reader)
+
+
+def ask_whole(path: str) -> Buffer | None:
+    """Return all bytes of a file from this thread's reader, for who has no use for a part."""
+    found = ask(path)
+    return found if found is None or isinstance(found, bytes | bytearray | memoryview) else found.read(0, len(found))
 
 
 def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +63,7 @@ def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     try:
         return function(*args, **kwargs)
     finally:
-        asking.reader = reader
+        set_reader(reader)
 
 
 class Replacement:

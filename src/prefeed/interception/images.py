@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prefeed.interception.asking import Replacement, ask, asking
+from prefeed.interception.asking import Replacement, ask_whole, asking
 from prefeed.interception.events import tell
 from prefeed.interception.paths import absolute_path, path_name
 from prefeed.interception.writing import Named, Telling
@@ -147,4 +147,4 @@ def _operator(original: Any, ours: Any) -> Any:
 def _bytes_of(file: Any) -> Buffer | None:
     name = path_name(file)
     path = None if name is None else absolute_path(name)
-    return None if path is None else ask(path)
+    return None if path is None else ask_whole(path)

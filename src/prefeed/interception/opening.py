@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from prefeed.interception.asking import Replacement, ask, asking
-from prefeed.interception.files import ServedFile, as_text
+from prefeed.interception.files import PartlyReadFile, ServedFile, as_text, opened_file
 from prefeed.interception.paths import absolute_path, path_name
 from prefeed.interception.writing import Named, Telling, is_writing, observers
 
@@ -68,11 +68,11 @@ Opener.open.__qualname__ = "open"
 Opener.open.__annotations__.clear()
 
 
-def _binary(file: Any) -> ServedFile | None:
+def _binary(file: Any) -> ServedFile | PartlyReadFile | None:
     name = path_name(file)
     path = None if name is None else absolute_path(name)
-    data = None if path is None else ask(path)
-    return None if name is None or path is None or data is None else ServedFile(data, name, path)
+    answer = None if path is None else ask(path)
+    return None if name is None or path is None or answer is None else opened_file(answer, name, path)
 
 
 def _unusual(file: Any, mode: Any, buffering: Any, text: tuple[Any, Any, Any], plain: bool) -> Any:

@@ -7,6 +7,33 @@ from typing import Protocol
 from prefeed.types import Buffer
 
 
+class LentFile(Protocol):
+    """Bytes of a file that stay where they are: what is read of them is copied then, and costs what it is long.
+
+    **Threads and processes.** Any thread, and a forked child. Lives as long as somebody has it.
+    """
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    def read_into(self, start: int, target: memoryview) -> int | None:
+        """Copy a part; return how many bytes, fewer at the end; None: they are there no more."""
+        ...
+
+    def read(self, start: int, size: int) -> bytes | None:
+        """Return a part, shorter at the end; None: they are there no more."""
+        ...
+
+    def are_of(self, descriptor: int) -> bool:
+        """Return True when an open file has the very bytes."""
+        ...
+
+
+Answer = Buffer | LentFile
+"""All bytes of a file, or where they are."""
+
+
 class FileReader(Protocol):
     """Has the bytes of some files.
 
@@ -22,8 +49,8 @@ class FileReader(Protocol):
         """
         ...
 
-    def read_file(self, path: str) -> Buffer | None:
-        """Return all bytes of the file, or None: the caller opens it.
+    def read_file(self, path: str) -> Answer | None:
+        """Return all bytes of the file, or what lends them, or None: the caller opens it.
 
         Never raises on account of the file: None lets the caller meet the error in Python's own words.
 

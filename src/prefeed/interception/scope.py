@@ -7,8 +7,9 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
-from prefeed.interception.asking import asking
+from prefeed.interception.asking import Asking, asking
 from prefeed.interception.places import Places
 from prefeed.interception.protocol import FileReader
 from prefeed.interception.writing import WriteObserver, observers
@@ -48,6 +49,9 @@ os.register_at_fork(
 )
 
 
+_NOBODY: Any = object()
+
+
 class _Scope:
     __slots__ = ("_before", "_reader")
 
@@ -59,14 +63,17 @@ class _Scope:
             if _process.places.num_modules != len(sys.modules):
                 _process.places.replace_all()
             _process.num_inside += 1
-        self._before = asking.reader
+        self._before = vars(asking).get("reader", _NOBODY)
         asking.reader = self._reader
         asking.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        asking.reader = self._before
+        if self._before is _NOBODY:
+            vars(asking).pop("reader", None)
+        else:
+            asking.reader = self._before
         asking.depth -= 1
         with _process.lock:
             _process.num_inside -= 1
@@ -81,8 +88,16 @@ def reads_from(reader: FileReader) -> AbstractContextManager[None]:
     return _Scope(reader)
 
 
+def answer_everywhere(reader: FileReader | None) -> None:
+    """Outside of every scope, in all threads and in forks, this reader is asked; None: nobody, as at first.
+
+    It takes effect where the replacements are in place; see ``install``.
+    """
+    Asking.reader = reader
+
+
 def current_reader() -> FileReader | None:
-    """Return who is asked in this thread; None outside of every scope."""
+    """Return who is asked in this thread; None where nobody is."""
     return asking.reader
 
 

@@ -131,6 +131,11 @@ class Checks:
             distrusted.add(object_id)
             self._withdraw(dataset, np.array([object_id]))
 
+    def doubt(self, dataset: int, object_id: int) -> None:
+        """A reader that has seen the file does not know it as it is held: it is asked anew before anybody is given it."""
+        if self._scheduler.tables[dataset].state[object_id] in (RESIDENT, TRANSIENT):
+            self._withdraw(dataset, np.array([object_id]))
+
     def outdate(self, dataset: int, ids: Ids | None) -> None:
         """These files have been written since: what is held of them counts no longer. None: any may have been moved."""
         if ids is None or len(ids):

@@ -346,6 +346,7 @@ class Handlers:
             request.dataset,
             os.fsdecode(request.path),
             lambda object_id: self._answerer(connection, request.token, request.dataset, object_id),
+            in_doubt=request.in_doubt,
         )
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:

@@ -217,14 +217,25 @@ class Node:
         else:
             self._demand(consumer, dataset, object_id, answer)
 
-    def demand_file(self, consumer: int, dataset: int, path: str, answer: Callable[[int], Answerer]) -> None:
+    def demand_file(
+        self, consumer: int, dataset: int, path: str, answer: Callable[[int], Answerer], *, in_doubt: bool = False
+    ) -> None:
         """A reader waits for a file of a catalogue that it has no object id for.
+
+        Args:
+            consumer: Whose reader it is.
+            dataset: The catalogue.
+            path: Absolute.
+            answer: Takes the file's object id, and returns who is told.
+            in_doubt: The reader has asked the file for its version, and found no such bytes.
 
         Raises:
             KeyError: There is no such catalogue.
         """
         object_id = self.registry.object_of(dataset, path)
         self.checks.distrust(consumer, dataset, object_id)
+        if in_doubt:
+            self.checks.doubt(dataset, object_id)
         self.demand(consumer, dataset, object_id, answer(object_id))
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from prefeed.interception import FileReader
+from prefeed.interception.protocol import Answer
 from prefeed.stage.anatomy.installed import is_below_packages
 from prefeed.stage.library_state import threads_now
 from prefeed.stage.notes import Note, is_being_written, key_now
-from prefeed.types import ENTRY_KEY_BYTES, Buffer
+from prefeed.types import ENTRY_KEY_BYTES
 
 
 @runtime_checkable
@@ -41,7 +42,7 @@ class FilesSeen:
         self,
         reader: FileReader | None,
         way: Callable[[], int | None] | None = None,
-        again: Mapping[str, Buffer] | None = None,
+        again: Mapping[str, Answer] | None = None,
     ) -> None:
         """Note who is in charge.
 
@@ -53,7 +54,7 @@ class FilesSeen:
         """
         self.is_complete = True
         self.ways: dict[int, list[str]] = {}
-        self.served: dict[str, Buffer] = {}
+        self.served: dict[str, Answer] = {}
         self._again = again or {}
         self._reader = reader
         self._way = way
@@ -66,7 +67,7 @@ class FilesSeen:
         self._note(path)
         return False
 
-    def read_file(self, path: str) -> Buffer | None:
+    def read_file(self, path: str) -> Answer | None:
         """Return what the reader in charge has, and note which version it is."""
         if path in self._again:
             self._note(path)

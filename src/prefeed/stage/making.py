@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from prefeed.errors import CannotEncodeError, RandomStageError
 from prefeed.interception import current_reader, reads_from, watch_opens
+from prefeed.interception.protocol import Answer
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.codec import Encoder
@@ -189,7 +190,7 @@ class Maker:
             raise RandomStageError(refusal(where))
         self._warn_once("draws", f"{where}: its samples are not kept from now on")
 
-    def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Buffer] | None = None) -> Attempt:
+    def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Answer] | None = None) -> Attempt:
         files = FilesSeen(current_reader(), _way, again)
         began = time.perf_counter()
         with scope, self._changes.making(), reads_from(files), Watch() as watch:

@@ -20,6 +20,7 @@ from prefeed.store.environment import (
     process_id,
     release,
 )
+from prefeed.store.parts import copy_split, size_of_split
 from prefeed.store.translation import DAMAGE
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -70,8 +71,7 @@ class ReadBatch:
             if not all(views):
                 self._complete(keys, views)
         except lmdb.Error as err:
-            if isinstance(err, DAMAGE):
-                self._reader.damaged = self._shared.identity
+            self._note_damage(err)
             return [None] * len(keys)
         self._views += views
         return list(views)
@@ -79,6 +79,75 @@ class ReadBatch:
     def get_view(self, key: bytes) -> memoryview | None:
         """Return a view of one value, None if the tier does not hold it; valid inside this batch only."""
         return self.get_views((key,))[0]
+
+    def lend(self, key: bytes, from_bytes: int) -> bytes | int | None:
+        """Return a copy of a value that is smaller than this, of a larger one its size; None: the tier does not hold it."""
+        found = self._found(key)
+        if found is None:
+            return None
+        view, table = found
+        try:
+            size = len(view) or size_of_split(self._txn, key, table)
+            if size >= from_bytes:
+                return size
+            return bytes(view if len(view) == size else self._join(key, table))
+        except lmdb.Error as err:
+            self._note_damage(err)
+            return None
+
+    def read_into(self, key: bytes, start: int, target: memoryview) -> int | None:
+        """Copy a part of a value; return how many bytes, fewer at its end, None: the tier does not hold it.
+
+        Args:
+            key: Of the value.
+            start: First byte.
+            target: Bytes that are written over.
+        """
+        found = self._found(key)
+        if found is None:
+            return None
+        view, table = found
+        try:
+            if not view:
+                return copy_split(self._txn, key, table, start, target)
+            part = view[start : start + len(target)]
+            target[: len(part)] = part
+            return len(part)
+        except lmdb.Error as err:
+            self._note_damage(err)
+            return None
+
+    def read(self, key: bytes, start: int, size: int) -> bytes | None:
+        """Return a part of a value, shorter at its end; None: the tier does not hold it."""
+        found = self._found(key)
+        if found is None:
+            return None
+        if found[0]:
+            return bytes(found[0][start : start + size])
+        part = bytearray(size)
+        copied = self.read_into(key, start, memoryview(part))
+        return None if copied is None else bytes(memoryview(part)[:copied])
+
+    def _found(self, key: bytes) -> tuple[memoryview, Any] | None:
+        """Return a value, empty if it was split, and the table that it is in."""
+        if self._txn is None:
+            return None
+        try:
+            view, table = self._txn.get(key, None, self._first), self._first
+            if view is None:
+                view, table = self._txn.get(key, None, self._second), self._second
+                if view is not None:  # where the next one probably is, too
+                    self._reader._transient_first = table is self._shared.transient
+            if view is not None:
+                self._views.append(view)
+                return view, table
+        except lmdb.Error as err:
+            self._note_damage(err)
+        return None
+
+    def _note_damage(self, err: lmdb.Error) -> None:
+        if isinstance(err, DAMAGE):
+            self._reader.damaged = self._shared.identity
 
     def _complete(self, keys: Sequence[bytes], views: list[memoryview | None]) -> None:
         """Look up in the other table what was not in the first, and join values that were split."""
@@ -144,6 +213,12 @@ class TierReader:
             view = batch.get_view(key)
             return None if view is None else bytes(view)
 
+    def lend(self, key: bytes, from_bytes: int) -> bytes | StoredValue | None:
+        """Return a copy of a value that is smaller than this, a larger one where it is; None: the tier does not hold it."""
+        with self.batch() as batch:
+            found = batch.lend(key, from_bytes)
+        return StoredValue(self, key, found) if type(found) is int else found  # type: ignore[return-value]
+
     def batch(self) -> ReadBatch:
         """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever the writer does.
 
@@ -199,3 +274,38 @@ class TierReader:
         shared, self._shared = self._current(), None
         if shared is not None:
             release(shared)
+
+
+class StoredValue:
+    """A value of the tier that stays where it is: what is read of it is copied then, and costs what it is long.
+
+    Nothing is held between two reads: no snapshot, no slot, no pages. So it may outlive whoever asked for it.
+
+    **Threads and processes.** Any thread, and a forked child. **Blocking.** As the tier's reader: never.
+    """
+
+    __slots__ = ("_key", "_reader", "_size_bytes")
+
+    def __init__(self, reader: TierReader, key: bytes, size_bytes: int) -> None:
+        self._reader = reader
+        self._key = key
+        self._size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        """Return its size in bytes."""
+        return self._size_bytes
+
+    @property
+    def key(self) -> bytes:
+        """Under which the tier has it."""
+        return self._key
+
+    def read_into(self, start: int, target: memoryview) -> int | None:
+        """Copy a part; return how many bytes, fewer at its end, None: the tier holds it no more."""
+        with self._reader.batch() as batch:
+            return batch.read_into(self._key, start, target)
+
+    def read(self, start: int, size: int) -> bytes | None:
+        """Return a part, shorter at its end; None: the tier holds it no more."""
+        with self._reader.batch() as batch:
+            return batch.read(self._key, start, min(size, max(0, self._size_bytes - start)))

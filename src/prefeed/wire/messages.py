@@ -198,12 +198,16 @@ class Demand(Message, frozen=True):
 
 
 class DemandFile(Message, frozen=True):
-    """A reader of this consumer opens a file that it has no object id for, and waits; ``path`` as the system has it."""
+    """A reader of this consumer opens a file that it has no object id for, and waits; ``path`` as the system has it.
+
+    ``in_doubt``: it has asked the file for its version, and the tier has no such bytes: what is held may be out of date.
+    """
 
     token: int
     consumer: int
     dataset: int
     path: bytes
+    in_doubt: bool = False
 
 
 class SamplesOpened(Message, frozen=True):

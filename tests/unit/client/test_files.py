@@ -39,6 +39,7 @@ class Server:
         self.by_id: list[int] = []
         self.by_path: list[str] = []
         self.learned: list[tuple[int, list[int]]] = []
+        self.num_made = 0
         self.last_key = b""
 
     def try_read(self, object_id: int) -> bytes | None:
@@ -52,6 +53,9 @@ class Server:
         if path not in self.paths:
             self.paths.append(path)
         return self._bytes(path), self.paths.index(path)
+
+    def sample_made(self) -> None:
+        self.num_made += 1
 
     def learn(self, sample: int, ids: Sequence[int]) -> None:
         self.learned.append((sample, list(ids)))

@@ -20,9 +20,16 @@ import pytest
 
 from prefeed.interception import reads_from
 
-from .conftest import KeptFiles
+from .conftest import KeptFiles, LendingFiles
 
 CONTENT = b"first line\nsecond\r\nthird \xc3\xa4\n\nlast without end"
+
+
+@pytest.fixture(params=[KeptFiles, LendingFiles], ids=["given", "lent"])
+def reader(request: pytest.FixtureRequest) -> KeptFiles:
+    """One that gives all bytes, and one that lends them."""
+    made: KeptFiles = request.param()
+    return made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from prefeed.store import environment
 from prefeed.store.layout import data_path
-from prefeed.store.tier import TierReader, TierWriter
+from prefeed.store.tier import StoredValue, TierReader, TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
@@ -95,6 +95,47 @@ def test_values_in_pieces_read_like_whole_ones(writer: TierWriter, reader: TierR
     writer.put_many([(key_of(i), b"", False) for i in range(8)])
     assert sorted(writer.entries()) == sorted((key_of(i), 0, False) for i in range(8))
     assert writer.statistics().resident_entries == 8, "pieces of a replaced value stayed"
+
+
+SIZES = (0, 1, 100, 4080, 4081, 16_368, 16_369, 84_000, 300_000)
+
+
+@pytest.mark.parametrize("pages", [None, 4, 1])
+def test_parts_are_copied_of_what_is_lent(writer: TierWriter, reader: TierReader, pages: int | None) -> None:
+    """Of values in one run of pages and of those in pieces, resident and transient, of the last key as of the first."""
+    if pages is not None:
+        writer._stage, writer._sticky_groups = {4: 2, 1: 3}[pages], 2
+    keys = [bytes(16), *(key_of(i) for i in range(len(SIZES) - 2)), b"\xff" * 16]
+    writer.put_many([(key, value_of(i, SIZES[i]), i % 2 == 0) for i, key in enumerate(keys)])
+    assert reader.lend(key_of(99), 0) is None
+    for i, key in enumerate(keys):
+        value = value_of(i, SIZES[i])
+        assert reader.lend(key, SIZES[i] + 1) == value
+        lent = reader.lend(key, 0)
+        assert isinstance(lent, StoredValue)
+        assert (len(lent), lent.key) == (SIZES[i], key)
+        for start in {0, 1, 4079, 4080, 16_368, 20_000, max(0, SIZES[i] - 3), SIZES[i], SIZES[i] + 5}:
+            for size in (0, 1, 10, 4081, 400_000):
+                target = bytearray(size)
+                count = lent.read_into(start, memoryview(target))
+                assert count == len(value[start : start + size])
+                assert bytes(target[:count]) == lent.read(start, size) == value[start : start + size]
+
+
+def test_what_is_lent_outlives_batches_and_not_its_value(writer: TierWriter, reader: TierReader) -> None:
+    writer.put_many([(key_of(1), b"lent" * 100, False)])
+    lent = reader.lend(key_of(1), 1)
+    assert isinstance(lent, StoredValue)
+    with reader.batch():
+        pass
+    writer.put_many([(key_of(2), b"x" * 1000, False)])
+    assert lent.read(4, 4) == b"lent"
+    writer.delete_many([key_of(1)])
+    assert lent.read(4, 4) is None
+    assert lent.read_into(0, memoryview(bytearray(4))) is None
+    reader.close()
+    writer.put_many([(key_of(1), b"lent" * 100, True)])
+    assert lent.read(4, 4) == b"lent", "its key says which bytes they are"
 
 
 def test_mostly_transient_batches_look_there_first(writer: TierWriter, reader: TierReader) -> None:

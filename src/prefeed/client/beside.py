@@ -1,0 +1,197 @@
+"""Files that are read beside the loop, in any thread or child, from the node's cache: ``reads = all``.
+
+path ─→ stat ─→ key ─→ tier ─hit→ bytes
+          │              │ miss
+          │              ↓
+          │           server ─→ bytes     it reads the file once, for all who want it, and keeps it for the loop
+          ↓ gone, special, large, just written; no server, no room
+        None: who opens the file does so itself
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+from prefeed.client.dataset import NodeDataset, open_dataset_beside
+from prefeed.client.launch import in_turn
+from prefeed.client.lending import Lent
+from prefeed.client.node import NodeClient
+from prefeed.client.reader import ObjectReader
+from prefeed.config import Config
+from prefeed.core.again import Again
+from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
+from prefeed.interception import answer_everywhere, install
+from prefeed.interception.protocol import Answer
+from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.file_versions import version_of
+from prefeed.sources.manifest import entry_key
+from prefeed.sources.mounts import Roots
+from prefeed.sources.steadiness import is_old
+from prefeed.store.tier import StoredValue
+
+
+class ReadsBeside:
+    """Answers who opens files below the roots outside of samples: an ``interception.FileReader``.
+
+    A file is asked for size and time before each read, by ``stat``: what is given are the bytes that it has then. The
+    server is looked for at the first read, and started if need be. While it cannot be had, files are opened as they are.
+
+    **Threads and processes.** Any thread, each with a connection of its own while it asks; goes with a fork.
+    **Blocking.** As a reader of samples: for the server's answer, and at the first read for its start.
+
+    Attributes:
+        outcomes: How many reads were answered from the tier (``hit``), by the server (``fetched``), or passed by
+            (``origin``), in this process. Every read below the roots is counted once, in ``read_file``.
+    """
+
+    def __init__(self, config: Config, roots: Roots) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._config = config
+        self._roots = roots
+        self._is_over = False
+        self._served = threading.local()
+        self._begin_anew()
+        self._dataset: NodeDataset | None = None
+        self._again = Again()
+
+    def end(self) -> None:
+        """Answer nothing any more."""
+        self._is_over = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def may_have(self, path: str) -> bool:
+        """Return False for a file that is not below the roots."""
+        return self._roots.covers(path) and not self._is_over
+
+    def read_file(self, path: str) -> Answer | None:
+        """Return the bytes that a file has now, or lend them; None when whoever asks should open it."""
+        if not self.may_have(path):
+            return None
+        if self._pid != os.getpid():
+            self._begin_anew()
+        self._served.key = None
+        found = self._find(path)
+        self.outcomes["origin" if found is None else found[1]] += 1
+        return None if found is None else found[0]
+
+    def served_key(self, path: str) -> bytes | None:
+        """Return the entry key of the bytes that this thread was given last; None when that was another file."""
+        last: tuple[str, bytes] | None = getattr(self._served, "key", None)
+        return None if last is None or last[0] != path else last[1]
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[ObjectReader] = []
+
+    def _find(self, path: str) -> tuple[Answer, str] | None:
+        key = self._present_key(path)
+        dataset = None if key is None else self._opened()
+        if key is None or dataset is None:
+            return None
+        reader = None
+        try:
+            reader = self._reader(dataset)
+            data, outcome = reader.find(key), "hit"
+            if data is None:
+                data, outcome = reader.try_read_file(path, in_doubt=True)[0], "fetched"
+                if data is not None and reader.last_key != key and reader.last_key != self._present_key(path):
+                    data = None  # changed since, and the server has not noticed
+            key = reader.last_key
+        except StoreFormatError:
+            self._dataset = data = None  # the catalogue was made anew
+        except PrefeedError:
+            data = None  # opened as it is, it says so in the words that the user knows
+        finally:
+            if reader is not None:
+                reader.sample_made()
+                self._idle.append(reader)
+        if data is None:
+            return None
+        self._served.key = (path, key)
+        return Lent(data, path) if isinstance(data, StoredValue) else data, outcome
+
+    def _reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader that no other thread has."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            # With a mapping of its own: a catalogue is mapped anew as it grows.
+            own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
+            return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
+
+    def _present_key(self, path: str) -> bytes | None:
+        """Return the key of the bytes that a file has now; None of one that is not for the cache, or was written just now."""
+        try:
+            status = os.stat(path)
+            is_for_cache = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= self._config.max_object
+            if not is_for_cache or not is_old(status, time.time_ns()):
+                return None
+            return entry_key("/", path, version_of(status, path))
+        except (OSError, ValueError):
+            return None
+
+    def _opened(self) -> NodeDataset | None:
+        """Return the dataset of such files, opened by the first thread that needs it; None while no server can be had."""
+        if self._dataset is None:
+            with self._lock:
+                began = time.monotonic()
+                if self._dataset is None and self._again.is_due(began):
+                    try:
+                        with self._connected() as node:
+                            self._dataset = open_dataset_beside(node, self._config)
+                        self._again.succeeded()
+                    except (PrefeedError, OSError):
+                        self._again.failed(began=began, now=time.monotonic())
+        return self._dataset
+
+    def _connected(self) -> NodeClient:
+        try:
+            return NodeClient.connect(self._config, autostart=False)
+        except ServerUnavailableError:
+            if not self._config.autostart:
+                raise
+        with in_turn(self._config):
+            return NodeClient.connect(self._config)
+
+
+_current: ReadsBeside | None = None
+
+
+def begin(config: Config) -> None:
+    """Files below the roots are answered outside of samples as well, in this process and its forks. Idempotent.
+
+    Args:
+        config: Settings; their roots are directories.
+    """
+    global _current
+    roots = Roots.of(config)
+    if _current is None and roots:
+        _current = ReadsBeside(config, roots)
+        answer_everywhere(_current)
+        install()
+
+
+def end() -> None:
+    """Answer them no more. Idempotent."""
+    global _current
+    if _current is not None:
+        answer_everywhere(None)
+        _current.end()
+        _current = None
+
+
+def _in_child() -> None:
+    """A lock that another thread of the parent held would never be let go of."""
+    if _current is not None:
+        _current._begin_anew()
+
+
+os.register_at_fork(after_in_child=_in_child)

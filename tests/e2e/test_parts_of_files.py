@@ -1,0 +1,236 @@
+# ruff: noqa: SIM115 - files that are kept open are what is tested
+"""Samples that read a part of a large file: the part is copied and no more, however the file is opened and kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import prefeed
+from prefeed.store.reader import ReadBatch
+from prefeed.testing.slow_directory import SlowDirectory
+from sandbox import Sandbox, end_all, servers_of
+from slow_files import slow_files
+
+pytestmark = pytest.mark.timeout(120)
+
+MIB = 1024**2
+NUM_FILES = 6
+NUM_SAMPLES = 60
+SLICE_BYTES = 4096
+FILE_SAMPLES = 1_500_000
+
+Read = Callable[[Any, int], Any]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Arrays of six megabytes, as raw bytes, NPY and HDF5."""
+    root = tmp_path / "data"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(NUM_FILES):
+        array = rng.integers(0, 2**32, FILE_SAMPLES // 2, np.uint32)
+        array.tofile(root / f"{index}.bin")
+        np.save(root / f"{index}.npy", array)
+        with h5py.File(root / f"{index}.h5", "w") as file:
+            file["array"] = array
+        Image.fromarray(array[:750_000].view(np.uint8).reshape(1000, 1000, 3)).save(root / f"{index}.png")
+    return root
+
+
+@pytest.fixture
+def slow(source: Path) -> Iterator[SlowDirectory]:
+    with slow_files(source) as slow:
+        yield slow
+
+
+class Slices(Dataset[bytes]):
+    """Sample i is a part of file i modulo the number of files."""
+
+    def __init__(self, root: Path, ending: str, read: Read) -> None:
+        self.root = str(root)
+        self.ending = ending
+        self.read = read
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.root, f"{index % NUM_FILES}{self.ending}")
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(self.read(self.path(index), index * 1013 % (FILE_SAMPLES - SLICE_BYTES)))
+
+
+def by_seek(path: str, start: int) -> Any:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(SLICE_BYTES)
+
+
+def by_readinto(path: str, start: int) -> Any:
+    target = bytearray(SLICE_BYTES)
+    with open(path, "rb") as file:
+        file.seek(start - FILE_SAMPLES * 2, os.SEEK_END)
+        assert file.readinto(target) == SLICE_BYTES
+    return target
+
+
+def by_numpy(path: str, start: int) -> Any:
+    return np.fromfile(path, np.uint8, SLICE_BYTES, offset=start).tobytes()
+
+
+def by_hdf5(path: str, start: int) -> Any:
+    with open(path, "rb") as opened, h5py.File(opened, "r") as file:
+        return file["array"][start // 4 : start // 4 + 100].tobytes()
+
+
+def whole(path: str, start: int) -> Any:
+    return np.load(path)[start // 4 : start // 4 + 100].tobytes()
+
+
+def of_picture(path: str, start: int) -> Any:
+    with Image.open(path) as image:
+        return np.asarray(image)[start // 3000].tobytes()
+
+
+def by_map(path: str, start: int) -> Any:
+    return np.load(path, mmap_mode="r")[start // 4 : start // 4 + 100].tobytes()
+
+
+def by_memmap(path: str, start: int) -> Any:
+    return np.memmap(path, np.uint8, "r", offset=start, shape=(SLICE_BYTES,)).tobytes()
+
+
+WAYS: dict[str, tuple[str, Read]] = {
+    "seek": (".bin", by_seek),
+    "readinto": (".bin", by_readinto),
+    "fromfile": (".bin", by_numpy),
+    "hdf5": (".h5", by_hdf5),
+    "npy": (".npy", whole),
+    "picture": (".png", of_picture),
+    "mapped npy": (".npy", by_map),
+    "memmap": (".bin", by_memmap),
+}
+SMALL = ("seek", "readinto", "fromfile", "hdf5")
+MAPPED = ("mapped npy", "memmap")
+
+
+def joined(batch: list[bytes]) -> list[bytes]:
+    return batch
+
+
+def loader_of(dataset: Any, cls: Any = prefeed.DataLoader, **kwargs: Any) -> Any:
+    return cls(dataset, batch_size=8, collate_fn=joined, **kwargs)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what readers of this process have copied out of the tier by parts."""
+    sizes: list[int] = []
+    read, read_into = ReadBatch.read, ReadBatch.read_into
+
+    def count_read(batch: Any, key: bytes, start: int, size: int) -> Any:
+        found = read(batch, key, start, size)
+        sizes.append(len(found or b""))
+        return found
+
+    def count_into(batch: Any, key: bytes, start: int, target: memoryview) -> Any:
+        found = read_into(batch, key, start, target)
+        sizes.append(found or 0)
+        return found
+
+    monkeypatch.setattr(ReadBatch, "read", count_read)
+    monkeypatch.setattr(ReadBatch, "read_into", count_into)
+    return sizes
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_reads_the_same_and_small_parts_cost_little(
+    source: Path, slow: SlowDirectory, copied: list[int], way: str
+) -> None:
+    ours, truth = (loader_of(Slices(root, *WAYS[way]), cls) for root, cls in
+                   ((slow.path, prefeed.DataLoader), (source, DataLoader)))  # fmt: skip
+    expected = list(truth)
+    assert list(ours) == expected
+    opens = slow.opens()
+    assert opens == NUM_FILES or way in MAPPED
+    copied.clear()
+    assert list(ours) == expected
+    assert slow.opens() == opens or way in MAPPED
+    if way in SMALL:
+        assert 0 < sum(copied) < 20 * SLICE_BYTES * NUM_SAMPLES
+
+
+def test_workers_read_parts(source: Path, slow: SlowDirectory) -> None:
+    ours = loader_of(Slices(slow.path, *WAYS["seek"]), num_workers=2, persistent_workers=True)
+    truth = list(loader_of(Slices(source, *WAYS["seek"]), DataLoader))
+    for _ in range(3):
+        assert list(ours) == truth
+        assert slow.opens_by_file() == {f"{index}.bin": 1 for index in range(NUM_FILES)}
+    found = prefeed.statistics()
+    assert (found.reads, found.direct_reads) == (3 * NUM_SAMPLES, 0)
+
+
+class Kept(Slices):
+    """Opens each file once, and reads from it in all samples and epochs that follow."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ".bin", by_seek)
+        self.files: dict[str, Any] = {}
+
+    def __getitem__(self, index: int) -> bytes:
+        path = self.path(index)
+        if path not in self.files:
+            self.files[path] = open(path, "rb")
+        self.files[path].seek(index * 1013)
+        return bytes(self.files[path].read(SLICE_BYTES))
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+@pytest.mark.parametrize("resident", ["1", "0"])
+def test_a_file_that_is_kept_goes_on_working(
+    source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, resident: str
+) -> None:
+    """Over samples and epochs, when the cache has freed it, and when the server is gone and its memory with it."""
+    monkeypatch.setenv("PREFEED_RESIDENT", resident)
+    kept, truth = Kept(slow.path), Kept(source)
+    expected = list(loader_of(truth, DataLoader))
+    ours = loader_of(kept)
+    for _ in range(3):
+        assert list(ours) == expected
+    opens = slow.opens_by_file()
+    assert set(opens.values()) == {1} if resident == "1" else max(opens.values()) <= 2
+    end_all(servers_of(sandbox))
+    assert list(ours) == expected
+    assert [kept[index] for index in range(NUM_SAMPLES)] == [part for batch in expected for part in batch]
+    assert max(slow.opens_by_file().values()) <= 3
+    kept.close()
+    truth.close()
+
+
+def test_a_file_that_is_open_in_a_fork_goes_on_working(source: Path, slow: SlowDirectory) -> None:
+    """Its parent's snapshot is none of the child's: each reads the tier by itself."""
+    kept = Kept(slow.path)
+    list(loader_of(kept))
+    expected = [part for batch in loader_of(Slices(source, ".bin", by_seek), DataLoader) for part in batch]
+    truth = Kept(source)
+    assert [part for batch in DataLoader(kept, batch_size=8, collate_fn=joined, num_workers=2) for part in batch] == [
+        truth[index] for index in range(NUM_SAMPLES)
+    ]
+    assert len(expected) == NUM_SAMPLES
+    assert set(slow.opens_by_file().values()) == {1}
+    kept.close()
+    truth.close()
