@@ -8,11 +8,13 @@ for those that it starts, with no line at all.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
+from prefeed.tally import program
 
 __all__ = ["disable", "enable"]
 
@@ -42,7 +44,9 @@ def _begin() -> None:
         if not current().enabled:
             return
         interception, patch = _parts()
-        _voice.add()
+        program.add(program.TORCH, 1)
+        if os.environ.get("PREFEED_QUIET") != "1":
+            _voice.add()
         interception.install()
         patch.enable()
     except Exception as err:  # a program that only imports torch must not fail for us

@@ -21,6 +21,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.core.again import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
+from prefeed.tally import program
 from prefeed.torch.access import access_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.order import pass_length
@@ -62,6 +63,7 @@ class Attachment:
         self._given_up = False
         self._again = Again()
         self._said = ""  # why the last try to attach failed
+        self._is_counted = False
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
         self.turn = 0  # of the iterator that was made last: an older one is not counted any more
@@ -74,7 +76,9 @@ class Attachment:
     def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
         begin_pass(loader.dataset)
-        return self.attach(loader) or self.staged(loader)
+        served = self.attach(loader) or self.staged(loader)
+        self._count(_name_of(loader.dataset), is_served=served is not None)
+        return served
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
         """Return the served dataset; None when this loader cannot be helped, which is said once."""
@@ -101,6 +105,14 @@ class Attachment:
             return None
         self._rings = self._rings or Rings(config.batch_buffers)
         return Staged(loader.dataset)
+
+    def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
+        """Count for the program's last line: an iterator, which is served or not, or that the loader was let go."""
+        is_first, self._is_counted = not self._is_counted, True
+        amounts = int(is_served), int(not is_served and not is_let_go), int(is_let_go), 0, 0, 0, 0, int(is_first)
+        program.add(program.key_of(program.LOADER, name), *amounts)
+        if not is_served and self._said:
+            program.add(program.key_of(program.WHY, name, self._said), 1)
 
     def _has_attached(self) -> None:
         self._given_up = False
@@ -157,6 +169,7 @@ class Attachment:
             self._report = LoaderReport(
                 name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
                 rank=_rank(), interval_seconds=interval, clock=time.monotonic,
+                tally=partial(program.add, program.key_of(program.LOADER, name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self.turn += 1
         length, num_a_pass = length_of(loader), _pass_length(loader)
@@ -229,6 +242,7 @@ class Attachment:
             self._given_up = True
             reason = f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
             self._say(_Refusal(reason))
+            self._count(_name_of(served.inner), is_let_go=True)
             return
         planned.epoch_ended()
 

@@ -20,13 +20,13 @@ from torch.utils.data.dataloader import (
 
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
-from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs
+from prefeed.torch.attachment import Attachment, Attachments, LoaderView, samples_as_torchs
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
 from prefeed.torch.serving import Served, Staged, WorkerStart
 
-__all__ = ["DataLoader", "make_iterator", "set_all_loaders"]
+__all__ = ["DataLoader", "is_known", "make_iterator", "set_all_loaders"]
 
 _all_loaders = False
 
@@ -178,6 +178,11 @@ def set_all_loaders(served: bool) -> None:
 
 
 _attachments = Attachments()
+
+
+def is_known(loader: Any) -> bool:
+    """Return whether this loader, or what stands for one while its iterator is made, came here."""
+    return isinstance(loader, LoaderView) or _attachments.get(loader) is not None
 
 
 def _attachment_of(loader: TorchDataLoader[Any], *, explicit: bool) -> Attachment:

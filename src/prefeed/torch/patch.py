@@ -14,7 +14,8 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from prefeed.torch.loader import DataLoader, make_iterator, set_all_loaders
+from prefeed.torch import unseen
+from prefeed.torch.loader import DataLoader, is_known, make_iterator, set_all_loaders
 
 __all__ = ["disable", "enable"]
 
@@ -56,6 +57,7 @@ def enable() -> None:
         if _patch is None:
             _patch = _Patch()
             set_all_loaders(True)
+            unseen.watch(is_known)
 
 
 def disable() -> None:
@@ -65,4 +67,5 @@ def disable() -> None:
         if _patch is not None:
             _patch.undo()
             _patch = None
+            unseen.unwatch()
             set_all_loaders(False)

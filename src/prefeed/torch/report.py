@@ -14,6 +14,9 @@ _NO_READS = "; no reads through the cache"
 Publish = Callable[[EpochWait], None]
 """Is told of each epoch that ended."""
 
+Tally = Callable[[int, int, int, int], None]
+"""Is told of epochs that ended, batches, nanoseconds of epochs, and those of them in which the loop waited."""
+
 Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when nobody tells."""
 
@@ -28,6 +31,7 @@ class LoaderReport:
         publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
+        tally: Counts for the program's last line; None: nobody does.
 
     **Threads**: the training loop's.
     """
@@ -41,6 +45,7 @@ class LoaderReport:
         rank: int | None = None,
         interval_seconds: float,
         clock: Callable[[], float],
+        tally: Tally | None = None,
     ) -> None:
         self._name = name
         self._rank = rank
@@ -58,6 +63,8 @@ class LoaderReport:
         self._asked_at = 0.0
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
+        self._tally = tally
+        self._counted_until = self._counted_waited = 0.0
 
     def epoch_begins(self, num_batches: int | None = None, *, num_a_pass: int | None = None) -> None:
         """The loop asks for an iterator; the time from now on is the epoch's, and so are the reads.
@@ -73,7 +80,9 @@ class LoaderReport:
 
     def has_begun(self) -> None:
         """The loop has its iterator: it waited for that, too."""
-        self._waited = self._clock() - self._began
+        now = self._clock()
+        self._waited = now - self._began
+        self._count(now)
 
     def asked(self) -> None:
         """The loop asks for a batch."""
@@ -86,6 +95,7 @@ class LoaderReport:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator goes on with another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
+        self._count(now, batches=is_batch)
         if self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
@@ -106,8 +116,10 @@ class LoaderReport:
         """The loop has the last batch; a second call says nothing."""
         if not self._is_running:
             return
+        now = self._clock()
+        seconds = now - self._began
+        self._count(now, epochs=1)
         self._is_running = False
-        seconds = self._clock() - self._began
         epoch = EpochWait(
             loader=self._name, rank=self._rank, epoch=self._epoch, batches=self._num_batches,
             seconds=seconds, waited_seconds=self._waited,
@@ -129,8 +141,15 @@ class LoaderReport:
         self._num_left = num_batches
         self._epoch += 1
         self._num_batches = 0
-        self._began = now
-        self._waited = 0.0
+        self._began = self._counted_until = now
+        self._waited = self._counted_waited = 0.0
+
+    def _count(self, now: float, *, batches: int = 0, epochs: int = 0) -> None:
+        """Count for the program's last line, as it goes: the process may be killed in the midst of an epoch."""
+        if self._tally is not None and self._is_running:
+            nanoseconds, waited = now - self._counted_until, self._waited - self._counted_waited
+            self._counted_until, self._counted_waited = now, self._waited
+            self._tally(epochs, batches, int(nanoseconds * 1e9), int(waited * 1e9))
 
     def _say_rates(self) -> None:
         counts = self._counts()
