@@ -216,12 +216,6 @@ class Process:
         now = Process.of(self.pid) if self.pid and self.is_here else Process()
         return bool(now.pid) and now.started == self.started
 
-    def is_same_as(self, other: Process) -> bool:
-        """Whether both are one process, of whatever name its host is now."""
-        return (self.pid, self.started, self.boot, self.namespace) == (
-            other.pid, other.started, other.boot, other.namespace,
-        )  # fmt: skip
-
     @property
     def place(self) -> str:
         """The node that it is of, for messages."""

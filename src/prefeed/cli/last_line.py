@@ -17,9 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from prefeed.cli.program_facts import as_object, facts_of, last_lines
+from prefeed.cli.program_facts import facts_of, last_lines
 from prefeed.cli.text import printable
-from prefeed.machine import Process
 from prefeed.tally.shared import sums
 
 ORDER: Final = "order"
@@ -42,8 +41,6 @@ def read_order(directory: str) -> dict[str, Any]:
 def say_at_exit(directory: str) -> None:
     """Say the last line, as the program's first process ends; leave it to the watcher where that cannot be done."""
     order = read_order(directory)
-    if not Process(**order["process"]).is_same_as(Process.of(os.getpid())):
-        return  # it has the number of the first process in another namespace
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # Python says it again, in its own words
             stream.flush()
@@ -61,7 +58,7 @@ def say(directory: str, order: Mapping[str, Any]) -> None:
     lines = [] if order["is_quiet"] else last_lines(facts)
     if order["json"]:
         try:
-            write_whole(order["json"], json.dumps(as_object(facts)) + "\n")
+            write_whole(order["json"], json.dumps(facts) + "\n")
         except OSError as err:
             lines.append(f"cannot write {order['json']}: {err.strerror}")
     _write("".join(f"prefeed: {line}\n" for line in lines))

@@ -21,7 +21,7 @@ from prefeed.config import Config
 from prefeed.machine import Process
 from prefeed.sources.mounts import Roots
 from prefeed.tally.opens import write_roots
-from prefeed.tally.program import VARIABLE, directory_for
+from prefeed.tally.program import VARIABLE, own_prefix
 from prefeed.wire.endpoint import make_runtime_dir
 
 _PREFIX: Final = "run-"
@@ -83,7 +83,7 @@ def begin_record(line: Sequence[str], config: Config, *, json_file: str | None, 
     """
     runtime = make_runtime_dir(config.runtime_dirs)
     _sweep(runtime)
-    directory = tempfile.mkdtemp(prefix=directory_for(os.getpid()), dir=runtime)
+    directory = tempfile.mkdtemp(prefix=own_prefix(), dir=runtime)
     try:
         with contextlib.ExitStack() as held:
             process = _opened_process()

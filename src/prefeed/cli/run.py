@@ -67,10 +67,12 @@ def command(
     if read_once:
         given["resident"] = False
     config = config_of(**given)
-    roots = resolve_roots(config).roots  # says now, and not in each of its processes, what is wrong with a sample set
+    directories = resolve_roots(
+        config
+    ).roots  # says now, and not in each of its processes, what is wrong with a sample set
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
     line = command_line(program, arguments, as_module=as_module)
-    record = _record(line, replace(config, roots=roots), json_file=json_file, quiet=quiet)
+    record = _record(line, replace(config, roots=directories), json_file=json_file, quiet=quiet)
     environment.update(record.variables)
     if quiet:
         environment["PREFEED_QUIET"] = "1"

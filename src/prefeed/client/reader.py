@@ -182,7 +182,8 @@ class ObjectReader:
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
         )
         del self._consumed[:]
-        self._tell_program()
+        if program.is_counting():
+            self._tell_program()
         self._unreported_bytes = 0
         if self._send(message):
             self._hits = self._direct_reads = self._counted_hits = 0
@@ -222,7 +223,8 @@ class ObjectReader:
         hits, self._counted_hits = self._hits - self._counted_hits, self._hits
         num, num_bytes = self._from_origin, self._from_origin_bytes
         self._from_origin = self._from_origin_bytes = 0
-        program.add(program.READS, hits, self._unreported_bytes - num_bytes, num, num_bytes)
+        read = hits, self._unreported_bytes - num_bytes
+        program.add(program.READS, *read, *((num, num_bytes) if num else ()))
 
     def _ask_object(self, object_id: int) -> Buffer | None:
         """Ask the server for an object that the tier does not hold."""

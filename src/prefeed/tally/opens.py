@@ -6,6 +6,7 @@ but for those that say so (``passed``).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -19,7 +20,7 @@ Covers = Callable[[str], bool] | None
 """Takes the path of a directory, ending in ``/``; returns whether its files are for the cache."""
 
 _PREFEED = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_BETWEEN = f"{_PREFEED}interception{os.sep}"
+_BETWEEN = (f"{_PREFEED}interception{os.sep}", __file__)
 _OF_USERS = tuple(f"{_PREFEED}{room}{os.sep}" for room in ("vision", "bench", "testing"))
 _IMPORT = ("<frozen importlib", "<frozen zipimport")
 _STANDARD = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
@@ -68,6 +69,7 @@ class _Watch:
 
 
 _watch = _Watch()
+_near = _watch.near.get
 _calls: dict[Any, str] = {}
 
 
@@ -114,7 +116,8 @@ def watch(places: tuple[str, ...], covers: Covers = None) -> None:
         covers: Asked about each directory below them, once; None: all of them count.
     """
     _watch.places = tuple(place.rstrip("/") + "/" for place in places)
-    _watch.covers, _watch.near = covers, {}
+    _watch.covers = covers
+    _watch.near.clear()
     if places and not _watch.is_hooked:
         _watch.is_hooked = True
         sys.addaudithook(_heard)
@@ -134,19 +137,23 @@ def passed(call: str, name: Any) -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         try:
-            _opened(*arguments)
+            name = arguments[0]
+            if _near(name[: name.rfind("/") + 1]) is not False:  # here all opens end but those that matter
+                _opened(*arguments)
         except Exception:  # noqa: BLE001 - whatever is raised here is raised by the user's ``open``
-            return
+            _heard_other(arguments)
 
 
-def _opened(name: Any, mode: Any, flags: int) -> None:
-    if type(name) is not str:
-        if type(name) is int:
-            return  # it was opened before
-        name = os.fsdecode(name)
+def _heard_other(arguments: tuple[Any, ...]) -> None:
+    """A file is opened whose name is no text."""
+    with contextlib.suppress(Exception):
+        if type(arguments[0]) is not int:  # else it was opened before
+            _opened(os.fsdecode(arguments[0]), *arguments[1:])
+
+
+def _opened(name: str, mode: Any, flags: int) -> None:
     directory = name[: name.rfind("/") + 1]
-    near = _watch.near.get(directory)
-    if near is False or not (near or _watch.is_near(directory)):
+    if not _watch.is_near(directory):
         return
     if flags & os.O_ACCMODE != os.O_RDONLY or flags & _NO_CONTENT or name.endswith(_CODE) or not is_counting():
         return

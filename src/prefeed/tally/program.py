@@ -30,6 +30,9 @@ PAST = b"past"
 
 _SEPARATOR = b"\0"
 
+_BEGAN_FIELD = 19
+"""Of what ``/proc/<pid>/stat`` says behind the name."""
+
 
 class _Process:
     """What counts in this process.
@@ -66,14 +69,19 @@ def begin(directory: str) -> None:
     _process.directory = directory
 
 
-def directory_for(process: int) -> str:
-    """Return how the name begins of the directory of a program with this first process."""
-    return f"run-{process}-"
+def own_prefix() -> str:
+    """Return how the name begins of the directory of a program whose first process is this one.
+
+    With when it began: another one may have its number, in another namespace.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        began = file.read().rpartition(b")")[2].split()[_BEGAN_FIELD]
+    return f"run-{os.getpid()}-{began.decode()}-"
 
 
 def is_first(directory: str) -> bool:
     """Return whether this process is the one that ``prefeed run`` was."""
-    return os.path.basename(directory).startswith(directory_for(os.getpid())) and os.path.isdir(directory)
+    return os.path.basename(directory).startswith(own_prefix()) and os.path.isdir(directory)
 
 
 def end() -> None:

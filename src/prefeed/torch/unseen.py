@@ -30,7 +30,7 @@ def watch(is_known: Callable[[Any], bool]) -> None:
         torchs(iterator, loader, *args, **kwargs)
 
     _watching.append(torchs)
-    _BaseDataLoaderIter.__init__ = begin  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__init__ = begin  # type: ignore[method-assign, assignment]
 
 
 def unwatch() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefeed.cli.program_facts import ProgramFacts, as_object, facts_of, last_lines
+from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
 from prefeed.tally.program import LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
@@ -126,7 +126,7 @@ def test_what_is_said(case: str) -> None:
 
 def test_machines_get_the_same() -> None:
     counted = CASES["all"][0]
-    found = json.loads(json.dumps(as_object(facts(counted))))
+    found = json.loads(json.dumps(facts(counted)))
 
     assert found["loaders"][0] == {
         "name": "train_loader", "state": "served", "reasons": [], "epochs": 2, "batches": 20, "seconds": 300.0,
