@@ -8,12 +8,14 @@ for those that it starts, with no line at all.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import partial
 from typing import Any, Final
 
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
+from prefeed.tally import program
 
 __all__ = ["answer_beside", "disable", "enable"]
 
@@ -61,7 +63,9 @@ def _begin() -> None:
         if not current().enabled:
             return
         interception, patch = _parts()
-        _voice.add()
+        program.add(program.TORCH, 1)
+        if os.environ.get("PREFEED_QUIET") != "1":
+            _voice.add()
         interception.install()
         patch.enable()
         answer_beside()

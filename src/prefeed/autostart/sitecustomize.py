@@ -3,6 +3,7 @@
 Kept as cheap as it can be, for every Python process imports it; and silent where prefeed is not installed.
 """
 
+import atexit
 import importlib
 import os
 import sys
@@ -22,6 +23,26 @@ def _examine():  # type: () -> None
     from prefeed.advice.script import begin
 
     begin()
+
+
+def _count(directory):  # type: (str) -> None
+    """Count in the directory of the program; its first process says the last line when it ends."""
+    from prefeed.tally import opens, program
+
+    program.begin(directory)
+    opens.watch_roots(directory)
+    if program.is_first(directory):
+        atexit.register(_end, directory, os.getpid())
+
+
+def _end(directory, process):  # type: (str, int) -> None
+    if os.getpid() == process:
+        try:
+            from prefeed.cli.last_line import say_at_exit
+
+            say_at_exit(directory)
+        except Exception:
+            pass  # the watcher says it
 
 
 def _step_aside():  # type: () -> None
@@ -50,6 +71,11 @@ if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
             if os.environ.get("PREFEED_READS") == "all":  # whatever a process reads with, it has imported one of these
                 for name in ("numpy", "PIL", "cv2"):
                     after_import(name, _answer_beside)
+        if os.environ.get("PREFEED_RUN"):
+            try:
+                _count(os.environ["PREFEED_RUN"])
+            except Exception:
+                pass  # the program runs all the same
         if os.environ.get("PREFEED_DOCTOR"):
             after_import("torch", _examine)
 _step_aside()

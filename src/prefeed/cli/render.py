@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from prefeed.cli.text import format_bytes as format_bytes
 from prefeed.types import (
     ClearResult,
     DiskCounts,
@@ -28,21 +29,7 @@ JsonObject = dict[str, object]
 Row = tuple[str, str]
 """A label and its value."""
 
-_STEP: Final = 1024.0
-
-
 # ---------------------------------------------------------------- numbers
-
-
-def format_bytes(number: float) -> str:
-    """Return ``512 B``, ``1.5 KiB``, ``8.0 GiB``."""
-    if number < _STEP:
-        return f"{number:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        number /= _STEP
-        if number < _STEP:
-            return f"{number:.1f} {unit}"
-    return f"{number / _STEP:.1f} TiB"
 
 
 def format_count(number: int, noun: str) -> str:

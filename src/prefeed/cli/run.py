@@ -2,7 +2,8 @@
 
 Python is started anew in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
 program runs as ``python script.py`` would run it, to the last detail: ``sys.argv`` and ``sys.path``, tracebacks, exit
-codes, signals. And what it starts itself, however it does, has the environment too.
+codes, signals. And what it starts itself, however it does, has the environment too. What its processes count is summed up in a last
+line (``recording.py``, ``last_line.py``).
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from prefeed.cli.options import config_of, home_option
+from prefeed.cli.recording import Record, begin_record, is_within_another, require_writable
+from prefeed.cli.text import printable
 from prefeed.config import SAMPLE_SET, Config
+from prefeed.errors import PrefeedError
 from prefeed.sampleset.names import resolve_roots
 
 AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
@@ -36,20 +41,26 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 @home_option
 @click.option("--read-once", is_flag=True, help="Keep nothing for the next epoch (PREFEED_RESIDENT=0).")
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
+@click.option(
+    "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
+    help="Write what the last line says to FILE, as one JSON object.",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Say nothing but warnings and errors: no last line, none before it.")
 @click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
 @click.option("-c", "kind", flag_value="-c", help="PROGRAM is Python code, as with python -c.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    *, memory: str | None, roots: tuple[str, ...], home: str | None, read_once: bool, report_interval: str | None,
-    kind: str | None, program: str, arguments: tuple[str, ...],
+    *, roots: tuple[str, ...], read_once: bool, json_file: Path | None, quiet: bool, kind: str | None, program: str,
+    arguments: tuple[str, ...], **settings: str | None,
 ) -> None:  # fmt: skip
     """Run a training program with every DataLoader served.
 
     PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
     Python, such as torchrun. All that follows it is the program's own. Programs that it starts in turn are served as well.
+    When it ends, a last line says what was served, from where, and how long was waited.
     """
-    given: dict[str, Any] = {"memory": memory, "home": home, "report_interval": report_interval}
+    given: dict[str, Any] = dict(settings)
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
         raise click.UsageError(f"a directory with {os.pathsep!r} in its path cannot be named by --root")
     if roots:
@@ -57,12 +68,52 @@ def command(
     if read_once:
         given["resident"] = False
     config = config_of(**given)
-    resolve_roots(config)  # says now, and not in each of its processes, what is wrong with a sample set
+    directories = resolve_roots(
+        config
+    ).roots  # says now, and not in each of its processes, what is wrong with a sample set
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
     line = command_line(program, arguments, kind=kind)
+    record = _record(line, replace(config, roots=directories), json_file=json_file, quiet=quiet)
+    environment.update(record.variables)
+    if quiet:
+        environment["PREFEED_QUIET"] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(line[0], line, environment)
+    try:
+        os.execve(line[0], line, environment)
+    except BaseException:
+        record.discard()
+        raise
+
+
+def _record(line: list[str], config: Config, *, json_file: Path | None, quiet: bool) -> Record:
+    """Return where the program counts what it does.
+
+    Raises:
+        click.UsageError: The file for machines cannot be written.
+    """
+    if is_within_another(os.environ):
+        if json_file is not None:
+            raise click.UsageError(
+                "this is part of another `prefeed run`, which says the last line; give --json to that one"
+            )
+        return Record("")
+    if quiet and json_file is None:
+        return Record("")
+    if json_file is not None:
+        try:
+            require_writable(json_file)
+        except OSError as err:
+            raise click.UsageError(f"cannot write {json_file}: {err.strerror}") from err
+    try:
+        named = None if json_file is None else os.path.abspath(json_file)
+        return begin_record(line, config, json_file=named, is_quiet=quiet)
+    except (PrefeedError, OSError) as err:
+        if json_file is not None:
+            raise click.UsageError(f"{json_file} cannot be written at the end: {err}") from err
+        if not quiet:
+            click.echo(printable(f"prefeed: there will be no last line: {err}"), err=True)
+        return Record("")
 
 
 def run_environment(given: set[str], config: Config, environ: Mapping[str, str]) -> dict[str, str]:

@@ -34,6 +34,7 @@ from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
 from prefeed.store.tier import StoredValue, TierReader
+from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
 
@@ -95,6 +96,8 @@ class ObjectReader:
         self._hits = 0
         self._direct_reads = 0
         self._unreported_bytes = 0
+        self._counted_hits = 0  # of those that are not reported yet
+        self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -135,6 +138,7 @@ class ObjectReader:
             self._hits += 1
         else:
             data = self._ask_object(object_id)
+            self._came(data)
         self._count(data)
         return data
 
@@ -172,6 +176,7 @@ class ObjectReader:
             data, object_id = self._ask(connection, question)
         if object_id is not None:
             self._consumed.append(object_id)
+            self._came(data)
         self._count(data)
         return data, object_id
 
@@ -215,9 +220,11 @@ class ObjectReader:
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
         )
         del self._consumed[:]
+        if program.is_counting():
+            self._tell_program()
         self._unreported_bytes = 0
         if self._send(message):
-            self._hits = self._direct_reads = 0
+            self._hits = self._direct_reads = self._counted_hits = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -252,6 +259,20 @@ class ObjectReader:
 
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
+
+    def _came(self, data: Buffer | StoredValue | None) -> None:
+        """Count what the server gave, and was no hit."""
+        if data is not None:
+            self._from_origin += 1
+            self._from_origin_bytes += len(data)
+
+    def _tell_program(self) -> None:
+        """Count reads for the program's last line, since the last report."""
+        hits, self._counted_hits = self._hits - self._counted_hits, self._hits
+        num, num_bytes = self._from_origin, self._from_origin_bytes
+        self._from_origin = self._from_origin_bytes = 0
+        read = hits, self._unreported_bytes - num_bytes
+        program.add(program.READS, *read, *((num, num_bytes) if num else ()))
 
     def _ask_object(self, object_id: int) -> Buffer | StoredValue | None:
         """Ask the server for an object that the tier does not hold."""
@@ -347,6 +368,11 @@ class ObjectReader:
         return isinstance(error, SourceError) and not is_of_store(self.dataset.manifest.url)
 
     def _read_direct(self, object_id: int) -> Buffer:
+        data = self._read_origin(object_id)
+        program.add(program.READS, 0, 0, 1, len(data))
+        return data
+
+    def _read_origin(self, object_id: int) -> Buffer:
         is_fresh = self._source is None
         if self._source is None:
             self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
@@ -435,6 +461,7 @@ class ObjectReader:
         del self._opened[:]
         self._lent.clear()
         self._hits = self._direct_reads = self._unreported_bytes = 0
+        self._counted_hits = self._from_origin = self._from_origin_bytes = 0
 
 
 _said: set[str] = set()

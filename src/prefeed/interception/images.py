@@ -13,6 +13,7 @@ from prefeed.interception.asking import Replacement, ask_whole, asking
 from prefeed.interception.events import tell
 from prefeed.interception.paths import absolute_path, path_name
 from prefeed.interception.writing import Named, Telling
+from prefeed.tally.opens import passed
 from prefeed.types import Buffer
 
 _COLOR_BGR = 1  # cv2's default flag
@@ -33,6 +34,7 @@ class ImRead(Replacement):
             if image is not None:
                 return image
             tell(args[0] if args else kwargs.get("filename"))
+        passed("cv2.imread", args[0] if args else kwargs.get("filename"))
         return self.original(*args, **kwargs)
 
 
@@ -109,6 +111,7 @@ class ReadFile(Replacement):
                 return torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if asking.reader is not None:
             tell(args[0] if args else None)
+        passed("torchvision.io.read_file", args[0] if args else None)
         return self.original(*args, **kwargs)
 
 

@@ -197,6 +197,11 @@ class Roots:
         found = [f"{point} ({mount.type})" for point, mount in sorted(self._mounts.items()) if mount.is_network]
         return ", ".join(found) or "no network file system is mounted"
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Directories; nothing is covered that does not lie below one of them."""
+        return self._named or tuple(point for point, mount in self._mounts.items() if mount.is_network)
+
     def __bool__(self) -> bool:
         return bool(self._named) or any(mount.is_network for mount in self._mounts.values())
 

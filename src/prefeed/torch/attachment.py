@@ -24,6 +24,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.core.again import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
+from prefeed.tally import program
 from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.items import ItemLoader
@@ -69,6 +70,8 @@ class Attachment:
         self._num_workers = 0  # that the plan is interleaved for
         self._again = Again()
         self._said = ""  # why the last try to attach failed
+        self._is_counted = False
+        self._name = ""
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
         self.turn = 0  # of the iterator that was made last: an older one is not counted any more
@@ -83,19 +86,23 @@ class Attachment:
         """Epochs that began."""
         return 0 if self._report is None else self._report.num_epochs
 
-    def leave(self, reason: str) -> None:
+    def leave(self, loader: Any, reason: str) -> None:
         """The loader is left alone; the reason is said once."""
         self._say(_Refusal(reason))
+        self._count(name_of(loader))
 
     def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
         if works_in_threads(loader) and has_cached_stage(loader.dataset):
             self.leave(
-                f"the workers of its class, {type(loader).__name__}, are threads, which share the cache of a stage"
+                loader,
+                f"the workers of its class, {type(loader).__name__}, are threads, which share the cache of a stage",
             )
             return None
         begin_pass(loader.dataset)
-        return self.attach(loader) or self.staged(loader)
+        served = self.attach(loader) or self.staged(loader)
+        self._count(name_of(loader), is_served=served is not None)
+        return served
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
         """Return the served dataset; None when this loader cannot be helped, which is said once."""
@@ -123,6 +130,14 @@ class Attachment:
             return None
         self._rings = self._rings or Rings(config.batch_buffers)
         return Staged(loader.dataset)
+
+    def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
+        """Count for the program's last line: an iterator, which is served or not, or that the loader was let go."""
+        is_first, self._is_counted = not self._is_counted, True
+        amounts = int(is_served), int(not is_served and not is_let_go), int(is_let_go), 0, 0, 0, 0, int(is_first)
+        program.add(program.key_of(program.LOADER, name), *amounts)
+        if not is_served and self._said:
+            program.add(program.key_of(program.WHY, name, self._said), 1)
 
     def _has_attached(self) -> None:
         self._given_up = False
@@ -179,10 +194,12 @@ class Attachment:
             num_seen: Batches of the epoch that the loop had before, when it goes on with one.
         """
         if self._report is None:
+            self._name = name_of(loader)
             self._report = LoaderReport(
-                name_of(loader), partial(_read_counts, ref(self)), partial(_publish, ref(self)),
+                self._name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
                 rank=rank_of_process(), num_epochs=self.num_epochs_before, interval_seconds=self.config.report_interval,
                 clock=time.monotonic,
+                tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self.turn += 1
         length, num_a_pass = length_of(loader), _pass_length(loader)
@@ -255,6 +272,7 @@ class Attachment:
             self._given_up = True
             reason = f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
             self._say(_Refusal(reason))
+            self._count(self._name, is_let_go=True)
             return
         planned.epoch_ended()
 

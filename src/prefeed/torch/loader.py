@@ -142,7 +142,7 @@ def begin_iterator(
 
 def leave(loader: Any, reason: str) -> None:
     """A loader is left alone for this reason, which is said once."""
-    _attachment_of(loader, explicit=False).leave(reason)
+    _attachment_of(loader, explicit=False).leave(loader, reason)
 
 
 def _begin(

@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
 )
 
 from prefeed.after_import import after_import, forget
+from prefeed.tally import program
 from prefeed.torch.attachment import LoaderView
 from prefeed.torch.loader import DataLoader, begin_iterator, leave, set_all_loaders
 from prefeed.torch.naming import note_made
@@ -132,6 +133,7 @@ class _Unseen:
 
     def _say(self, key: int, name: str) -> None:
         self._expected.pop(key, None)
+        program.add(program.key_of(program.UNSEEN, name), 1)
         _log.info(
             "prefeed: not used for a loader of class %s: it was not iterated by torch's iterators, which super().__iter__() "
             "makes", name,

@@ -21,6 +21,9 @@ _LEAST_LEFT = 2
 Publish = Callable[[EpochWait], None]
 """Is told of each epoch that ended."""
 
+Tally = Callable[[int, int, int, int], None]
+"""Is told of epochs that ended, batches, nanoseconds of epochs, and those of them in which the loop waited."""
+
 Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when nobody tells."""
 
@@ -36,6 +39,7 @@ class LoaderReport:
         publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
+        tally: Counts for the program's last line; None: nobody does.
 
     **Threads**: the training loop's.
     """
@@ -50,6 +54,7 @@ class LoaderReport:
         num_epochs: int = 0,
         interval_seconds: float,
         clock: Callable[[], float],
+        tally: Tally | None = None,
     ) -> None:
         self._name = name
         self._rank = rank
@@ -68,6 +73,8 @@ class LoaderReport:
         self._asked_at = self._answered_at = 0.0
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
+        self._tally = tally
+        self._counted_until = self._counted_waited = 0.0
 
     def epoch_begins(
         self, num_batches: int | None = None, *, num_a_pass: int | None = None, is_trial: bool = False
@@ -87,7 +94,9 @@ class LoaderReport:
 
     def has_begun(self) -> None:
         """The loop has its iterator: it waited for that, too."""
-        self._waited = self._clock() - self._began
+        now = self._clock()
+        self._waited = now - self._began
+        self._count(now)
 
     def asked(self) -> None:
         """The loop asks for a batch."""
@@ -100,6 +109,7 @@ class LoaderReport:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator goes on with another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
+        self._count(now, batches=is_batch)
         if self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
@@ -125,8 +135,10 @@ class LoaderReport:
         """The loop has the last batch; a second call says nothing."""
         if not self._is_running:
             return
+        now = self._clock()
+        self._count(now, epochs=0 if self._is_trial else 1)
         self._is_running = False
-        epoch = self._so_far(self._epoch + 1, until=self._clock())
+        epoch = self._so_far(self._epoch + 1, until=now)
         if self._is_trial:
             self._say(f"sanity check of {self._name}", epoch, self._counts())
             return
@@ -165,8 +177,15 @@ class LoaderReport:
         self._is_running = True
         self._num_left = num_batches
         self._num_batches = 0
-        self._began = now
-        self._waited = 0.0
+        self._began = self._counted_until = now
+        self._waited = self._counted_waited = 0.0
+
+    def _count(self, now: float, *, batches: int = 0, epochs: int = 0) -> None:
+        """Count for the program's last line, as it goes: the process may be killed in the midst of an epoch."""
+        if self._tally is not None and self._is_running:
+            nanoseconds, waited = now - self._counted_until, self._waited - self._counted_waited
+            self._counted_until, self._counted_waited = now, self._waited
+            self._tally(epochs, batches, int(nanoseconds * 1e9), int(waited * 1e9))
 
     def _say_rates(self) -> None:
         counts = self._counts()

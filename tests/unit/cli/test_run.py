@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from prefeed.cli.recording import Record
 from prefeed.cli.run import AUTOSTART
+from prefeed.errors import ServerError
 
 
 class Started(Exception):
@@ -36,6 +38,7 @@ def start(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[
         ((line, environment),) = seen
         return line, {name: value for name, value in environment.items() if before.get(name) != value}
 
+    monkeypatch.setattr("prefeed.cli.run.begin_record", lambda *_, **__: Record(""))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr("subprocess._args_from_interpreter_flags", list)
     return start
@@ -93,6 +96,47 @@ def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
+def test_where_it_counts(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def begin(line: list[str], config: Any, **how: Any) -> Record:
+        asked.append((line[1:], config.roots, how))
+        return Record("/run/x")
+
+    monkeypatch.setattr("prefeed.cli.run.begin_record", begin)
+    monkeypatch.chdir(tmp_path)
+    counting, quiet = ALWAYS | {"PREFEED_RUN": "/run/x"}, {"PREFEED_QUIET": "1"}
+    assert start("train.py")[1] == counting
+    assert start("--json", "o.json", "--root", "d", "train.py")[1] == counting | {"PREFEED_ROOTS": f"{tmp_path}/d"}
+    assert start("--quiet", "--json", "o.json", "train.py")[1] == counting | quiet
+    assert start("--quiet", "train.py")[1] == ALWAYS | quiet
+    named = f"{tmp_path}/o.json"
+    assert asked == [
+        (["train.py"], None, {"json_file": None, "is_quiet": False}),
+        (["train.py"], (f"{tmp_path}/d",), {"json_file": named, "is_quiet": False}),
+        (["train.py"], None, {"json_file": named, "is_quiet": True}),
+    ]
+
+
+def test_part_of_another_counts_for_that(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "order").touch()
+    monkeypatch.setenv("PREFEED_RUN", str(tmp_path))
+    monkeypatch.delattr("prefeed.cli.run.begin_record")
+    assert start("train.py")[1] == ALWAYS
+    assert "part of another `prefeed run`" in run(None, "run", "--json", "o.json", "train.py").stderr
+
+
+def test_no_place_to_count(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: Any, **__: Any) -> Record:
+        raise ServerError("/tmp is full")
+
+    monkeypatch.setattr("prefeed.cli.run.begin_record", begin)
+    monkeypatch.chdir(tmp_path)
+    assert start("train.py")[1] == ALWAYS
+    refused = run(None, "run", "--json", "o.json", "train.py")
+    assert (refused.exit_code, "o.json cannot be written at the end: /tmp is full" in refused.stderr) == (2, True)
+
+
 def test_users_python_path_comes_after(start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/one:/two")
     assert start("train.py")[1]["PYTHONPATH"] == f"{AUTOSTART}:/one:/two"
@@ -122,6 +166,7 @@ def test_command_that_starts_python(start, tmp_path: Path, monkeypatch: pytest.M
         (["--report-interval", "x", "x.py"], "'x' is not a number"),
         (["--nonsense", "x.py"], "No such option"),
         (["--root", "/a:/b", "x.py"], "cannot be named"),
+        (["--json", "/tmp", "x.py"], "cannot write /tmp: it is a directory"),
     ],
 )
 def test_refused(run, arguments: list[str], words: str) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefeed.torch.report import LoaderReport, rates
+from prefeed.torch.report import LoaderReport, Tally, rates
 from prefeed.types import EpochWait, ReadCounts
 
 
 class Loop:
     """A training loop, its clock, and the node's counts."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture, *, interval_seconds: float = 10.0) -> None:
+    def __init__(
+        self, caplog: pytest.LogCaptureFixture, *, interval_seconds: float = 10.0, tally: Tally | None = None
+    ) -> None:
         self.now = 1000.0
         self.counts: ReadCounts | None = ReadCounts()
         self.num_asked = 0
@@ -27,6 +29,7 @@ class Loop:
             rank=2,
             interval_seconds=interval_seconds,
             clock=lambda: self.now,
+            tally=tally,
         )
 
     def step(self, *, waits: float, works: float = 0.0) -> None:
@@ -61,6 +64,27 @@ def _level(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 def loop(caplog: pytest.LogCaptureFixture) -> Loop:
     return Loop(caplog)
+
+
+def test_a_program_counts_as_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    counted = [0, 0, 0, 0]
+
+    def tally(*amounts: int) -> None:
+        counted[:] = [one + other for one, other in zip(counted, amounts, strict=True)]
+
+    loop = Loop(caplog, tally=tally)
+    loop.report.epoch_begins()
+    loop.now += 0.5
+    loop.report.has_begun()
+    loop.step(waits=0.25, works=1.0)
+    loop.step(waits=0.25)
+    assert counted == [0, 2, 2_000_000_000, 1_000_000_000], "of an epoch that goes on"
+    loop.report.epoch_begins()  # it was broken off
+    loop.step(waits=1.0, works=2.0)
+    loop.report.epoch_ends()
+    loop.now += 7.0
+    loop.step(waits=0.5)  # of nobody's epoch
+    assert counted == [1, 3, 5_000_000_000, 2_000_000_000]
 
 
 def test_each_epoch_is_published(loop: Loop) -> None:
@@ -155,7 +179,9 @@ def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> No
         loop.report.epoch_ends()
     loop.epoch(steps=length, waits=0.0, works=1.0)
     trial, whole = loop.lines()
-    assert trial.startswith(f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s")
+    assert trial.startswith(
+        f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s"
+    )
     assert whole.startswith("prefeed: epoch 1 of Photos: 0.0 %")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
 

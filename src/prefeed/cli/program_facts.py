@@ -1,0 +1,245 @@
+"""What a program under ``prefeed run`` did, from what its processes counted, and how that is said. Pure.
+
+Imports nothing that makes dataclasses, structs or named tuples: that is done by ``exec``, and when that is called after Ctrl-C,
+Python forgets to end by the signal. (3.11, 2026-11)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from prefeed.cli.text import format_bytes
+from prefeed.tally import program
+
+VERSION: Final = 1
+"""Of the object for machines: another number where a field means something else."""
+
+_RANK: Final = re.compile(r" \(rank \d+\)")
+_MOST_NAMES: Final = 8
+_MOST_CALLS: Final = 5
+
+
+class LoaderFacts(TypedDict):
+    """One loader, in all processes that had it: ranks, as a rule.
+
+    Attributes:
+        name: What the log calls it, without its rank.
+        state: ``served``; ``not served``; ``not seen``: it made its iterators past prefeed.
+        reasons: Why it was not served, in every epoch or in some.
+        epochs: Epochs that ended, of all processes together; only where time was measured, as what follows.
+        batches: Batches that loops got.
+        seconds: Time of its epochs, up to the last batch.
+        waited_seconds: Part of it in which loops waited for an iterator or a batch.
+        processes: How many had it.
+    """
+
+    name: str
+    state: str
+    reasons: list[str]
+    epochs: int
+    batches: int
+    seconds: float
+    waited_seconds: float
+    processes: int
+
+
+class Files(TypedDict):
+    """Reads of whole objects: their number, and their size in bytes."""
+
+    files: int
+    bytes: int
+
+
+class PastTheCache(TypedDict):
+    """Files below the roots that the program opened itself, by one call.
+
+    Attributes:
+        call: What was called: ``open``, ``numpy.load``.
+        in_samples: While a served loader's sample was made, in the thread that made it; else beside the loops.
+        opens: How often.
+    """
+
+    call: str
+    in_samples: bool
+    opens: int
+
+
+class ProgramFacts(TypedDict):
+    """What the processes of a program did: the object that ``--json`` writes.
+
+    Attributes:
+        version: Of this layout.
+        program: Its command line.
+        began: When it was started, in seconds since 1970.
+        seconds: How long it ran.
+        is_enabled: False when prefeed was switched off.
+        roots: Which files are for the cache, in words.
+        has_roots: False when that is none.
+        has_torch: A process imported torch.
+        loaders: Loaders that made an iterator.
+        cache: What readers found in memory.
+        origin: What readers waited for: the server fetched it, or they did.
+        past_the_cache: The calls with the most opens first.
+        loop_seconds: Time of all epochs, up to the last batch of each.
+        waited_seconds: Part of it in which loops waited.
+    """
+
+    version: int
+    program: list[str]
+    began: float
+    seconds: float
+    is_enabled: bool
+    roots: str
+    has_roots: bool
+    has_torch: bool
+    loaders: list[LoaderFacts]
+    cache: Files
+    origin: Files
+    past_the_cache: list[PastTheCache]
+    loop_seconds: float
+    waited_seconds: float
+
+
+def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *, seconds: float) -> ProgramFacts:
+    """Return what was counted, in words of users.
+
+    Args:
+        counted: Of all processes together, by key; see ``tally.program``.
+        order: What ``prefeed run`` wrote down before the program began.
+        seconds: How long it ran.
+    """
+    reads = counted.get(program.READS, (0,) * 4)
+    loaders = list(_loaders(counted))
+    past = [
+        PastTheCache(call=names[0], in_samples=bool(names[1]), opens=counters[0])
+        for key, counters in counted.items()
+        for kind, names in [program.parts_of(key)]
+        if kind == program.PAST and counters[0]
+    ]
+    return ProgramFacts(
+        version=VERSION,
+        program=list(order["program"]),
+        began=order["began"],
+        seconds=seconds,
+        is_enabled=order["is_enabled"],
+        roots=order["roots"],
+        has_roots=order["has_roots"],
+        has_torch=program.TORCH in counted,
+        loaders=loaders,
+        cache=Files(files=reads[0], bytes=reads[1]),
+        origin=Files(files=reads[2], bytes=reads[3]),
+        past_the_cache=sorted(past, key=lambda one: (-one["opens"], one["call"], one["in_samples"])),
+        loop_seconds=sum(loader["seconds"] for loader in loaders),
+        waited_seconds=sum(loader["waited_seconds"] for loader in loaders),
+    )
+
+
+def last_lines(facts: ProgramFacts) -> list[str]:
+    """Return what is said at the end of a program: a few lines, at least one."""
+    if not facts["is_enabled"]:
+        return ["nothing was done: PREFEED_ENABLED is 0"]
+    was_used = facts["loaders"] or facts["cache"]["files"] or facts["origin"]["files"] or facts["past_the_cache"]
+    if not was_used:
+        return [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]
+    if not facts["loaders"]:
+        return [f"{_no_loader(facts)}; {_files(facts)}"]
+    files, waits = _files(facts), _waits(facts)
+    return [_served(facts), *([files] if files else []), *([waits] if waits else [])]
+
+
+def _loaders(counted: Mapping[bytes, Sequence[int]]) -> Iterable[LoaderFacts]:
+    found: dict[str, list[int]] = {}
+    reasons: dict[str, dict[str, None]] = {}
+    unseen: dict[str, None] = {}
+    for key, counters in counted.items():
+        kind, names = program.parts_of(key)
+        if kind == program.UNSEEN:
+            unseen[names[0]] = None
+        elif kind == program.WHY:
+            reasons.setdefault(_RANK.sub("", names[0]), {})[names[1]] = None
+        elif kind == program.LOADER:
+            name = _RANK.sub("", names[0])
+            before = found.get(name, [0] * len(counters))
+            found[name] = [one + other for one, other in zip(before, counters, strict=True)]
+    for name, (served, _, let_go, epochs, batches, nanoseconds, waited, processes) in found.items():
+        yield LoaderFacts(
+            name=name,
+            state="served" if served and not let_go else "not served",
+            reasons=list(reasons.get(name, ())),
+            epochs=epochs,
+            batches=batches,
+            seconds=nanoseconds / 1e9,
+            waited_seconds=waited / 1e9,
+            processes=processes,
+        )
+    for name in unseen:
+        yield LoaderFacts(
+            name=name, state="not seen", reasons=[], epochs=0, batches=0, seconds=0.0, waited_seconds=0.0, processes=0
+        )
+
+
+def _no_loader(facts: ProgramFacts) -> str:
+    return "no DataLoader of torch's was used" if facts["has_torch"] else "torch was not imported"
+
+
+def _no_file(facts: ProgramFacts) -> str:
+    if facts["has_roots"]:
+        return f"no file below {facts['roots']} was opened"
+    return f"files were not looked at: {facts['roots']}; name directories with --root"
+
+
+def _served(facts: ProgramFacts) -> str:
+    of = {
+        state: [one for one in facts["loaders"] if one["state"] == state]
+        for state in ("served", "not served", "not seen")
+    }
+    served, refused, unseen = of["served"], of["not served"], of["not seen"]
+    text = f"{_number(len(served), 'loader')} served"
+    if served:
+        text += f" ({_listed([one['name'] for one in served])})"
+    if refused:
+        text += f", {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
+    if unseen:
+        text += f"{';' if refused else ','} {len(unseen)} made past prefeed: {_listed([one['name'] for one in unseen])}"
+    return text
+
+
+def _files(facts: ProgramFacts) -> str:
+    cache, origin = facts["cache"], facts["origin"]
+    parts = []
+    if cache["files"] or origin["files"]:
+        parts.append(f"{_number(cache['files'], 'file')} from the cache ({format_bytes(cache['bytes'])})")
+        parts.append(f"{origin['files']:,} from the origin ({format_bytes(origin['bytes'])})")
+    if facts["past_the_cache"]:
+        opens = sum(one["opens"] for one in facts["past_the_cache"])
+        calls = [
+            f"{one['call']} {one['opens']:,}{' in samples' if one['in_samples'] else ' outside of samples'}"
+            for one in facts["past_the_cache"]
+        ]
+        where = "" if parts else f" below {facts['roots']}"
+        parts.append(f"{_number(opens, 'open')}{where} went past the cache ({_listed(calls, most=_MOST_CALLS)})")
+    return ", ".join(parts)
+
+
+def _waits(facts: ProgramFacts) -> str:
+    seconds, waited = facts["loop_seconds"], facts["waited_seconds"]
+    if not seconds:
+        return ""
+    processes = max(one["processes"] for one in facts["loaders"])
+    together = f" of {processes} processes" if processes > 1 else ""
+    return f"waited {100 * waited / seconds:.1f} % of {seconds:,.1f} s{together} for data"
+
+
+def _why(loader: LoaderFacts) -> str:
+    return f"{loader['name']}: {' / '.join(loader['reasons']) or 'the reason is not known'}"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}" if number else f"no {noun}s"
+
+
+def _listed(texts: Sequence[str], separator: str = ", ", *, most: int = _MOST_NAMES) -> str:
+    more = len(texts) - most
+    return separator.join(texts[:most]) + (f"{separator}and {more:,} more" if more > 0 else "")
