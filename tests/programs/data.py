@@ -15,7 +15,7 @@ NUM_PAIRS = 24
 NUM_VALIDATED = 8
 """Of a detector's pictures; the others are trained on."""
 
-_LONG_SIDE = 96
+_LONG_SIDE, _SIDE = 96, 64
 _NUM_TOKENS = 4096
 
 
@@ -31,8 +31,7 @@ def write_data(root: Path) -> Path:
     for path in pictures:
         _copy(path, root / "classes" / path.parent.name / path.name)
     for path in pictures[:NUM_PAIRS]:
-        _copy(path, root / "pairs" / "imgs" / path.name)
-        _write_mask(path, root / "pairs" / "masks" / f"{path.stem}_mask.png")
+        _write_pair(path, root / "pairs" / "imgs" / path.name, root / "pairs" / "masks" / f"{path.stem}_mask.png")
     for number, path in enumerate(pictures[:NUM_PAIRS]):
         part = "val" if number < NUM_VALIDATED else "train"
         _copy(path, root / "detection" / "images" / part / path.name)
@@ -51,8 +50,11 @@ def _copy(source: Path, to: Path) -> None:
     shutil.copyfile(source, to)
 
 
-def _write_mask(picture: Path, to: Path) -> None:
+def _write_pair(picture: Path, image: Path, mask: Path) -> None:
+    """Write a square piece of a picture, and which of its points are black, grey and white."""
     with Image.open(picture) as opened:
-        grey = np.asarray(opened.convert("L"))
-    to.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.digitize(grey, [85, 170]).astype(np.uint8) * 127).save(to)
+        piece = opened.crop((0, 0, _SIDE, _SIDE))
+    for path in (image, mask):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    piece.save(image)
+    Image.fromarray(np.digitize(np.asarray(piece.convert("L")), [85, 170]).astype(np.uint8) * 127).save(mask)

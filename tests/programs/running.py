@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import prefeed
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KINDS = ("plain", "cold", "warm")
-TIMEOUT_SECONDS = 240.0
+TIMEOUT_SECONDS = 600.0
 
 _PASS = re.compile(
     r"prefeed: (?P<what>epoch (?P<epoch>\d+)|[a-z ]+) of (?P<loader>.+?)(, \d+( of \d+)? batches)?: "
@@ -38,6 +39,7 @@ class Program:
         data: Folder of ``write_data`` that it reads.
         epochs: Of each of its loaders, passes that come to their end.
         num_beside: Opens of a run beside its loaders' samples.
+        is_endless: Its loader reads on when the last epoch has ended, as far as it comes.
         environment: What ``prefeed run`` needs to be told.
     """
 
@@ -45,6 +47,7 @@ class Program:
     data: str
     epochs: Sequence[int] = (2,)
     num_beside: int = 0
+    is_endless: bool = False
     environment: Mapping[str, str] | None = None
 
 
@@ -66,11 +69,15 @@ class Run:
         seen: What ``seen.Seen`` wrote.
         opens: How often each file was opened meanwhile, by its path.
         said: Its standard error.
+        num_foreseen: Reads of files that the node had, or was fetching, of this run and those before.
+        num_unforeseen: Reads that nobody had asked for ahead of time, counted in the same way.
     """
 
     seen: Mapping[str, Any]
     opens: Counter[str]
     said: str
+    num_foreseen: int
+    num_unforeseen: int
 
     @property
     def passes(self) -> list[Pass]:
@@ -125,7 +132,14 @@ def _run(program: Program, kind: str, slow: SlowDirectory, folder: Path) -> Run:
     assert done.returncode == 0, f"{kind}: {done.stdout}\n{done.stderr}"
     opens = Counter(slow.opens_by_file())
     opens.subtract(before)
-    return Run(seen=json.loads((out / "seen.json").read_text()), opens=+opens, said=done.stderr)
+    counts = prefeed.statistics()
+    return Run(
+        seen=json.loads((out / "seen.json").read_text()),
+        opens=+opens,
+        said=done.stderr,
+        num_foreseen=counts.hits + counts.late,
+        num_unforeseen=counts.misses + counts.direct_reads,
+    )
 
 
 def _offline(folder: Path) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Seen:
 
     def loss(self, value: torch.Tensor | float) -> None:
         """Add one loss, to its last bit."""
-        self._losses.append(float(value).hex())
+        self._losses.append(float(torch.as_tensor(value).detach()).hex())
 
     def save(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write everything, with a digest of the weights."""
