@@ -143,7 +143,10 @@ def torchdata(dataset: Dataset[Any], make_loader: MakeLoader) -> Any:
     return seen
 
 
-FRAMEWORKS = {function.__name__: function for function in (accelerate, accelerate_seedable, lightning, lightning_checked, torchdata)}
+FRAMEWORKS = {
+    function.__name__: function
+    for function in (accelerate, accelerate_seedable, lightning, lightning_checked, torchdata)
+}
 
 
 def main(out: str, trainings: str, length: str) -> None:

@@ -191,7 +191,9 @@ def test_epoch_without_a_server_has_its_line(root: Path, said: Said, sandbox: Sa
     assert len(list(iterator)) == len(loader) - 1
     gone, line = said()
     assert "the node server is gone" in gone
-    assert re.fullmatch(r"prefeed: epoch 1 of loader \(Told\): [\d.]+ % of [\d.]+ s spent waiting for data(; .*)?", line)
+    assert re.fullmatch(
+        r"prefeed: epoch 1 of loader \(Told\): [\d.]+ % of [\d.]+ s spent waiting for data(; .*)?", line
+    )
     del iterator, loader  # and with it whoever looks for a new server
 
 

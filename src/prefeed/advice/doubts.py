@@ -67,7 +67,9 @@ def _without_effect(cures: Mapping[str, Cure], origin: float, decode: float) -> 
 def _how_little(measurement: Measurement, noise: float, *, is_short: bool) -> str:
     """Return what was measured, and what to do for more."""
     as_is, loader = measurement.as_is, measurement.loader
-    num_batches = None if not loader.samples or not loader.batch_size else max(1, round(loader.samples / loader.batch_size))
+    num_batches = (
+        None if not loader.samples or not loader.batch_size else max(1, round(loader.samples / loader.batch_size))
+    )
     text = f"{as_is.steps} steps in {as_is.seconds:.2f} s were measured, give or take {noise * 100:.0f} %"
     if num_batches is not None and num_batches < as_is.steps:
         text += f", over and over the same {num_batches} batches"

@@ -365,9 +365,7 @@ class Handlers:
     def _store_damaged(self, _: Connection, request: m.StoreDamaged) -> None:
         self.node.damaged(request.identity)
 
-    def _answerer(
-        self, connection: Connection, token: int, dataset: int, object_id: int
-    ) -> Answerer:
+    def _answerer(self, connection: Connection, token: int, dataset: int, object_id: int) -> Answerer:
         def answer(outcome: Outcome, code: str, text: str, data: Buffer, was_held: bool) -> None:
             if len(data) > MAX_INLINE_BYTES:
                 outcome, data = Outcome.READ_ORIGIN, b""

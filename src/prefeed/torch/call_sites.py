@@ -71,8 +71,8 @@ def line_of(frame: FrameType | None) -> str:
     """Return the line of the user's code, as ``train.py:12``, and what a library calls the loader that it makes there."""
     hint = ""
     last = None
-    for last in frames_of(frame):  # noqa: B007 - the user's, else the outermost
-        if not _is_library(last):
+    for last in frames_of(frame):
+        if not _is_library(last):  # the user's, else the outermost is left
             break
         use = _use_of(last.f_code, last.f_lasti)
         hint = next((name for name in (use.name, last.f_code.co_name) if "loader" in name.lower()), hint)
@@ -143,7 +143,9 @@ def _use_of(code: CodeType, lasti: int) -> _Use:
     names: list[Any] = []
     is_constant = False
     for step in _telling(code):
-        if step.offset <= lasti or (step.opname in _CALLS and not names):  # a call right after takes it, and is looked through
+        if step.offset <= lasti or (
+            step.opname in _CALLS and not names
+        ):  # a call right after takes it, and is looked through
             continue
         name = step.argval[0] if isinstance(step.argval, tuple) and step.argval else step.argval
         if step.opname.startswith("LOAD_") and len(names) < _MOST_LOADS:

@@ -158,6 +158,8 @@ def test_a_measurement_that_is_too_short_says_so() -> None:
     )
     wild = Timing(steps=10, seconds=10.0, waited_seconds=9.0, each=[0.01] * 8 + [0.02, 9.9])
     doubts = judge(measurement(loader=loader(num_workers=0), as_is=wild)).doubts
-    assert [doubt.split(",")[1] for doubt in doubts] == [" give or take 99 %: that is too short to say. Examine more steps (--steps 100)"]
+    assert [doubt.split(",")[1] for doubt in doubts] == [
+        " give or take 99 %: that is too short to say. Examine more steps (--steps 100)"
+    ]
     of_stream = measurement(loader=loader(samples=None), as_is=timing(0.001), costs=None)
     assert "too short to say" in str(judge(of_stream))

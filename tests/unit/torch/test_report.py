@@ -155,7 +155,9 @@ def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> No
         loop.report.epoch_ends()
     loop.epoch(steps=length, waits=0.0, works=1.0)
     trial, whole = loop.lines()
-    assert trial.startswith(f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s")
+    assert trial.startswith(
+        f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s"
+    )
     assert whole.startswith("prefeed: epoch 1 of Photos: 0.0 %")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
 
