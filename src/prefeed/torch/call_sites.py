@@ -72,7 +72,7 @@ def line_of(frame: FrameType | None) -> str:
     hint = ""
     last = None
     for last in frames_of(frame):
-        if not _is_library(last):
+        if not _is_library(last):  # the user's, else the outermost is left
             break
         use = _use_of(last.f_code, last.f_lasti)
         hint = next((name for name in (use.name, last.f_code.co_name) if "loader" in name.lower()), hint)
