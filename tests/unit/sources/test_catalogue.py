@@ -157,6 +157,34 @@ def test_paths_with_equal_hashes_are_told_apart(tmp_path: Path, monkeypatch: pyt
         assert [writer.index_of(path) for path in ("/499", "/899", "/0000", "/1099")] == [499, 1400, 1401, 2500]
 
 
+def test_all_ids_of_a_path_are_found(tmp_path: Path) -> None:
+    with opened(tmp_path / "c", ["/a", "/b", "/a"]) as writer, opened(tmp_path / "once", ["/a", "/b"]) as once:
+        assert (writer.has_repeats, once.has_repeats) == (True, False)
+        writer.append(["/c", "/b"])
+        assert [writer.ids_at(path) for path in (b"/a", b"/b", b"/c", b"/d")] == [[0, 2], [1, 4], [3], []]
+
+
+def test_what_another_catalogue_knows_is_taken_over(tmp_path: Path) -> None:
+    """As far as a version is known; and it is compared before it is believed: equal hashes may be those of other files."""
+    with opened(tmp_path / "old", ["/a", "/b", "/c", "/e"]) as old, opened(tmp_path / "new", ["/d", "/c", "/a"]) as new:
+        for index, version in enumerate(("va", "vb", "vc", "")):
+            old.observe(index, version, 10 + index, 20 + index)
+        new.append(["/e", "/b"])
+        theirs, ours = new.find_files(old, np.arange(4))
+        assert list(zip(theirs.tolist(), ours.tolist(), strict=True)) == [(0, 2), (1, 4), (2, 1)]
+        new.take_over(ours, old, theirs)
+        for their, our in ((0, 2), (1, 4), (2, 1)):
+            assert new.known_key(our) == old.known_key(their)
+            assert (new.size(our), new.inode(our)) == (10 + their, 20 + their)
+            assert not new.is_published(our)
+            assert new.is_as_seen(our, old.path(their).replace("/", "v"))
+            assert not new.is_as_seen(our, "other")
+        new.take_over(np.array([0, 2]), old, np.array([1, 2]))
+        assert not new.is_as_seen(0, "vb")
+        assert not new.is_as_seen(2, "vc")
+        assert new.known_key(3) == NO_KEY
+
+
 def test_another_number_of_declared_paths_starts_anew(tmp_path: Path) -> None:
     with opened(tmp_path / "c", ["/a", "/b"]) as first:
         first.append(["/c"])
