@@ -66,7 +66,9 @@ def test_it_knows_what_a_dict_knows(runs: list[Records], chunk: int, smallest: i
 
 
 @settings(max_examples=examples(100))
-@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, NUM_SAMPLES - 1), st.lists(ids, max_size=4)), max_size=25))
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, NUM_SAMPLES - 1), st.lists(ids, max_size=4)), max_size=25)
+)
 def test_a_guess_serves_until_the_sample_is_seen(steps: list[tuple[bool, int, list[int]]]) -> None:
     """It takes the place of nothing, survives the next server, and gives way to what was seen, the same or other."""
     guessed: dict[int, tuple[int, ...]] = {}

@@ -117,9 +117,7 @@ class AccessMap:
         manifest = self.dataset.manifest
         return manifest.num_declared if isinstance(manifest, Catalogue) else manifest.num_objects
 
-    def _needed(
-        self, samples: npt.NDArray[np.integer]
-    ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_] | None]:
+    def _needed(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_] | None]:
         """Return the samples that the map has and that are not cached, and which of all these are; None: all are."""
         length = len(self)
         known = None

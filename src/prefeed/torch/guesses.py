@@ -226,4 +226,6 @@ class Supposing:
             if ids is not None:
                 self._guess.judge(sample, {path(object_id) for object_id in ids})
         if self._guess.is_over:
-            _log.info("prefeed: samples do not open the files that their dataset lists: they are learned as they are made")
+            _log.info(
+                "prefeed: samples do not open the files that their dataset lists: they are learned as they are made"
+            )

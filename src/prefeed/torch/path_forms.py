@@ -50,7 +50,11 @@ def directories_of(attributes: Mapping[str, Any]) -> list[str]:
         text = text_of(value)
         if not text or len(text) > _MOST_TEXT or "\n" in text or "\0" in text:
             continue
-        if "/" in text or issubclass(type(value), PurePath) or any(word in name.lower() for word in _NAMES_OF_DIRECTORIES):
+        if (
+            "/" in text
+            or issubclass(type(value), PurePath)
+            or any(word in name.lower() for word in _NAMES_OF_DIRECTORIES)
+        ):
             found.append(absolute(text))
             if os.path.splitext(text)[1]:
                 of_files.append(os.path.dirname(found[-1]))

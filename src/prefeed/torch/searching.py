@@ -93,7 +93,7 @@ def find_columns(
     found: list[Column] = []
     try:
         for column in search.columns(dataset, length):
-            found.append(column)
+            found.append(column)  # noqa: PERF402 - what was found before an error counts
     except _OutOfTimeError:
         _log.info(
             "prefeed: the attributes of %s were searched for paths for %g s, and not to the end: what was not found is learned",
@@ -206,9 +206,7 @@ class _Search:
                 if not _is(part, _LEFT_ALONE) or type(part) is np.ndarray:
                     yield from self._of_value(part, length, mappings, directories, depth - 1)
 
-    def _of_inner(
-        self, dataset: Any, length: int, mappings: tuple[_Mapping, ...], depth: int
-    ) -> Iterator[Files]:
+    def _of_inner(self, dataset: Any, length: int, mappings: tuple[_Mapping, ...], depth: int) -> Iterator[Files]:
         """Yield what a held dataset has, for the samples that are passed on to it."""
         inner = _length_of(dataset)
         passed_on = _passed_on(inner, length, mappings)
@@ -267,15 +265,16 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 
 def _attribute(holder: Any, name: str) -> Any:
-    values = getattr(holder, "__dict__", None) if type(holder).__getattribute__ is object.__getattribute__ else None
-    if type(values) is dict and name in values:
-        return values[name]
+    with contextlib.suppress(AttributeError):  # no dict
+        values: Any = object.__getattribute__(holder, "__dict__")
+        if name in values:
+            return values[name]
     return _attributes(holder)[name]
 
 
 def _length_of(dataset: Any) -> int:
     try:
-        return int(len(dataset))
+        return len(dataset)
     except Exception:  # noqa: BLE001 - it is the user's
         return 0
 
@@ -366,7 +365,11 @@ def _mappings(attributes: dict[str, Any], length: int) -> Iterator[_Mapping]:
 def _integers_of(value: Any, length: int) -> Callable[[int], int] | None:
     if _is(value, (list, tuple)):
         columns = _columns_of(value)
-        if columns is None or columns[0] != length or not all(_is(columns[1][0](i), (int, np.integer)) for i in _probes(length)):
+        if (
+            columns is None
+            or columns[0] != length
+            or not all(_is(columns[1][0](i), (int, np.integer)) for i in _probes(length))
+        ):
             return None
         return partial(_integer, columns[1][0])
     if type(value) in (np.ndarray, Tensor) and value.ndim == 1 and len(value) == length:

@@ -203,7 +203,9 @@ def test_wrappers(search: Any, paths: list[str]) -> None:
 
 
 def test_concatenated(search: Any, root: Path, paths: list[str]) -> None:
-    parts = ConcatDataset([Holder(files_=paths), Holder(root=root, names=[f"images/{i:03d}.jpg" for i in range(LENGTH)])])
+    parts = ConcatDataset(
+        [Holder(files_=paths), Holder(root=root, names=[f"images/{i:03d}.jpg" for i in range(LENGTH)])]
+    )
     first, second = search(parts)
     assert first == one_each(paths) + [[]] * LENGTH
     assert second == [[]] * LENGTH + one_each(paths)
@@ -213,7 +215,10 @@ def test_concatenated(search: Any, root: Path, paths: list[str]) -> None:
 
 
 def test_stacked(search: Any, paths: list[str]) -> None:
-    assert search(StackDataset(Holder(files_=paths), Holder(files_=paths[::-1]))) == [one_each(paths), one_each(paths[::-1])]
+    assert search(StackDataset(Holder(files_=paths), Holder(files_=paths[::-1]))) == [
+        one_each(paths),
+        one_each(paths[::-1]),
+    ]
 
 
 def test_cycles_end(search: Any, paths: list[str]) -> None:
@@ -266,7 +271,9 @@ def test_attributes_that_raise_or_have_no_end(search: Any, paths: list[str]) -> 
     for _ in range(3000):
         last.next = last = SimpleNamespace()
     wide = {str(i): SimpleNamespace(a=[SimpleNamespace()] * 3) for i in range(200)}
-    dataset = Holder(broken=Broken(), endless=endless, wide=wide, users=UserList(paths), lazy=[Lazy()] * LENGTH, files_=paths)
+    dataset = Holder(
+        broken=Broken(), endless=endless, wide=wide, users=UserList(paths), lazy=[Lazy()] * LENGTH, files_=paths
+    )
     assert one_each(paths) in search(dataset)
 
 
