@@ -93,7 +93,7 @@ def find_columns(
     found: list[Column] = []
     try:
         for column in search.columns(dataset, length):
-            found.append(column)
+            found.append(column)  # noqa: PERF402 - what was found before an error counts
     except _OutOfTimeError:
         _log.info(
             "prefeed: the attributes of %s were searched for paths for %g s, and not to the end: what was not found is learned",
@@ -265,9 +265,10 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 
 def _attribute(holder: Any, name: str) -> Any:
-    values = getattr(holder, "__dict__", None) if type(holder).__getattribute__ is object.__getattribute__ else None
-    if type(values) is dict and name in values:
-        return values[name]
+    with contextlib.suppress(AttributeError):  # no dict
+        values: Any = object.__getattribute__(holder, "__dict__")
+        if name in values:
+            return values[name]
     return _attributes(holder)[name]
 
 
