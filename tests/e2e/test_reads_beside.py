@@ -116,9 +116,7 @@ def totals_of(loader: Any) -> list[int]:
     [(here, Totals), (in_threads, Totals), (in_forks, Totals), (in_futures, Listed), (in_forks, Listed)],
 )
 @pytest.mark.usefixtures("everything")
-def test_what_a_scan_has_read_the_loop_finds(
-    source: Path, slow: SlowDirectory, scan: Scan, dataset_class: Any
-) -> None:
+def test_what_a_scan_has_read_the_loop_finds(source: Path, slow: SlowDirectory, scan: Scan, dataset_class: Any) -> None:
     """Each file is opened once at the origin: by the scan, and by nobody after it."""
     expected = here(paths_of(source))
     assert scan(paths_of(slow.path)) == expected
@@ -227,8 +225,6 @@ if __name__ == "__main__":
 def test_spawned_children_without_torch_are_answered(source: Path, slow: SlowDirectory, tmp_path: Path) -> None:
     (tmp_path / "scan.py").write_text(SPAWNED)
     line = [sys.executable, "-m", "prefeed.cli.main", "run", str(tmp_path / "scan.py"), str(slow.path)]
-    done = subprocess.run(
-        line, env={**os.environ, "PREFEED_READS": "all"}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(line, env={**os.environ, "PREFEED_READS": "all"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{2 * sum(here(paths_of(source)))}\n"), done.stderr
     assert slow.opens_by_file() == {f"{index:02}.bin": 1 for index in range(NUM_FILES)}

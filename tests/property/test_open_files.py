@@ -24,7 +24,9 @@ everywhere = st.one_of(
     st.tuples(st.sampled_from(["read", "readline"]), sizes),
     st.tuples(st.sampled_from(["readinto"]), st.integers(0, 60) | st.just(20_000)),
     st.tuples(st.just("seek"), offsets, st.sampled_from([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, 9])),
-    st.tuples(st.sampled_from(["tell", "next", "readable", "seekable", "writable", "isatty", "flush", "closed", "enter"])),
+    st.tuples(
+        st.sampled_from(["tell", "next", "readable", "seekable", "writable", "isatty", "flush", "closed", "enter"])
+    ),
     st.tuples(st.just("readlines"), st.sampled_from([-1, 0, 10, 5000])),
     st.tuples(st.sampled_from(["write", "writelines"]), st.just(b"x")),
     st.tuples(st.just("truncate")),

@@ -41,7 +41,7 @@ class _AsOpened(_Base):
         return "rb"
 
     @property
-    def raw(self) -> io.FileIO:  # type: ignore[override]
+    def raw(self) -> io.FileIO:
         """The real file, where this one stands."""
         if self.closed:
             raise ValueError("I/O operation on closed file.")
@@ -227,7 +227,8 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         """Return how many bytes come after the position."""
         reader = self._reader()
         source: Any = reader.raw
-        return max(0, source.size() - reader.tell())
+        left: int = source.size() - reader.tell()
+        return max(0, left)
 
     def _reader(self) -> io.BufferedReader:
         """Return what stands in for this from now on: C from end to end."""
@@ -317,7 +318,9 @@ class _LentBytes(io.RawIOBase):
             real = io.FileIO(self._path)
             if self._has_given and not self._lent.are_of(real.fileno()):
                 real.close()
-                raise OSError(errno.ESTALE, "changed while it was open, and the node's cache has let go of it", self._path)
+                raise OSError(
+                    errno.ESTALE, "changed while it was open, and the node's cache has let go of it", self._path
+                )
             self._real = real
         return self._real.fileno()
 

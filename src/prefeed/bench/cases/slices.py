@@ -65,6 +65,4 @@ def _result(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> BenchR
             first_us_per_slice=prefeed[0]["seconds"] / count * 1e6,
             over_plain=prefeed[-1]["seconds"] / plain[-1]["seconds"],
         )
-    return BenchResult(
-        name="slices", fields=samples.medians(), spread=samples.spread(), runs=dict(runs), notes=NOTES
-    )
+    return BenchResult(name="slices", fields=samples.medians(), spread=samples.spread(), runs=dict(runs), notes=NOTES)
