@@ -22,28 +22,28 @@ from slow_files import slow_files
 
 pytestmark = pytest.mark.timeout(120)
 
-MIB = 1024**2
-NUM_FILES = 6
-NUM_SAMPLES = 60
+NUM_FILES = 4
+NUM_SAMPLES = 40
 SLICE_BYTES = 4096
-FILE_SAMPLES = 1_500_000
+FILE_BYTES = 1_200_000
 
 Read = Callable[[Any, int], Any]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Arrays of six megabytes, as raw bytes, NPY and HDF5."""
-    root = tmp_path / "data"
-    root.mkdir()
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Arrays of a megabyte, as raw bytes, NPY and HDF5, and pictures."""
+    root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for index in range(NUM_FILES):
-        array = rng.integers(0, 2**32, FILE_SAMPLES // 2, np.uint32)
+        array = rng.integers(0, 2**32, FILE_BYTES // 4, np.uint32)
         array.tofile(root / f"{index}.bin")
         np.save(root / f"{index}.npy", array)
         with h5py.File(root / f"{index}.h5", "w") as file:
             file["array"] = array
-        Image.fromarray(array[:750_000].view(np.uint8).reshape(1000, 1000, 3)).save(root / f"{index}.png")
+        Image.fromarray(array[:120_000].view(np.uint8).reshape(400, 400, 3)).save(
+            root / f"{index}.png", compress_level=1
+        )
     return root
 
 
@@ -68,7 +68,7 @@ class Slices(Dataset[bytes]):
         return os.path.join(self.root, f"{index % NUM_FILES}{self.ending}")
 
     def __getitem__(self, index: int) -> bytes:
-        return bytes(self.read(self.path(index), index * 1013 % (FILE_SAMPLES - SLICE_BYTES)))
+        return bytes(self.read(self.path(index), index * 29_999 % (FILE_BYTES - SLICE_BYTES)))
 
 
 def by_seek(path: str, start: int) -> Any:
@@ -80,7 +80,7 @@ def by_seek(path: str, start: int) -> Any:
 def by_readinto(path: str, start: int) -> Any:
     target = bytearray(SLICE_BYTES)
     with open(path, "rb") as file:
-        file.seek(start - FILE_SAMPLES * 2, os.SEEK_END)
+        file.seek(start - FILE_BYTES, os.SEEK_END)
         assert file.readinto(target) == SLICE_BYTES
     return target
 

@@ -41,7 +41,7 @@ class _AsOpened(_Base):
         return "rb"
 
     @property
-    def raw(self) -> io.FileIO:  # type: ignore[override]
+    def raw(self) -> io.FileIO:
         """The real file, where this one stands."""
         if self.closed:
             raise ValueError("I/O operation on closed file.")
@@ -227,7 +227,8 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         """Return how many bytes come after the position."""
         reader = self._reader()
         source: Any = reader.raw
-        return max(0, source.size() - reader.tell())
+        left: int = source.size() - reader.tell()
+        return max(0, left)
 
     def _reader(self) -> io.BufferedReader:
         """Return what stands in for this from now on: C from end to end."""
