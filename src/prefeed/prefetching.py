@@ -75,9 +75,9 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
 
     def __init__(
         self,
-        generator: Iterable[Any],
+        generator: Iterable[T],
         max_prefetch: int = 1,
-        preprocess_func: Callable[[Any], T] | None = None,
+        preprocess_func: Callable[[T], Any] | None = None,
         *,
         max_bytes: int | None = None,
     ) -> None:
@@ -179,11 +179,11 @@ class _Maker(Generic[T]):
 
     def __init__(
         self,
-        iterator: Iterator[Any],
+        iterator: Iterator[T],
         *,
         max_prefetch: int,
         max_bytes: int | None,
-        preprocess: Callable[[Any], T] | None = None,
+        preprocess: Callable[[T], Any] | None = None,
     ) -> None:
         self.ready: SimpleQueue[tuple[Any, int, BaseException | None]] = SimpleQueue()
         self.taken: SimpleQueue[int] = SimpleQueue()
@@ -240,7 +240,7 @@ class _Maker(Generic[T]):
         except BaseException as err:  # noqa: BLE001 - for whoever closes
             self.failure = err
 
-    def _preprocessed(self, preprocess: Callable[[Any], T], item: Any) -> T:
+    def _preprocessed(self, preprocess: Callable[[T], Any], item: T) -> Any:
         """Return what the function makes of an item; when it fails, the iterator is closed: it has not come to its end."""
         try:
             return preprocess(item)
