@@ -176,7 +176,7 @@ def test_reads_and_hits_are_those_counted_from_outside(name: str, runs: Runs) ->
     assert runs["warm"].num_hits == pytest.approx(num_reads - num_opened, abs=tolerance)
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, lightning=NAMES, ultralytics=NAMES, unet=NAMES)
+@programs(*LOADING, "nanogpt", fastai=FACTORY, fastai_blocks=FACTORY, lightning=NAMES, ultralytics=NAMES, unet=NAMES)
 def test_every_loader_has_a_name_and_every_epoch_a_line(name: str, runs: Runs) -> None:
     for kind in ("cold", "warm"):
         epochs = Counter(one.loader for one in runs[kind].passes if one.epoch is not None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 import zlib
@@ -126,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=0, help="end the epoch after so many; 0 = all")
     options = parser.parse_args(arguments)
 
-    torch.manual_seed(0)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
     loader = LOADERS[options.library](options.data, options.batch_size)
     sys.stdout.write(json.dumps(read_epoch(loader, options.batches)) + "\n")
 
