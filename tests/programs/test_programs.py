@@ -190,7 +190,8 @@ def test_the_last_lines_count_the_files_of_the_program(name: str, runs: Runs) ->
         return
     for kind in ("cold", "warm"):
         from_cache, from_origin = runs[kind].last_files
-        assert from_cache + from_origin == pytest.approx(runs["plain"].opens.total(), rel=0.01)
+        if not PROGRAMS[name].is_endless:
+            assert from_cache + from_origin == pytest.approx(runs["plain"].opens.total(), rel=0.01)
         assert "went past the cache" not in runs[kind].said
     assert runs["warm"].last_files[1] <= 0.01 * runs["plain"].opens.total()
 
