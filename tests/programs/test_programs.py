@@ -126,7 +126,7 @@ def test_batches_losses_and_weights_are_the_same(runs: Runs) -> None:
     assert runs["warm"].seen == runs["plain"].seen
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, ultralytics=READS, unet=READS)
+@programs(fastai=FACTORY, fastai_blocks=FACTORY, ultralytics=READS, unet=READS)
 def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> None:
     if name == "nanogpt":  # a map of the file: no read of it can be answered
         assert runs["cold"].opens == runs["plain"].opens

@@ -127,8 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=0, help="end the epoch after so many; 0 = all")
     options = parser.parse_args(arguments)
 
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     loader = LOADERS[options.library](options.data, options.batch_size)
     sys.stdout.write(json.dumps(read_epoch(loader, options.batches)) + "\n")
 
