@@ -63,6 +63,7 @@ Runs = dict[str, Run]
 
 # What is still open, as the reasons of tests that fail.
 GUESS = "files of datasets that declare none are learned in the first epoch, not read ahead in it"
+COPIES = "the folder of a run, in an attribute of the dataset, leads to a second copy of its files"
 READS = "reads beside the loaders' samples are not answered"
 FACTORY = "loaders that go round torch's factory are not served"
 NUMBERS = "resident objects asked for by path, in batches, count as late"
@@ -125,7 +126,7 @@ def test_batches_losses_and_weights_are_the_same(runs: Runs) -> None:
     assert runs["warm"].seen == runs["plain"].seen
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, ultralytics=READS, unet=READS)
+@programs(fastai=FACTORY, fastai_blocks=FACTORY, ultralytics=READS, unet=READS)
 def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> None:
     if name == "nanogpt":  # a map of the file: no read of it can be answered
         assert runs["cold"].opens == runs["plain"].opens
@@ -133,7 +134,9 @@ def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> 
         assert runs["cold"].opens == Counter(dict.fromkeys(runs["plain"].opens, 1))
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, ultralytics=READS, unet=READS)
+@programs(
+    fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, monai_persistent=COPIES, ultralytics=READS, unet=READS
+)
 def test_no_file_is_opened_once_it_is_cached(name: str, runs: Runs) -> None:
     if name == "nanogpt":
         assert runs["warm"].opens == runs["plain"].opens
@@ -176,7 +179,7 @@ def test_reads_and_hits_are_those_counted_from_outside(name: str, runs: Runs) ->
     assert runs["warm"].num_hits == pytest.approx(num_reads - num_opened, abs=tolerance)
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, lightning=NAMES, ultralytics=NAMES, unet=NAMES)
+@programs(*LOADING, "nanogpt", fastai=FACTORY, fastai_blocks=FACTORY, lightning=NAMES, ultralytics=NAMES, unet=NAMES)
 def test_every_loader_has_a_name_and_every_epoch_a_line(name: str, runs: Runs) -> None:
     for kind in ("cold", "warm"):
         epochs = Counter(one.loader for one in runs[kind].passes if one.epoch is not None)
@@ -190,7 +193,8 @@ def test_the_last_lines_count_the_files_of_the_program(name: str, runs: Runs) ->
         return
     for kind in ("cold", "warm"):
         from_cache, from_origin = runs[kind].last_files
-        assert from_cache + from_origin == pytest.approx(runs["plain"].opens.total(), rel=0.01)
+        if not PROGRAMS[name].is_endless:
+            assert from_cache + from_origin == pytest.approx(runs["plain"].opens.total(), rel=0.01)
         assert "went past the cache" not in runs[kind].said
     assert runs["warm"].last_files[1] <= 0.01 * runs["plain"].opens.total()
 

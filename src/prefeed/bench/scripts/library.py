@@ -1,12 +1,13 @@
 """A training script as users of a library write it, without a model: ``library.py DATA --library timm``.
 
-Reads one epoch, batches of 64 from two workers, and prints a line of JSON: images, seconds, and a checksum of every batch.
+Reads one epoch from two workers, and prints a line of JSON: images, seconds, and a checksum of every batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 import zlib
@@ -20,21 +21,21 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-BATCH_SIZE, WORKERS = 64, 2
+WORKERS = 2
 
 
-def timm_loader(root: str) -> Iterable[Any]:
+def timm_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return timm's training loader over a folder of classes."""
     from timm.data import create_dataset, create_loader
 
     loader: Iterable[Any] = create_loader(
-        create_dataset("", root=root), input_size=(3, 224, 224), batch_size=BATCH_SIZE, is_training=True,
+        create_dataset("", root=root), input_size=(3, 224, 224), batch_size=batch_size, is_training=True,
         num_workers=WORKERS, use_prefetcher=False, device=torch.device("cpu"),
     )  # fmt: skip
     return loader
 
 
-def huggingface_loader(root: str) -> Iterable[Any]:
+def huggingface_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return torch's loader over a table of paths, decoded and transformed when they are asked for."""
     import datasets
 
@@ -49,10 +50,10 @@ def huggingface_loader(root: str) -> Iterable[Any]:
         return rows
 
     table.set_transform(transform)
-    return DataLoader(table, batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS)
+    return DataLoader(table, batch_size=batch_size, shuffle=True, num_workers=WORKERS)
 
 
-def monai_loader(root: str) -> Iterable[Any]:
+def monai_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return MONAI's loader over dicts of paths."""
     from monai.data import DataLoader as MonaiLoader
     from monai.data import Dataset as MonaiDataset
@@ -68,7 +69,7 @@ def monai_loader(root: str) -> Iterable[Any]:
     )
     data = [{"image": str(path)} for path in sorted(Path(root).glob("*/*.jpg"))]
     loader: Iterable[Any] = MonaiLoader(
-        MonaiDataset(data, prepare), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS
+        MonaiDataset(data, prepare), batch_size=batch_size, shuffle=True, num_workers=WORKERS
     )
     return loader
 
@@ -92,23 +93,23 @@ class Pairs(Dataset[Any]):
         return {"image": torch.from_numpy(pixels).float(), "mask": torch.from_numpy(values.copy()).long()}
 
 
-def unet_loader(root: str) -> Iterable[Any]:
+def unet_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return torch's loader over pairs of pictures and masks."""
-    return DataLoader(Pairs(root), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS)
+    return DataLoader(Pairs(root), batch_size=batch_size, shuffle=True, num_workers=WORKERS)
 
 
-def fastai_loader(root: str) -> Iterable[Any]:
+def fastai_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return the training loader of fastai's loaders over a folder of classes."""
     from fastai.vision.all import ImageDataLoaders, Resize
 
     loaders = ImageDataLoaders.from_folder(
-        root, valid_pct=0.05, seed=0, item_tfms=Resize(224), bs=BATCH_SIZE, num_workers=WORKERS
+        root, valid_pct=0.05, seed=0, item_tfms=Resize(224), bs=batch_size, num_workers=WORKERS
     )
     loader: Iterable[Any] = loaders.train
     return loader
 
 
-LOADERS: dict[str, Callable[[str], Iterable[Any]]] = {
+LOADERS: dict[str, Callable[[str, int], Iterable[Any]]] = {
     "timm": timm_loader,
     "huggingface": huggingface_loader,
     "monai": monai_loader,
@@ -122,11 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--library", choices=LOADERS, required=True)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--batches", type=int, default=0, help="end the epoch after so many; 0 = all")
     options = parser.parse_args(arguments)
 
+    random.seed(0)
+    np.random.seed(0)
     torch.manual_seed(0)
-    loader = LOADERS[options.library](options.data)
+    loader = LOADERS[options.library](options.data, options.batch_size)
     sys.stdout.write(json.dumps(read_epoch(loader, options.batches)) + "\n")
 
 
@@ -136,7 +140,8 @@ def read_epoch(loader: Iterable[Any], max_batches: int) -> dict[str, Any]:
     num_images = 0
     started = time.perf_counter()
     for batch in loader:
-        images = torch.as_tensor(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+        found = batch["image"] if isinstance(batch, dict) else batch[0]
+        images = found.as_subclass(torch.Tensor)  # libraries have classes of their own
         # images: (batch, channels, height, width); every 32nd pixel tells pictures apart and costs nothing
         checksums.append(zlib.crc32(images[:, :, ::32, ::32].contiguous().numpy().tobytes()))
         num_images += len(images)
