@@ -156,7 +156,8 @@ def _begin(
     view = attachment.view(loader, served, rest)
     lease = None if served is None else _serve(view, loader, attachment, served)
     if not isinstance(iterator, _Watched):
-        iterator.__class__ = _watched_type(type(iterator))
+        cls: type[_BaseDataLoaderIter] = type(iterator)
+        iterator.__class__ = _watched_type(cls)
     iterator._attachment, iterator._turn, iterator._lease = attachment, attachment.turn, lease
     torchs(view)
     attachment.has_begun()
