@@ -6,7 +6,6 @@ worker asks for it. Batches, their order and every random generator are as torch
 
 from __future__ import annotations
 
-import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
@@ -156,8 +155,7 @@ def _begin(
     view = attachment.view(loader, served, rest)
     lease = None if served is None else _serve(view, loader, attachment, served)
     if not isinstance(iterator, _Watched):
-        cls: type[_BaseDataLoaderIter] = type(iterator)
-        iterator.__class__ = _watched_type(cls)
+        iterator.__class__ = _watched_type(type(iterator))
     iterator._attachment, iterator._turn, iterator._lease = attachment, attachment.turn, lease
     torchs(view)
     attachment.has_begun()
@@ -249,8 +247,13 @@ class _MultiProcessIter(_WatchedWorkers, _MultiProcessingDataLoaderIter):
         begin_iterator(self, loader, super().__init__, explicit=True)
 
 
-@functools.cache
-def _watched_type(cls: type[_BaseDataLoaderIter]) -> type[_BaseDataLoaderIter]:
+_watched_types: dict[type[Any], type[Any]] = {}
+
+
+def _watched_type(cls: type[Any]) -> type[Any]:
     """Return a class that is watched, and in all else as an iterator's own class, which may be somebody's subclass."""
     watched = _WatchedWorkers if issubclass(cls, _MultiProcessingDataLoaderIter) else _Watched
-    return type(cls.__name__, (watched, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    if cls not in _watched_types:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        _watched_types[cls] = type(cls.__name__, (watched, cls), names)
+    return _watched_types[cls]
