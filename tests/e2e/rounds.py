@@ -111,7 +111,7 @@ class Doubled(_SingleProcessDataLoaderIter):
         self.num_given = 0
 
     def _next_data(self) -> Any:
-        batch = super()._next_data()
+        batch = super()._next_data()  # type: ignore[no-untyped-call]
         self.num_given += 1
         return batch
 

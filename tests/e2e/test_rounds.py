@@ -148,7 +148,7 @@ def test_iterators_that_others_make_are_served(root: Path, maker: str, num_worke
     state = torch.get_rng_state()
     with auto():
         torch.manual_seed(3)
-        found = []
+        found: list[str] = []
         for _ in range(2):
             iterator = MAKERS[maker](loader)
             found += map(digest, iterator)
@@ -178,7 +178,8 @@ def test_workers_that_are_threads_are_served(root: Path, cls: Any) -> None:
     kwargs: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": 3}
     expected = seen(TorchDataLoader(cls(root), generator=torch.Generator().manual_seed(3), **kwargs), epochs=3)
     generator = torch.Generator().manual_seed(3)
-    loader = TorchDataLoader(cls(root), multiprocessing_context=rounds.thread_context(), generator=generator, **kwargs)
+    dataset = cls(root)
+    loader = TorchDataLoader(dataset, multiprocessing_context=rounds.thread_context(), generator=generator, **kwargs)
     with auto():
         assert seen(loader, epochs=3) == expected
         assert_served(3 * NUM, in_first=cls is Declared)
@@ -186,7 +187,7 @@ def test_workers_that_are_threads_are_served(root: Path, cls: Any) -> None:
         access = served._access
         for index in range(NUM):
             files = [access.dataset.manifest.path(number) for number in access.objects_of(index)]
-            assert files == [loader.dataset.path(index)]
+            assert files == [dataset.path(index)]
 
 
 # ---------------------------------------------------------------- loaders made anew
@@ -231,8 +232,8 @@ def test_combined_loaders_are_served(root: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_loaders_of_torchdata_are_left_alone(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from torchdata import nodes
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata import nodes  # type: ignore[import-untyped]
+    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
     dataset = Declared(root)
     with caplog.at_level(logging.INFO), auto():

@@ -158,7 +158,7 @@ class Attachment:
             " (later epochs try again)" if refusal.may_pass else "",
         )  # fmt: skip
 
-    def view(self, loader: TorchDataLoader[Any], served: Served | Staged | None, rest: Rest | None = None) -> Any:
+    def view(self, loader: Any, served: Served | Staged | None, rest: Rest | None = None) -> Any:
         """Return what iterators are made from instead of the loader: its dataset is served, its sampler planned.
 
         Args:
@@ -299,7 +299,7 @@ class Attachment:
             _log.debug("prefeed: attaching failed", exc_info=True)
             return _Refusal(f"{type(err).__name__}: {err}")
 
-    def _open(self, loader: TorchDataLoader[Any], config: Config) -> str:
+    def _open(self, loader: Any, config: Config) -> str:
         if not config.enabled:
             return "PREFEED_ENABLED is 0"
         if isinstance(loader, ItemLoader):
@@ -466,11 +466,12 @@ def works_in_threads(loader: TorchDataLoader[Any]) -> bool:
     return isinstance(worker, type) and issubclass(worker, threading.Thread)
 
 
-def samples_as_torchs(loader: TorchDataLoader[Any]) -> bool:
+def samples_as_torchs(loader: Any) -> bool:
     """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``.
 
     One of another class than torch's has what torch's iterators read of it, and no more: its sampler is all that there is.
     """
     if not isinstance(loader, TorchDataLoader):
         return True
-    return loader._index_sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
+    own = loader.batch_sampler if loader._auto_collation else loader.sampler
+    return loader._index_sampler is own

@@ -6,7 +6,6 @@ worker asks for it. Batches, their order and every random generator are as torch
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from abc import ABCMeta
@@ -251,8 +250,13 @@ class _MultiProcessIter(_WatchedWorkers, _MultiProcessingDataLoaderIter):
         begin_iterator(self, loader, super().__init__, explicit=True)
 
 
-@functools.cache
-def _watched_type(cls: type[_BaseDataLoaderIter]) -> type[_BaseDataLoaderIter]:
+_watched_types: dict[type[Any], type[Any]] = {}
+
+
+def _watched_type(cls: type[Any]) -> type[Any]:
     """Return a class that is watched, and in all else as an iterator's own class, which may be somebody's subclass."""
     watched = _WatchedWorkers if issubclass(cls, _MultiProcessingDataLoaderIter) else _Watched
-    return type(cls.__name__, (watched, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    if cls not in _watched_types:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        _watched_types[cls] = type(cls.__name__, (watched, cls), names)
+    return _watched_types[cls]

@@ -80,7 +80,7 @@ class Other(dataloader._BaseDataLoaderIter):
     """As torchdata's: torch's base class, and all else of its own."""
 
     def _next_data(self) -> Any:
-        return self._collate_fn([self._dataset[index] for index in self._next_index()])  # type: ignore[index]
+        return self._collate_fn([self._dataset[index] for index in next(self._sampler_iter)])
 
 
 class Overriding(BoundEarlier[Any]):
