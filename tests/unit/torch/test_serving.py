@@ -321,7 +321,10 @@ def test_samples_that_open_nothing_are_noticed(paths: list[Path], tmp_path: Path
     writer.record(1, [])
     assert made.opens_nothing()
     manifest.num_objects = 1
-    assert not made.opens_nothing()  # another's files are known
+    writer.suppose(2, [0])
+    assert made.opens_nothing()  # what was guessed was not opened
+    writer.record(2, [0])
+    assert not made.opens_nothing()
     declared = served(Files(paths, read), paths, cache)
     cache.dataset.manifest.num_objects = 0
     assert not declared.opens_nothing()
