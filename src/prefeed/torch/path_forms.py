@@ -113,7 +113,9 @@ class PathForms:
 
     def _joined(self, texts: Sequence[str], directories: Sequence[str]) -> Iterator[Form]:
         """Yield the directories that have these files: of those that are named, or else right below them."""
-        named = [directory for directory in dict.fromkeys((*directories, os.getcwd())) if self._reaches(directory)]
+        named = [
+            directory for directory in dict.fromkeys((*directories, *_working_directory())) if self._reaches(directory)
+        ]
         below: list[str] = []
         for place in (named[:_MOST_DIRECTORIES], below):
             found = [directory for directory in place if self._holds(directory, texts)]
@@ -170,6 +172,13 @@ class PathForms:
                     found.append((entry.name, entry.is_dir()))
             self._listings[directory] = found = sorted(found)
         return found
+
+
+def _working_directory() -> list[str]:
+    try:
+        return [os.getcwd()]
+    except OSError:  # it is gone
+        return []
 
 
 def _join(directory: str, prefix: str, suffix: str, text: str) -> str:

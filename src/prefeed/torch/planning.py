@@ -371,7 +371,8 @@ class PlannedSampler:
             return
         num_planned = self._ends.num_samples
         most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
-        self._read_at = num_drawn + most // 2
+        if not self._is_guessed:  # else it is looked at with each batch
+            self._read_at = num_drawn + most // 2
         most_ahead = WINDOW if ahead.window == WINDOW else _MOST_AHEAD * CHUNK
         if num_planned - num_drawn >= most_ahead:
             return

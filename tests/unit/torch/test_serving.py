@@ -321,6 +321,8 @@ def test_samples_that_open_nothing_are_noticed(paths: list[Path], tmp_path: Path
     assert not made.opens_nothing()  # none was made yet
     writer.record(1, [])
     assert made.opens_nothing()
+    writer.suppose(2, [0])
+    assert made.opens_nothing()  # what was guessed was not opened
     writer.record(2, [0])
     assert not made.opens_nothing()
     declared = served(Files(paths, read), paths, cache)
