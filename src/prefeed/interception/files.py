@@ -84,6 +84,8 @@ class _AsOpened(_Base):
             self.write(line)
 
     def truncate(self, size: int | None = None, /) -> NoReturn:
+        if self.closed:
+            raise ValueError("truncate of closed file")
         raise io.UnsupportedOperation("truncate")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -258,19 +260,19 @@ class _LentBytes(io.RawIOBase):
         self._real: io.FileIO | None = None
 
     def readable(self) -> bool:
+        self._require_open()
         return True
 
     def seekable(self) -> bool:
+        self._require_open()
         return True
 
     def tell(self) -> int:
-        if self.closed:
-            raise ValueError("I/O operation on closed file.")
+        self._require_open()
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        if self.closed:
-            raise ValueError("I/O operation on closed file.")
+        self._require_open()
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:
@@ -307,6 +309,10 @@ class _LentBytes(io.RawIOBase):
         if self._real is not None:
             self._real.close()
         super().close()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
 
     def _same_file(self) -> int:
         """Change to the real file, and return its descriptor.

@@ -117,16 +117,16 @@ def everywhere(reader: KeptFiles, path: Path) -> KeptFiles:
 
 def test_whoever_is_asked_everywhere(path: Path, everywhere: KeptFiles, lending: LendingFiles) -> None:
     try:
-        assert open(path, "rb").read() == CONTENT
+        assert path.read_bytes() == CONTENT
         with reads_from(lending):
-            assert open(path, "rb").read() == CONTENT
-        assert open(path, "rb").read() == CONTENT
+            assert path.read_bytes() == CONTENT
+        assert path.read_bytes() == CONTENT
         assert (len(everywhere.asked), len(lending.asked)) == (2, 1)
         assert np.fromfile(path, np.uint8).tobytes() == CONTENT
         assert len(everywhere.asked) == 3
     finally:
         answer_everywhere(None)
-    assert open(path, "rb").read() == CONTENT
+    assert path.read_bytes() == CONTENT
     assert len(everywhere.asked) == 3
     assert "reader" not in vars(asking), "this thread would never hear of the next one"
 
