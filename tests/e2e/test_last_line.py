@@ -192,15 +192,16 @@ if __name__ == "__main__":
     root = sys.argv[1]
     cv2.imread(Pictures(root).paths[0])
     np.fromfile(Pictures(root).paths[0], np.uint8)
-    loaders = [DataLoader(Pictures(root), batch_size=4, num_workers=2),
-               DataLoader(Raw(root), batch_size=4, num_workers=1, multiprocessing_context="spawn"),
-               DataLoader(Stream())]
-    for loader in [*loaders, loaders[0]]:
+    pictures = DataLoader(Pictures(root), batch_size=4, num_workers=2)
+    raw = DataLoader(Raw(root), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    stream = DataLoader(Stream())
+    for loader in [pictures, raw, stream, pictures]:
         for batch in loader:
             pass
-    for batch in _SingleProcessDataLoaderIter(DataLoader(Stream())):
+    for batch in _SingleProcessDataLoaderIter(stream):
         pass
-    next(iter(DataLoader(Pictures(root), batch_size=4)))
+    first = DataLoader(Pictures(root), batch_size=4)
+    next(iter(first))
     os.kill(os.getpid(), 15)
 """
 
@@ -213,14 +214,14 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
     assert ended.returncode == -15, ended.stderr
     facts = json.loads((tmp_path / "o.json").read_text())
     assert [(one["name"], one["state"], one["epochs"], one["reasons"]) for one in facts["loaders"]] == [
-        ("Pictures", "served", 2, []),
-        ("Raw", "served", 1, []),
-        ("Stream", "not served", 0, ["an IterableDataset has no order to know beforehand"]),
-        ("torch.utils.data.dataloader.DataLoader over Stream", "not seen", 0, []),
+        ("pictures (Pictures)", "served", 2, []),
+        ("raw (Raw)", "served", 1, []),
+        ("stream (Stream)", "not served", 0, ["an IterableDataset has no order to know beforehand"]),
+        ("first (Pictures)", "served", 0, []),
     ]
-    pictures, raw = facts["loaders"][:2]
+    pictures, raw, _, first = facts["loaders"]
     num_batches = -(-NUM_IMAGES // 4)
-    assert (pictures["batches"], raw["batches"]) == (2 * num_batches + 1, num_batches)
+    assert (pictures["batches"], raw["batches"], first["batches"]) == (2 * num_batches, num_batches, 1)
     assert 0 < pictures["waited_seconds"] <= pictures["seconds"]
     known = prefeed.statistics()
     assert facts["cache"]["files"] == known.hits
@@ -232,8 +233,8 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     said = ended.stderr.splitlines()[-3:]
     assert said[0] == (
-        "prefeed: 2 loaders served (Pictures, Raw), 1 not: Stream: an IterableDataset has no order to know beforehand; "
-        "1 made past prefeed: torch.utils.data.dataloader.DataLoader over Stream"
+        "prefeed: 3 loaders served: pictures (Pictures), raw (Raw), first (Pictures); 1 not: stream (Stream): an "
+        "IterableDataset has no order to know beforehand"
     )
     assert (
         f"{NUM_IMAGES + 2} opens went past the cache (os.open {NUM_IMAGES} in samples, cv2.imread 1 outside" in said[1]

@@ -16,7 +16,7 @@ from prefeed.tally import program
 VERSION: Final = 1
 """Of the object for machines: another number where a field means something else."""
 
-_RANK: Final = re.compile(r" \(rank \d+\)")
+_RANK: Final = re.compile(r", rank \d+(?=\)|$)")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
 
@@ -198,11 +198,11 @@ def _served(facts: ProgramFacts) -> str:
     served, refused, unseen = of["served"], of["not served"], of["not seen"]
     text = f"{_number(len(served), 'loader')} served"
     if served:
-        text += f" ({_listed([one['name'] for one in served])})"
+        text += f": {_listed([one['name'] for one in served])}"
     if refused:
-        text += f", {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
+        text += f"{';' if served else ','} {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
     if unseen:
-        text += f"{';' if refused else ','} {len(unseen)} made past prefeed: {_listed([one['name'] for one in unseen])}"
+        text += f"{';' if served or refused else ','} {len(unseen)} made past prefeed: {_listed([one['name'] for one in unseen])}"
     return text
 
 

@@ -11,7 +11,10 @@ import sys
 
 def watch(directory: str, process: int) -> None:
     """Wait for the end of the first process, and say the last line if that has not."""
-    held = os.open(f"{directory}/order", os.O_RDONLY)  # locked: nobody clears this away
+    try:
+        held = os.open(f"{directory}/order", os.O_RDONLY)  # locked: nobody clears this away
+    except FileNotFoundError:  # the program has ended, and said it
+        return
     fcntl.flock(held, fcntl.LOCK_SH)
     ended = select.poll()
     ended.register(process, select.POLLIN)

@@ -96,7 +96,7 @@ class ReadsBeside:
         dataset = None if key is None else self._opened()
         if key is None or dataset is None:
             return None
-        reader = None
+        reader, outcome = None, "origin"
         try:
             reader = self._reader(dataset)
             data, outcome = reader.find(key), "hit"
@@ -143,7 +143,7 @@ class ReadsBeside:
         if self._dataset is None:
             with self._lock:
                 began = time.monotonic()
-                if self._dataset is None and self._again.is_due(began):
+                if self._dataset is None and self._again.is_due(began):  # type: ignore[redundant-expr]  # another thread
                     try:
                         with self._connected() as node:
                             self._dataset = open_dataset_beside(node, self._config)

@@ -71,6 +71,7 @@ class Attachment:
         self._again = Again()
         self._said = ""  # why the last try to attach failed
         self._is_counted = False
+        self._has_opened = False  # a sample below the roots; later ones may use files that are open by then
         self._name = ""
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
@@ -266,7 +267,8 @@ class Attachment:
         served, planned = self.served, self.planned
         if served is None or planned is None:
             return  # there is no plan, or it was let go meanwhile
-        if served.opens_nothing():
+        self._has_opened = self._has_opened or not served.opens_nothing()
+        if not self._has_opened:
             self._let_go()
             self.served = self.planned = self._rings = None
             self._given_up = True

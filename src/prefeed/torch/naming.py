@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from types import FrameType
@@ -52,7 +53,7 @@ def name_of(loader: DataLoader[Any]) -> str:
         name = _known(_made, loader) or iterated_name(sys._getframe(1), loader)
     except Exception:  # noqa: BLE001 - as above
         name = ""
-    whose, rank = _described(loader.dataset), rank_of_process()
+    whose, rank = _described(getattr(loader, "dataset", loader)), rank_of_process()
     if rank is not None:
         whose += f", rank {rank}"
     text = f"{name} ({whose})" if name else whose
@@ -86,7 +87,8 @@ def _known(names: Mapping[int, tuple[ref[DataLoader[Any]], str]], loader: DataLo
 
 def _keep(names: _Names, loader: DataLoader[Any], name: str) -> None:
     key = id(loader)
-    names[key] = ref(loader, lambda _: names.pop(key, None)), name
+    with contextlib.suppress(TypeError):  # what stands for a loader may be of a class that takes no weak references
+        names[key] = ref(loader, lambda _: names.pop(key, None)), name
 
 
 def _twin_of(loader: DataLoader[Any]) -> str:

@@ -53,17 +53,17 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         | past("PIL.Image.open", 106),
         {},
         [
-            "2 loaders served (train_loader, val_loader), 1 not: Stream: an IterableDataset has no order to know beforehand",
+            "2 loaders served: train_loader, val_loader; 1 not: Stream: an IterableDataset has no order to know beforehand",
             ("48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB), 106 opens went past the cache "
             "(PIL.Image.open 106 outside of samples)"),
             "waited 3.1 % of 412.0 s for data",
         ],
     ),
     "ranks": (
-        READ | loader("Photos (rank 0)", served=1, seconds=10, waited=1) | loader("Photos (rank 1)", served=1, seconds=10),
+        READ | loader("photos (Photos, rank 0)", served=1, seconds=10, waited=1) | loader("photos (Photos, rank 1)", served=1, seconds=10),
         {},
         [
-            "1 loader served (Photos)",
+            "1 loader served: photos (Photos)",
             "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)",
             "waited 5.0 % of 20.0 s of 2 processes for data",
         ],
@@ -96,11 +96,11 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         {},
         ["no loaders served, 1 not: A: its samples open no files", "waited 0.0 % of 1.0 s for data"],
     ),
-    "later served": (USED | loader("A", served=1, refused=1) | why("A", "no server"), {}, ["1 loader served (A)"]),
+    "later served": (USED | loader("A", served=1, refused=1) | why("A", "no server"), {}, ["1 loader served: A"]),
     "past prefeed": (
         USED | loader("A", served=1) | {key_of(UNSEEN, "fastai.data.load._FakeLoader over Pets"): counters(4)},
         {},
-        ["1 loader served (A), 1 made past prefeed: fastai.data.load._FakeLoader over Pets"],
+        ["1 loader served: A; 1 made past prefeed: fastai.data.load._FakeLoader over Pets"],
     ),
     "many": (
         USED
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         | {key: value for n in range(7) for key, value in past(f"call{n}", 9 - n).items()},
         {},
         [
-            "11 loaders served (" + ", ".join(f"loader{n:02}" for n in range(8)) + ", and 3 more)",
+            "11 loaders served: " + ", ".join(f"loader{n:02}" for n in range(8)) + ", and 3 more",
             "42 opens below /data (nfs4) went past the cache ("
             + ", ".join(f"call{n} {9 - n} outside of samples" for n in range(5))
             + ", and 2 more)",
