@@ -137,8 +137,9 @@ class ObjectReader:
         if data is not None:
             self._hits += 1
         else:
+            hits = self._hits
             data = self._ask_object(object_id)
-            self._came(data)
+            self._came(data, is_hit=self._hits > hits)
         self._count(data)
         return data
 
@@ -169,14 +170,14 @@ class ObjectReader:
         if self._pid != os.getpid():
             self._start_anew()
         connection = self._connect()
-        data, object_id = None, None
+        data, object_id, hits = None, None, self._hits
         if connection is not None:
             token = connection.next_token()
             question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path), in_doubt)
             data, object_id = self._ask(connection, question)
         if object_id is not None:
             self._consumed.append(object_id)
-            self._came(data)
+            self._came(data, is_hit=self._hits > hits)
         self._count(data)
         return data, object_id
 
@@ -260,9 +261,9 @@ class ObjectReader:
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
 
-    def _came(self, data: Buffer | StoredValue | None) -> None:
-        """Count what the server gave, and was no hit."""
-        if data is not None:
+    def _came(self, data: Buffer | StoredValue | None, *, is_hit: bool) -> None:
+        """Count what the server gave, unless it had it when it was asked."""
+        if data is not None and not is_hit:
             self._from_origin += 1
             self._from_origin_bytes += len(data)
 

@@ -20,7 +20,7 @@ from prefeed.types import (
 from prefeed.wire import session_messages
 from prefeed.wire.root import Message as Message
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Changes with every incompatible message; both sides must agree."""
 
 
