@@ -228,3 +228,16 @@ def test_spawned_children_without_torch_are_answered(source: Path, slow: SlowDir
     done = subprocess.run(line, env={**os.environ, "PREFEED_READS": "all"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{2 * sum(here(paths_of(source)))}\n"), done.stderr
     assert slow.opens_by_file() == {f"{index:02}.bin": 1 for index in range(NUM_FILES)}
+
+
+@pytest.mark.parametrize("module", ["torch", "PIL.Image"])
+def test_whatever_a_program_imports_first(source: Path, tmp_path: Path, module: str) -> None:
+    """torch imports numpy while it is half there itself: nothing that needs torch may be imported then."""
+    path = source / "01.bin"
+    script = tmp_path / "read.py"
+    script.write_text(f"import {module}\nprint(len(open({str(path)!r}, 'rb').read()))\n")
+    line = [sys.executable, "-m", "prefeed", "run", "--root", str(source), str(script)]
+    environment = os.environ | {"PREFEED_READS": "all"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{path.stat().st_size}\n"), done.stderr
+    assert "no file below" in done.stderr, "it was answered, and nothing went past"

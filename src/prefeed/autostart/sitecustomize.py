@@ -13,10 +13,22 @@ def _enable():  # type: () -> None
     import prefeed.auto  # noqa: F401
 
 
-def _answer_beside():  # type: () -> None
-    import prefeed.auto
+_answering = False
 
-    prefeed.auto.answer_beside()
+
+def _answer_beside():  # type: () -> None
+    """Answer reads outside of samples, unless that is being begun, or torch is: half of it is there, and nobody may import more."""
+    global _answering
+    torch = sys.modules.get("torch")
+    if _answering or (torch is not None and getattr(torch.__spec__, "_initializing", False)):
+        return  # whoever is under way does it
+    _answering = True
+    try:
+        import prefeed.auto
+
+        prefeed.auto.answer_beside()
+    finally:
+        _answering = False
 
 
 def _examine():  # type: () -> None
