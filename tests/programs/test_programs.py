@@ -63,10 +63,8 @@ Runs = dict[str, Run]
 
 # What is still open, as the reasons of tests that fail.
 GUESS = "files of datasets that declare none are learned in the first epoch, not read ahead in it"
-COPIES = "the folder of a run, in an attribute of the dataset, leads to a second copy of its files"
 READS = "reads beside the loaders' samples are not answered"
 FACTORY = "loaders that go round torch's factory are not served"
-NUMBERS = "resident objects asked for by path, in batches, count as late"
 NAMES = "loaders are called by their datasets, and a sanity check is an epoch"
 LAST_LINE = "nothing is said when the program ends"
 
@@ -126,7 +124,7 @@ def test_batches_losses_and_weights_are_the_same(runs: Runs) -> None:
     assert runs["warm"].seen == runs["plain"].seen
 
 
-@programs(fastai=FACTORY, fastai_blocks=FACTORY, ultralytics=READS, unet=READS)
+@programs(fastai=FACTORY, fastai_blocks=FACTORY, ultralytics=READS)
 def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> None:
     if name == "nanogpt":  # a map of the file: no read of it can be answered
         assert runs["cold"].opens == runs["plain"].opens
@@ -134,9 +132,7 @@ def test_each_file_is_opened_once_from_an_empty_cache(name: str, runs: Runs) -> 
         assert runs["cold"].opens == Counter(dict.fromkeys(runs["plain"].opens, 1))
 
 
-@programs(
-    fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, monai_persistent=COPIES, ultralytics=READS, unet=READS
-)
+@programs(fastai=FACTORY, fastai_blocks=FACTORY, monai_cache=READS, ultralytics=READS)
 def test_no_file_is_opened_once_it_is_cached(name: str, runs: Runs) -> None:
     if name == "nanogpt":
         assert runs["warm"].opens == runs["plain"].opens
@@ -149,15 +145,7 @@ def test_no_file_is_opened_once_it_is_cached(name: str, runs: Runs) -> None:
     fastai=FACTORY,
     fastai_blocks=FACTORY,
     ultralytics=GUESS,
-    timm=GUESS,
-    timm_endless=GUESS,
-    huggingface=GUESS,
-    huggingface_folder=GUESS,
-    monai=GUESS,
-    monai_threads=GUESS,
-    monai_persistent=GUESS,
     unet=GUESS,
-    super_resolution=GUESS,
 )
 def test_files_are_read_ahead_in_the_first_epoch(runs: Runs) -> None:
     """A guess may have to be confirmed by the first samples."""
@@ -166,7 +154,7 @@ def test_files_are_read_ahead_in_the_first_epoch(runs: Runs) -> None:
     assert runs["cold"].num_unforeseen <= 0.25 * num_files
 
 
-@programs(*COUNTABLE, fastai=FACTORY, fastai_blocks=FACTORY, huggingface=NUMBERS, huggingface_folder=NUMBERS)
+@programs(*COUNTABLE, fastai=FACTORY, fastai_blocks=FACTORY)
 def test_reads_and_hits_are_those_counted_from_outside(name: str, runs: Runs) -> None:
     """What the program opens without prefeed are the reads; what it does not open with a warm cache are the hits."""
     program = PROGRAMS[name]
@@ -179,14 +167,14 @@ def test_reads_and_hits_are_those_counted_from_outside(name: str, runs: Runs) ->
     assert runs["warm"].num_hits == pytest.approx(num_reads - num_opened, abs=tolerance)
 
 
-@programs(*LOADING, "nanogpt", fastai=FACTORY, fastai_blocks=FACTORY, lightning=NAMES, ultralytics=NAMES, unet=NAMES)
+@programs(*LOADING, "nanogpt", fastai=FACTORY, fastai_blocks=FACTORY, ultralytics=NAMES)
 def test_every_loader_has_a_name_and_every_epoch_a_line(name: str, runs: Runs) -> None:
     for kind in ("cold", "warm"):
         epochs = Counter(one.loader for one in runs[kind].passes if one.epoch is not None)
         assert sorted(epochs.values()) == sorted(PROGRAMS[name].epochs), epochs
 
 
-@programs(**dict.fromkeys(map(_word, PROGRAMS), LAST_LINE))
+@programs(**dict.fromkeys(("monai_cache", "unet", "fastai", "fastai_blocks", "ultralytics", "nanogpt"), LAST_LINE))
 def test_the_last_lines_count_the_files_of_the_program(name: str, runs: Runs) -> None:
     if name == "nanogpt":
         assert "prefeed: nothing to do: no DataLoader of torch's was used" in runs["warm"].said
