@@ -202,7 +202,7 @@ def _served(facts: ProgramFacts) -> str:
     if refused:
         text += f"{';' if served else ','} {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
     if unseen:
-        text += f"{';' if served or refused else ','} {len(unseen)} made past prefeed: {_listed([one['name'] for one in unseen])}"
+        text += f"{';' if served or refused else ','} {len(unseen)} iterated past prefeed: {_listed([one['name'] for one in unseen])}"
     return text
 
 

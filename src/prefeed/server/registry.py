@@ -143,14 +143,7 @@ class Registry:
         Raises:
             KeyError: There is no such catalogue.
         """
-        catalogue = self.datasets[number].catalogue
-        if catalogue is None:
-            raise KeyError(f"dataset {number} is no catalogue")
-        object_id = catalogue.index_of(path)
-        if object_id is None:
-            object_id = catalogue.append([path]).start
-            self._scheduler.grow_dataset(number, catalogue.sizes)
-        return object_id
+        return self._objects_of(number, [path])[0]
 
     def twins(self, number: int, object_id: int) -> list[tuple[int, int]]:
         """Return the objects, as dataset and id, of other catalogues or of the same, that are the same file by the same path."""

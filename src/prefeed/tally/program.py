@@ -23,7 +23,7 @@ WHY = b"why"
 """By name of a loader and reason why it was not served: times."""
 
 UNSEEN = b"unseen"
-"""By what it is: iterators of torch's that were made past prefeed."""
+"""By its class: loaders that are gone, and of which no iterator of torch's was made."""
 
 PAST = b"past"
 """By call, and ``s`` for one in a sample: files that were opened past the cache."""

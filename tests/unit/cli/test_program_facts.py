@@ -98,9 +98,9 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
     ),
     "later served": (USED | loader("A", served=1, refused=1) | why("A", "no server"), {}, ["1 loader served: A"]),
     "past prefeed": (
-        USED | loader("A", served=1) | {key_of(UNSEEN, "fastai.data.load._FakeLoader over Pets"): counters(4)},
+        USED | loader("A", served=1) | {key_of(UNSEEN, "Pets"): counters(4)},
         {},
-        ["1 loader served: A; 1 made past prefeed: fastai.data.load._FakeLoader over Pets"],
+        ["1 loader served: A; 1 iterated past prefeed: Pets"],
     ),
     "many": (
         USED
