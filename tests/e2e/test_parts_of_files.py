@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
+from prefeed.client import part_costs
+from prefeed.client.part_costs import CostMeter
 from prefeed.store.reader import ReadBatch
 from prefeed.testing.slow_directory import SlowDirectory
 from sandbox import Sandbox, end_all, servers_of
@@ -234,3 +237,40 @@ def test_a_file_that_is_open_in_a_fork_goes_on_working(source: Path, slow: SlowD
     assert set(slow.opens_by_file().values()) == {1}
     kept.close()
     truth.close()
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("origin_seconds", [1e-9, 100.0], ids=["quicker", "slower"])
+def test_what_the_cache_makes_slower_is_left_alone(
+    source: Path,
+    slow: SlowDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    workers: dict[str, Any],
+    origin_seconds: float,
+) -> None:
+    """What the origin takes is set here, in place of what is measured."""
+
+    def measure(meter: CostMeter, _: object) -> None:
+        meter._costs.probes += 1
+        meter._costs.origin_seconds += origin_seconds
+
+    monkeypatch.setattr(CostMeter, "_probe", measure)
+    monkeypatch.setattr(part_costs, "_LEAST_OPENS", 4)
+    monkeypatch.setattr(part_costs, "_EVERY", 1)
+    monkeypatch.setattr(part_costs, "is_local", lambda _: True)
+    ours = loader_of(Slices(slow.path, *WAYS["seek"]), **workers)
+    truth = list(loader_of(Slices(source, *WAYS["seek"]), DataLoader))
+    with caplog.at_level(logging.INFO, logger="prefeed"):
+        for _ in range(3):
+            assert list(ours) == truth
+    said = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    if origin_seconds == 100.0:
+        assert said == []
+        assert prefeed.statistics().reads == 3 * NUM_SAMPLES
+        assert slow.opens() == NUM_FILES
+        return
+    assert len(said) == 1
+    assert "not used for this loader: its samples read parts of large files, " in said[0]
+    assert prefeed.statistics().reads == NUM_SAMPLES  # of the first epoch
+    assert slow.opens() == NUM_FILES + 2 * NUM_SAMPLES

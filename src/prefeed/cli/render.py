@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from prefeed.cli.text import format_bytes as format_bytes
 from prefeed.types import (
     ClearResult,
     DiskCounts,
@@ -24,6 +23,7 @@ from prefeed.types import (
     Statistics,
     WarmResult,
 )
+from prefeed.units import format_bytes as format_bytes
 
 JsonObject = dict[str, object]
 Row = tuple[str, str]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from prefeed.client.access import AccessMap
 from prefeed.client.lending import Lent
+from prefeed.client.part_costs import CostMeter
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
 from prefeed.interception.protocol import Answer
@@ -15,6 +17,9 @@ from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
 from prefeed.store.tier import StoredValue
+
+_MOST_KNOWN: Final = 4096
+"""Files that no sample is known to open, and that are found without a question when they are opened again."""
 
 
 class SampleFiles:
@@ -30,6 +35,9 @@ class SampleFiles:
         written: Files that are not to be answered: what some process of the node has written is read from the file.
 
     **Threads and processes**: as the reader's.
+
+    Attributes:
+        costs: What reads of parts of large files cost.
     """
 
     def __init__(
@@ -39,9 +47,15 @@ class SampleFiles:
         self._written = written
         self._access = access
         self._roots = roots
+        self.costs = CostMeter()
+        self._lent: list[tuple[Lent, float, float]] = []  # and how long it took, of this for the server
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Answer | None]] = {}
+        self._known: dict[
+            str, int
+        ] = {}  # as the server answered; an id finds nothing that was not compared in this epoch
+        self._known_of: object = None
         self._served_keys: dict[str, bytes] = {}
         self._is_whole = True
         self._in_parts: dict[int, dict[int, None] | None] | None = None
@@ -64,7 +78,19 @@ class SampleFiles:
             self._samples, self._expected = (), None
             self._opened.clear()
             self._served_keys.clear()
-            self._reader.sample_made()
+            if not self._lent:
+                self._reader.sample_made()
+            else:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Nothing is lent any more."""
+        began = time.perf_counter()
+        self._reader.sample_made(sum(lent.num_read for lent, _, _ in self._lent))
+        self.costs.noted(time.perf_counter() - began)
+        for lent, opening_seconds, waited_seconds in self._lent:
+            self.costs.was_read(lent, opening_seconds=opening_seconds, waited_seconds=waited_seconds)
+        self._lent.clear()
 
     @contextmanager
     def parts(self) -> Iterator[None]:
@@ -115,8 +141,15 @@ class SampleFiles:
 
     def _read(self, path: str, object_id: int | None) -> Answer | None:
         data: Answer | StoredValue | None
+        began, waited = time.perf_counter(), self._reader.waited_seconds
+        if object_id is None:
+            object_id = self._known.get(path)
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
+            if object_id is not None:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[path] = object_id
             self._is_whole &= object_id is not None  # else nobody answered: not all that it opens will be known
             if self._written is not None and self._written.any() and self._is_written(path, object_id):
                 data = None  # another name of a file that was written
@@ -125,6 +158,9 @@ class SampleFiles:
             data = self._reader.try_read(object_id)
         if isinstance(data, StoredValue):
             data = Lent(data, path)
+            self._lent.append((data, time.perf_counter() - began, self._reader.waited_seconds - waited))
+        elif data is not None:
+            self.costs.gave_copy()
         if object_id is not None:
             self._opened[path] = (object_id, data)
             if data is not None and self._reader.last_key:

@@ -47,7 +47,11 @@ _REPORT_EVERY = 16
 """Most reads between two reports to the server: it frees what was consumed by these."""
 
 _REPORTS_A_LOOKAHEAD = 8
-"""Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read."""
+_LARGE_REPORT_PAUSE_SECONDS = 0.002
+"""Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read.
+
+Of objects of which parts are read many come within this pause, and none of them is waited for.
+"""
 
 _RECONNECT_SECONDS = 5.0
 _MOST_TIMES = 9
@@ -83,6 +87,7 @@ class ObjectReader:
         self._tier = TierReader(dataset.store_dir)
         self._pid = os.getpid()
         self.last_key = b""  # of the bytes given last; empty when not known
+        self.waited_seconds = 0.0  # for answers of the server, in this process
         self._connection: Connection | None = None
         self._source: Source | None = None
         self._retry_at = 0.0
@@ -96,6 +101,8 @@ class ObjectReader:
         self._hits = 0
         self._direct_reads = 0
         self._unreported_bytes = 0
+        self._unread_bytes = 0  # of these, what was lent and not read
+        self._reported_at = 0.0
         self._counted_hits = 0  # of those that are not reported yet
         self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
@@ -137,9 +144,9 @@ class ObjectReader:
         if data is not None:
             self._hits += 1
         else:
-            hits = self._hits
+            hits, began = self._hits, time.perf_counter()
             data = self._ask_object(object_id)
-            self._came(data, is_hit=self._hits > hits)
+            self._came(data, is_hit=self._hits > hits, began=began)
         self._count(data)
         return data
 
@@ -169,6 +176,7 @@ class ObjectReader:
         """
         if self._pid != os.getpid():
             self._start_anew()
+        began = time.perf_counter()
         connection = self._connect()
         data, object_id, hits = None, None, self._hits
         if connection is not None:
@@ -177,7 +185,7 @@ class ObjectReader:
             data, object_id = self._ask(connection, question)
         if object_id is not None:
             self._consumed.append(object_id)
-            self._came(data, is_hit=self._hits > hits)
+            self._came(data, is_hit=self._hits > hits, began=began)
         self._count(data)
         return data, object_id
 
@@ -197,11 +205,17 @@ class ObjectReader:
         """Return the bytes of each object."""
         return [self.read(object_id) for object_id in object_ids]
 
-    def sample_made(self) -> None:
-        """What was lent is read no more, or by who keeps a file open: the server may free it."""
+    def sample_made(self, num_read: int = 0) -> None:
+        """What was lent is read no more, or by who keeps a file open: the server may free it.
+
+        Args:
+            num_read: Bytes that were read of it.
+        """
         if self._lent:
             self._consumed.extend(object_id for object_id, _ in self._lent)
-            self._unreported_bytes += sum(size for _, size in self._lent)
+            lent_bytes = sum(size for _, size in self._lent)
+            self._unreported_bytes += lent_bytes
+            self._unread_bytes += lent_bytes - num_read
             self._lent.clear()
             self._report_if_due()
 
@@ -223,7 +237,8 @@ class ObjectReader:
         del self._consumed[:]
         if program.is_counting():
             self._tell_program()
-        self._unreported_bytes = 0
+        self._unreported_bytes = self._unread_bytes = 0
+        self._reported_at = time.monotonic()
         if self._send(message):
             self._hits = self._direct_reads = self._counted_hits = 0
 
@@ -255,24 +270,30 @@ class ObjectReader:
         self._report_if_due()
 
     def _report_if_due(self) -> None:
-        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
+        is_due = len(self._consumed) >= _REPORT_EVERY
+        if not is_due and self._unreported_bytes > self._most_unreported_bytes:
+            is_due = time.monotonic() - self._reported_at >= _LARGE_REPORT_PAUSE_SECONDS
+        if is_due:
             self._report()
 
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
 
-    def _came(self, data: Buffer | StoredValue | None, *, is_hit: bool) -> None:
-        """Count what the server gave, unless it had it when it was asked."""
+    def _came(self, data: Buffer | StoredValue | None, *, is_hit: bool, began: float) -> None:
+        """Count the time that an answer took, and what the server gave, unless it had it when it was asked."""
+        self.waited_seconds += time.perf_counter() - began
         if data is not None and not is_hit:
             self._from_origin += 1
             self._from_origin_bytes += len(data)
+            if isinstance(data, StoredValue):  # none of it was read from the cache yet
+                self._unread_bytes -= len(data)
 
     def _tell_program(self) -> None:
         """Count reads for the program's last line, since the last report."""
         hits, self._counted_hits = self._hits - self._counted_hits, self._hits
         num, num_bytes = self._from_origin, self._from_origin_bytes
         self._from_origin = self._from_origin_bytes = 0
-        read = hits, self._unreported_bytes - num_bytes
+        read = hits, self._unreported_bytes - num_bytes - self._unread_bytes
         program.add(program.READS, *read, *((num, num_bytes) if num else ()))
 
     def _ask_object(self, object_id: int) -> Buffer | StoredValue | None:
@@ -461,7 +482,7 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._lent.clear()
-        self._hits = self._direct_reads = self._unreported_bytes = 0
+        self._hits = self._direct_reads = self._unreported_bytes = self._unread_bytes = 0
         self._counted_hits = self._from_origin = self._from_origin_bytes = 0
 
 

@@ -90,7 +90,7 @@ class ReadBatch:
             size = len(view) or size_of_split(self._txn, key, table)
             if size >= from_bytes:
                 return size
-            return bytes(view if len(view) == size else self._join(key, table))
+            return bytes(view) if len(view) == size else _owned(self._join(key, table))
         except lmdb.Error as err:
             self._note_damage(err)
             return None
@@ -211,7 +211,7 @@ class TierReader:
         """Return a copy of a value, None if the tier does not hold it."""
         with self.batch() as batch:
             view = batch.get_view(key)
-            return None if view is None else bytes(view)
+            return None if view is None else _owned(view)
 
     def lend(self, key: bytes, from_bytes: int) -> bytes | StoredValue | None:
         """Return a copy of a value that is smaller than this, a larger one where it is; None: the tier does not hold it."""
@@ -274,6 +274,11 @@ class TierReader:
         shared, self._shared = self._current(), None
         if shared is not None:
             release(shared)
+
+
+def _owned(view: memoryview) -> bytes:
+    """Return a copy of a value, unless it was joined: that is one already."""
+    return view.obj if type(view.obj) is bytes else bytes(view)
 
 
 class StoredValue:

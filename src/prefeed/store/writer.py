@@ -27,6 +27,8 @@ from prefeed.store.environment import (
     try_resize,
 )
 from prefeed.store.layout import (
+    LARGE_BYTES,
+    LARGE_PIECE_PAGES,
     LAYOUT_KEY,
     LAYOUT_VERSION,
     LOCK_BYTES,
@@ -454,6 +456,8 @@ class TierWriter:
     def _commit(self, puts: Sequence[Put], deletes: Sequence[bytes], piece_pages: int) -> None:
         used, capacity = self._used_bytes, self.capacity_bytes
         tables = (self._shared.resident, self._shared.transient)
+        step = piece_bytes(piece_pages or LARGE_PIECE_PAGES)
+        longest = step if piece_pages else LARGE_BYTES
         with self._write() as txn:
             for key in deletes:
                 used -= delete_value(txn, key, tables)
@@ -463,9 +467,9 @@ class TierWriter:
                     used -= delete_value(txn, key, tables)
                 size = value_size(value)
                 used += stored_bytes(size)
-                if piece_pages and size > piece_bytes(piece_pages):
+                if size > longest:
                     used -= delete_value(txn, key, tables)
-                    put_pieces(txn, key, value, table, piece_bytes(piece_pages))
+                    put_pieces(txn, key, value, table, step)
                 elif not txn.put(key, value, True, False, False, table):
                     used -= delete_value(txn, key, tables)
                     txn.put(key, value, True, False, False, table)

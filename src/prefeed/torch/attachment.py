@@ -255,6 +255,7 @@ class Attachment:
         if report.has_last:
             self._tell_reads()
             report.epoch_ends()
+            self._leave_if_slower()
         return batch
 
     def _tell_reads(self) -> None:
@@ -269,14 +270,26 @@ class Attachment:
             return  # there is no plan, or it was let go meanwhile
         self._has_opened = self._has_opened or not served.opens_nothing()
         if not self._has_opened:
-            self._let_go()
-            self.served = self.planned = self._rings = None
-            self._given_up = True
-            reason = f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
-            self._say(_Refusal(reason))
-            self._count(self._name, is_let_go=True)
-            return
-        planned.epoch_ended()
+            self._give_up(
+                f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
+            )
+        elif not self._leave_if_slower():
+            planned.epoch_ended()
+
+    def _leave_if_slower(self) -> bool:
+        """Return True when the epoch showed that the files are better read where they lie, and the loader was let go."""
+        reason = "" if self.served is None else self.served.why_slower()
+        if reason:
+            self._give_up(reason)
+        return bool(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Let the loader go for good, and say why."""
+        self._let_go()
+        self.served = self.planned = self._rings = None
+        self._given_up = True
+        self._say(_Refusal(reason))
+        self._count(self._name, is_let_go=True)
 
     def _try_open(self, loader: TorchDataLoader[Any]) -> _Refusal | None:
         """Attach to the node; return why not, or None."""

@@ -6,22 +6,25 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import astuple, replace
 from multiprocessing import util
 from typing import Any, Final
 
+import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.active import serving
 from prefeed.client.files import SampleFiles
+from prefeed.client.part_costs import NUM_COSTS, PartCosts
 from prefeed.client.reader import ObjectReader
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
@@ -34,6 +37,8 @@ from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
 
 _END: Final = object()
+
+_COST_ROWS: Final = 64
 
 _BEFORE_QUEUES_ARE_JOINED: Final = -4
 """``multiprocessing.Queue`` joins its thread at -5."""
@@ -58,8 +63,10 @@ class Served:
         self._files: SampleFiles | None = None
         written = written_files(access.dataset)
         self.writes = None if written is None else Writes(access.dataset, written)
+        self._costs: SharedCosts | None = None
         if isinstance(access.dataset.manifest, Catalogue):
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
+            self._costs = SharedCosts()
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -70,6 +77,8 @@ class Served:
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
+        if self._costs is not None and self._costs.is_over:
+            return _as_torch(self.inner, indices)
         self._access.refresh()
         try:
             with self._reading():
@@ -82,13 +91,17 @@ class Served:
                     return _samples(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
             self.reader.report()
+            if self._files is not None and self._costs is not None:
+                self._costs.add(self._files.costs.take())
 
     def again(self) -> Served:
         """Return the same, with a reader and a view of what was learned of its own: for another thread."""
         access, learned = self._access, self._access.learned
         if learned is not None:
             access = replace(access, learned=LearnedMap.open(learned.directory, learned.num_samples))
-        return Served(self.inner, access, self.reader.consumer)
+        served = Served(self.inner, access, self.reader.consumer)
+        served._costs = self._costs
+        return served
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
@@ -115,6 +128,13 @@ class Served:
         learned = self._access.learned
         return learned is not None and learned.opens_nothing()
 
+    def why_slower(self) -> str:
+        """Return why the samples' files are better read where they lie, as the epoch showed that ends; "" when they are not.
+
+        From then on all workers read them there.
+        """
+        return "" if self._costs is None else self._costs.why_slower()
+
     def _reading(self) -> AbstractContextManager[None]:
         return serving(self.reader) if self._files is None else reads_from(self._files)
 
@@ -123,6 +143,44 @@ class Served:
 
     def _making(self, *indices: Any) -> AbstractContextManager[None]:
         return nullcontext() if self._files is None else self._files.sample(*indices)
+
+
+class SharedCosts:
+    """What parts of files cost (``PartCosts``), added up over the processes of a loader.
+
+    **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
+    """
+
+    def __init__(self) -> None:
+        self._rows = torch.zeros(
+            _COST_ROWS + 1, NUM_COSTS, dtype=torch.float64
+        )  # the last one is not zero when it is over
+        with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
+            self._rows.share_memory_()
+        self._was_slower = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was found that the files are better read where they lie."""
+        return bool(self._rows[_COST_ROWS, 0])
+
+    def add(self, costs: PartCosts) -> None:
+        """Count what a batch cost."""
+        if costs.opens or costs.others:
+            info = torch_worker._worker_info
+            self._rows[0 if info is None else info.id % _COST_ROWS] += torch.tensor(astuple(costs), dtype=torch.float64)
+
+    def why_slower(self) -> str:
+        """Return why the files are better read where they lie, as the epoch showed; "" when they are not."""
+        rows = self._rows[:_COST_ROWS]
+        costs = PartCosts(*rows.sum(dim=0).tolist())
+        if not costs.is_enough:
+            return ""
+        rows.zero_()
+        why = costs.why_slower(is_lasting=self._was_slower)
+        self._was_slower = costs.is_slower
+        self._rows[_COST_ROWS, 0] = bool(why)
+        return why
 
 
 class ServedItems(Served):
@@ -262,6 +320,13 @@ def _noted(indices: Iterable[Any], drawn: list[Any]) -> Iterator[Any]:
     for index in indices:
         drawn.append(index)
         yield index
+
+
+def _as_torch(dataset: Any, indices: Any) -> list[Any]:
+    """Return the samples of a batch, made as torch's fetcher makes them."""
+    batch = getattr(dataset, "__getitems__", None)
+    samples: list[Any] = batch(indices) if batch else [dataset[index] for index in indices]
+    return samples
 
 
 def _own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] | None:

@@ -20,7 +20,7 @@ from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records, all_jobs
 from prefeed.machine import Process
 from servers import http_server, silent, write_index
-from unit.jobs.trees import make, tree
+from unit.jobs.trees import make, names, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -210,7 +210,7 @@ def test_detached_jobs_run_one_by_one_and_can_be_ended(run: Run, source: Path, t
             None, "job", "apply", "--detach", "-f", job_file(tmp_path, sync_spec(source, tmp_path / "u"), "second")
         )
         assert second.stdout == "second: Pending\n"
-        assert wait_until(lambda: len(tree(tmp_path / "t")) >= 29, timeout_seconds=60)
+        assert wait_until(lambda: len(names(tmp_path / "t")) >= 29, timeout_seconds=60)
         assert not (tmp_path / "u").exists()
 
         busy = run(None, "job", "apply", "-f", job_file(tmp_path, spec, "first"))
@@ -256,7 +256,7 @@ def test_what_is_terminated_ends_and_begins_no_other_job_of_its_file(source: Pat
         process = subprocess.Popen(
             [sys.executable, "-m", "prefeed", "job", "apply", "-f", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )  # fmt: skip
-        assert wait_until(lambda: len(tree(tmp_path / "first")) >= 29, timeout_seconds=60)
+        assert wait_until(lambda: len(names(tmp_path / "first")) >= 29, timeout_seconds=60)
         said = run(None, "job", "terminate", "first").stdout
         server.released.set()
         _, err = process.communicate(timeout=60)
@@ -285,7 +285,7 @@ def test_no_secret_is_seen_anywhere(source: Path, tmp_path: Path, run: Run, monk
         (home / "credentials.json").chmod(0o600)
         file = job_file(tmp_path, sync_spec(server.url, tmp_path / "t"))
         [record] = json.loads(run(None, "job", "apply", "--detach", "-f", file, "--json").stdout)["jobs"]
-        assert wait_until(lambda: len(tree(tmp_path / "t")) >= 29, timeout_seconds=60)
+        assert wait_until(lambda: len(names(tmp_path / "t")) >= 29, timeout_seconds=60)
         command = Path(f"/proc/{record['process']['pid']}/cmdline").read_bytes()
         run(None, "job", "terminate", "one")
         server.released.set()

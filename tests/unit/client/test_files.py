@@ -41,6 +41,7 @@ class Server:
         self.learned: list[tuple[int, list[int]]] = []
         self.num_made = 0
         self.last_key = b""
+        self.waited_seconds = 0.0
 
     def try_read(self, object_id: int) -> bytes | None:
         self.by_id.append(object_id)
@@ -94,6 +95,15 @@ def declared(server: Server) -> SampleFiles:
 
 def files_of(server: Server, access: AccessMap) -> SampleFiles:
     return SampleFiles(server, access, Roots.of(resolve({"roots": [ROOT]})))  # type: ignore[arg-type]
+
+
+def test_a_file_that_no_sample_is_known_to_open_is_asked_for_by_path_once(server: Server) -> None:
+    files = declared(server)
+    for _ in range(3):
+        with files.sample(1):
+            assert files.read_file("/data/new") == b"/data/new"
+    assert server.by_path == ["/data/new"]
+    assert server.by_id == [4, 4]  # what is found there was compared with the file in this epoch
 
 
 class Learning:

@@ -17,3 +17,8 @@ def make(root: Path, files: dict[str, bytes]) -> Path:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
     return root
+
+
+def names(root: Path) -> set[str]:
+    """Return which files are below a directory, some of which may come and go meanwhile."""
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}

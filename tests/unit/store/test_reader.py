@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from prefeed.store import environment
-from prefeed.store.layout import data_path
+from prefeed.store.batches import read_transaction
+from prefeed.store.layout import LARGE_BYTES, LARGE_PIECE_PAGES, data_path, piece_bytes
 from prefeed.store.tier import StoredValue, TierReader, TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
@@ -24,7 +25,7 @@ def directory(sandbox: Sandbox) -> Path:
 
 @pytest.fixture
 def writer(directory: Path) -> Iterator[TierWriter]:
-    writer = TierWriter.open(directory, budget_bytes=8 * MIB)
+    writer = TierWriter.open(directory, budget_bytes=32 * MIB)
     yield writer
     writer.close()
 
@@ -97,7 +98,7 @@ def test_values_in_pieces_read_like_whole_ones(writer: TierWriter, reader: TierR
     assert writer.statistics().resident_entries == 8, "pieces of a replaced value stayed"
 
 
-SIZES = (0, 1, 100, 4080, 4081, 16_368, 16_369, 84_000, 300_000)
+SIZES = (0, 1, 100, 4080, 4081, 16_368, 16_369, 84_000, 300_000, LARGE_BYTES, LARGE_BYTES + 1)
 
 
 @pytest.mark.parametrize("pages", [None, 4, 1])
@@ -120,6 +121,27 @@ def test_parts_are_copied_of_what_is_lent(writer: TierWriter, reader: TierReader
                 count = lent.read_into(start, memoryview(target))
                 assert count == len(value[start : start + size])
                 assert bytes(target[:count]) == lent.read(start, size) == value[start : start + size]
+
+
+def test_no_lookup_finds_all_of_a_large_value(writer: TierWriter, reader: TierReader) -> None:
+    """The binding of LMDB touches each page of what it finds: 15,000 of 60 MB."""
+    large, largest_whole = value_of(1, 3 * LARGE_BYTES), value_of(2, LARGE_BYTES)
+    writer.put_many([(key_of(1), large, False), (key_of(2), largest_whole, True)])
+    with read_transaction(writer._shared) as txn:
+        resident, transient = (
+            [len(value) for _, value in txn.cursor(db=table)]
+            for table in (writer._shared.resident, writer._shared.transient)
+        )
+    assert sum(resident) == len(large)
+    assert max(resident) <= piece_bytes(LARGE_PIECE_PAGES) < LARGE_BYTES
+    assert transient == [LARGE_BYTES]
+    assert reader.get(key_of(1)) == large
+    with reader.batch() as batch:
+        views = batch.get_views([key_of(1), key_of(2)])
+        assert [bytes(view or b"") for view in views] == [large, largest_whole]
+    writer.delete_many([key_of(1), key_of(2)])
+    assert list(writer.entries()) == []
+    assert writer.used_bytes == 0
 
 
 def test_what_is_lent_outlives_batches_and_not_its_value(writer: TierWriter, reader: TierReader) -> None:

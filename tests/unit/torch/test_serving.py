@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import io
 import threading
 from collections.abc import Iterator
@@ -12,18 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.active import active_reader
 from prefeed.client.files import SampleFiles
+from prefeed.client.part_costs import PartCosts
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Lent, Served, WorkerStart, _end_orphan
+from prefeed.torch.serving import Lent, Served, SharedCosts, WorkerStart, _end_orphan
+from sandbox import Sandbox
 
 CACHED = b"from the cache"
 
@@ -43,12 +47,13 @@ class Cache:
         self.asked_by_path: list[str] = []
         self.told: list[Any] = []
         self.last_key = b""
+        self.waited_seconds = 0.0
         self.dataset: Any = None
 
     def try_read(self, object_id: int) -> bytes | None:
         self.asked.append(object_id)
         if isinstance(self.answer, Exception):
-            raise self.answer
+            raise copy.copy(self.answer)  # the parameter of a test stays, and would keep all that its traceback shows
         return self.answer
 
     def try_read_file(self, path: str) -> tuple[bytes | None, int | None]:
@@ -105,6 +110,7 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
         lent=Lent(),
         _access=access,
         _files=SampleFiles(cache, access, roots) if files else None,
+        _costs=SharedCosts() if files else None,
     )
     return made
 
@@ -201,6 +207,23 @@ def test_reader_is_in_charge_only_inside(paths: list[Path]) -> None:
 
 
 # ------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: Sandbox, method: str) -> None:
+    """What workers measured counts in the loader's process, and what is decided there counts in workers."""
+    cache = Cache()
+    made = served(Files(paths, read), paths, cache)
+    assert made.why_slower() == ""
+    slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
+    process = torch.multiprocessing.get_context(method).Process(target=SharedCosts.add, args=(made._costs, slower))
+    process.start()
+    process.join()
+    assert made.__getitems__([2, 0]) == [CACHED, CACHED]
+    assert "10.0 ms through the cache" in made.why_slower()
+    assert made.__getitems__([2, 0]) == [b"on disk 2", b"on disk 0"]
+    assert made.why_slower() == ""  # of what was counted since
+    assert cache.asked == [2, 0]
 
 
 def test_batch_is_made_sample_by_sample_and_then_reported(paths: list[Path]) -> None:
