@@ -270,11 +270,11 @@ class ObjectReader:
         self._report_if_due()
 
     def _report_if_due(self) -> None:
-        is_due = len(self._consumed) >= _REPORT_EVERY
-        if not is_due and self._unreported_bytes > self._most_unreported_bytes:
-            is_due = time.monotonic() - self._reported_at >= _LARGE_REPORT_PAUSE_SECONDS
-        if is_due:
+        if len(self._consumed) >= _REPORT_EVERY:
             self._report()
+        elif self._unreported_bytes > self._most_unreported_bytes:
+            if time.monotonic() - self._reported_at >= _LARGE_REPORT_PAUSE_SECONDS:
+                self._report()
 
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
