@@ -73,6 +73,27 @@ def test_columns_are_judged_one_by_one() -> None:
     assert len([path for path in given if path.startswith("/of some")]) == 100
 
 
+def test_a_column_tells_of_its_own_samples_alone() -> None:
+    """One of a dataset that was concatenated from several."""
+    guess = Guess([column("second", start=100, length=10)])
+    assert [sample for sample in range(300) if guess.tells_of(sample)] == list(range(100, 110))
+    counts, paths = guess.take(range(300))
+    assert counts == [(sample, 1) for sample in range(100, 110)]
+    assert paths == [f"/second/{index}" for index in range(10)]
+
+
+def test_samples_that_are_never_made_hold_up_no_others() -> None:
+    """Every second one is made; of the others nobody hears, as when a sampler has left them out."""
+    guess = Guess([column("right")])
+    given: list[str] = []
+    for start in range(0, LENGTH, 128):
+        given += guess.take(range(start, LENGTH))[1]
+        for sample in range(start, min(LENGTH, start + 128), 2):
+            guess.judge(sample, {f"/right/{sample}"})
+    assert given == [f"/right/{i}" for i in range(LENGTH)]
+    assert len(guess.pending) <= MOST_AHEAD
+
+
 def test_columns_that_raise_or_are_no_paths_are_nothing() -> None:
     def broken(index: int) -> list[str]:
         raise RuntimeError(index)
