@@ -135,6 +135,9 @@ HOLDERS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "names and settings": lambda p: {
         "args": {"data": str(Path(p[0]).parents[1])}, "names": [f"images/{Path(x).name}" for x in p],
     },
+    "names and parsed arguments": lambda p: {
+        "args": SimpleNamespace(data=str(Path(p[0]).parents[1])), "names": [f"images/{Path(x).name}" for x in p],
+    },
     "lines": lambda p: {"root": Path(p[0]).parents[1], "lines": [f"images/{Path(x).name} {i}\n" for i, x in enumerate(p)]},
     "whole lines": lambda p: {"lines": [f"{x} {i}" for i, x in enumerate(p)]},
 }  # fmt: skip
@@ -158,6 +161,22 @@ def test_a_subclass_of_list_is_read_as_the_list_that_it_is(search: Any, paths: l
 def test_nested_lists_are_files_of_one_sample(search: Any, paths: list[str]) -> None:
     data = [{"image": [path] * (1 + i % 2)} for i, path in enumerate(paths)]
     assert search(Holder(data=data)) == [[entry["image"] for entry in data]]
+
+
+def test_names_are_joined_with_relative_directories(
+    search: Any, root: Path, paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory; and one of a word alone, where the attribute is called after what it is."""
+    monkeypatch.chdir(root)
+    names = [Path(path).name for path in paths]
+    assert search(Holder(names=[f"images/{name}" for name in names])) == [one_each(paths)]
+
+    def of(dataset: Any) -> list[Column]:
+        return find_columns(dataset, LENGTH, covers=lambda path: path.startswith(f"{root}/images/"))
+
+    (column,) = of(Holder(img_dir="images", names=names))
+    assert [files_of(column, sample) for sample in range(LENGTH)] == one_each(paths)
+    assert of(Holder(title="images", names=names)) == []
 
 
 def test_stems_are_completed_in_each_directory(search: Any, root: Path, paths: list[str]) -> None:
@@ -202,6 +221,7 @@ def test_wrappers(search: Any, paths: list[str]) -> None:
     assert search(Subset(inner, chosen)) == expected
     assert search(Holder(length=len(chosen), files_=paths, index_list=chosen)) == expected
     assert search(Holder(length=3 * LENGTH, inner=inner, times=3)) == [one_each(paths * 3)]
+    assert search(Holder(length=3 * LENGTH, files_=paths, times=3)) == [one_each(paths * 3)]
 
 
 def test_concatenated(search: Any, root: Path, paths: list[str]) -> None:
@@ -250,6 +270,19 @@ def test_ten_million_paths_cost_what_ten_do(search: Any, root: Path, paths: list
     columns = find_columns(Holder(length=len(many), files_=many), len(many), covers=lambda _: True, clock=clock)
     assert [list(column.files(len(many) - 1)) for column in columns] == [[paths[-1]]]
     assert len(reads) < 100
+
+
+def test_few_objects_are_looked_into() -> None:
+    """Of 40,000 that a dataset holds: with each one the time is looked at."""
+    looks: list[int] = []
+
+    def clock() -> float:
+        looks.append(0)
+        return 0.0
+
+    wide = {str(i): SimpleNamespace(**{f"a{j}": SimpleNamespace() for j in range(200)}) for i in range(200)}
+    assert find_columns(Holder(wide=wide), LENGTH, covers=lambda _: True, clock=clock) == []
+    assert 1000 < len(looks) < 3000
 
 
 def test_a_search_that_takes_too_long_is_given_up_with_a_line(
