@@ -13,6 +13,7 @@ import pytest
 
 from prefeed.advice.verdict import WORTH_WHILE
 from prefeed.cli.doctor import _name_of
+from sandbox import Sandbox
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -90,8 +91,14 @@ def test_a_program_that_computes(program: Path) -> None:
     assert ("no cache can help" in found["text"]) is not is_waiting
 
 
-def test_shown_to_a_person(program: Path) -> None:
+def _kept_verdicts(sandbox: Sandbox) -> dict[str, bytes]:
+    """Return what is kept of programs for the next time, by the name of its file."""
+    return {path.name: path.read_bytes() for path in (sandbox.home / "doctor").iterdir()}
+
+
+def test_shown_to_a_person(program: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(program, 0.01, 0, 1)
+    kept = _kept_verdicts(sandbox)
     lines = done.stdout.splitlines()
     assert lines[0] == "begins"
     assert lines[1].startswith("This job waits for data")
@@ -103,8 +110,15 @@ def test_shown_to_a_person(program: Path) -> None:
 
     again = run(program, 0.01, 0, 1)
     assert again.stdout.splitlines()[-1].startswith("Since the last examination: ")
-    lines_of = [[sys.executable, "train.py", epochs] for epochs in "112"]
-    assert [_name_of(line) == _name_of(lines_of[0]) for line in lines_of] == [True, True, False]
+    (first,) = kept
+    ((name, verdict),) = _kept_verdicts(sandbox).items()
+    assert name == first
+    assert verdict != kept[name], "the next time is compared with the last one"
+    monkeypatch.chdir(program.parent)
+    line = [sys.executable, str(program), "0.01", "0", "1"]
+    assert f"{_name_of(line)}.json" == name
+    for other in ([*line[:-1], "2"], line[:-1], [*line, "1"], [sys.executable, "other.py", *line[2:]]):
+        assert f"{_name_of(other)}.json" != name
 
 
 def test_a_program_that_ends_too_soon(program: Path) -> None:

@@ -114,19 +114,47 @@ class Backwards(Sampler[int]):
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.num_drawn = 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length - 1, -1, -1))
+        for index in range(self.length - 1, -1, -1):
+            self.num_drawn += 1
+            yield index
 
 
-def test_a_sampler_that_is_not_read_ahead(many: SlowDirectory, planned: list[int]) -> None:
-    """Its batches are told as workers are given them."""
-    dataset = Listed(images_of(many.path)[:200])
-    ours = loader_of(dataset, shuffle=None, sampler=Backwards(200), num_workers=2)
-    truth = loader_of(dataset, DataLoader, shuffle=None, sampler=Backwards(200))
-    assert list(ours) == list(truth)
-    assert planned  # the guess of a batch is told with the next one, if the server is quick enough
-    assert set(opens_of(many, "images").values()) == {2}
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_that_is_not_read_ahead(
+    many: SlowDirectory, planned: list[int], monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """It is drawn as torch draws it. Each batch is told when the next one is drawn, and so are its files, once."""
+    length = 200
+    supposed: list[str] = []
+    suppose = Consumer.suppose
+
+    def supposes(self: Consumer, samples: Any, paths: list[str]) -> bool:
+        supposed.extend(paths)
+        was_told = suppose(self, samples, paths)
+        self.read_counts()  # answered after what was told: here the server is always quick enough
+        return was_told
+
+    monkeypatch.setattr(Consumer, "suppose", supposes)
+    paths = images_of(many.path)[:length]
+    drawn: list[list[int]] = []
+    batches: list[list[Any]] = []
+    for cls in (prefeed.DataLoader, DataLoader):
+        sampler = Backwards(length)
+        loader = loader_of(Listed(paths), cls, shuffle=None, sampler=sampler, num_workers=num_workers)
+        drawn.append([])
+        batches.append([])
+        for batch in loader:
+            batches[-1].append(batch)
+            drawn[-1].append(sampler.num_drawn)
+        if cls is prefeed.DataLoader:
+            assert set(opens_of(many, "images").values()) == {1}
+    assert batches[0] == batches[1]
+    assert drawn[0] == drawn[1]
+    assert supposed == paths[::-1]
+    assert len(planned) == len(set(planned)) == length - BATCH_SIZE  # nothing is drawn after the last batch
 
 
 def test_a_wrong_guess_costs_few_fetches(many: SlowDirectory, planned: list[int]) -> None:

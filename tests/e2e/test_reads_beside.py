@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,17 +154,31 @@ def rewrite(path: Path, data: bytes) -> None:
 
 @pytest.mark.usefixtures("everything")
 def test_a_file_is_asked_before_each_read(source: Path, slow: SlowDirectory) -> None:
+    """Each version is fetched once, by the server; what was written just now is opened each time, by the program."""
     path, other = slow.path / "00.bin", slow.path / "01.bin"
     assert path.read_bytes() == (source / "00.bin").read_bytes()
     assert other.read_bytes() == (source / "01.bin").read_bytes()
+    assert beside._current is not None
+    outcomes = beside._current.outcomes
     for data in (b"changed", b"again!!" * 60_000):
         rewrite(source / "00.bin", data)
         assert path.read_bytes() == data
-        opens = slow.opens()
-        assert path.read_bytes() == data
+        opens = slow.opens()  # the server may have read it twice, to be sure that it is whole
+        for _ in range(2):
+            assert path.read_bytes() == data
         assert slow.opens() == opens
     assert other.read_bytes() == (source / "01.bin").read_bytes()
     assert slow.opens_by_file()["01.bin"] == 1
+    assert outcomes == {"fetched": 4, "hit": 5}
+
+    for number in range(3):
+        (source / "00.bin").write_bytes(b"young %d" % number)
+        now = time.time() + 60 + number  # however slow this machine is
+        os.utime(source / "00.bin", (now, now))
+        assert path.read_bytes() == b"young %d" % number
+        assert slow.opens() == opens + 1 + number
+    assert outcomes == {"fetched": 4, "hit": 5, "origin": 3}
+
     (source / "00.bin").unlink()
     with pytest.raises(FileNotFoundError):
         path.read_bytes()

@@ -210,10 +210,16 @@ def test_loader_of_each_epoch_goes_on_counting(root: Path) -> None:
 
 
 def test_other_datasets_epochs_are_their_own(root: Path) -> None:
+    """Those of a dataset that is gone, and those of two that get a loader each in turns."""
+    train, valid = (Subset(Declared(root), range(length)) for length in (8, 12))
     with auto():
         for _ in range(2):
             seen(TorchDataLoader(Subset(Declared(root), range(8)), batch_size=BATCH), epochs=2)
-        assert [epoch.epoch for epoch in prefeed.statistics().epochs] == [1, 2, 1, 2]
+        for _ in range(2):
+            for dataset in (train, valid):
+                seen(TorchDataLoader(dataset, batch_size=BATCH), epochs=1)
+        numbers = [(epoch.epoch, epoch.batches) for epoch in prefeed.statistics().epochs]
+        assert numbers == [(1, 2), (2, 2)] * 2 + [(1, 2), (1, 3), (2, 2), (2, 3)]
 
 
 # ---------------------------------------------------------------- libraries

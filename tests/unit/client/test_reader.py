@@ -31,6 +31,8 @@ from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
+from prefeed.tally import program
+from prefeed.tally.shared import sums
 from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 from scripted import ScriptedServer, scripted
@@ -413,6 +415,32 @@ def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset
         assert server.of(m.Demand) == []
 
 
+def test_a_fork_counts_its_own_reads_for_the_last_line(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader], tmp_path: Path
+) -> None:
+    """What its parent has not reported yet, the parent reports."""
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    (tmp_path / "counts").mkdir()
+    program.begin(str(tmp_path / "counts"))
+    try:
+        reader.read_many([0, 1, 2, 2])
+        child = os.fork()
+        if not child:
+            reader.read_many([2, 3])
+            reader.report()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        reader.report()
+        found = sums(str(tmp_path / "counts"))[program.READS][:4]
+    finally:
+        program.end()
+    hits, misses = [2, 2], [0, 1, 2, 3]
+    assert found == [
+        len(hits), sum(len(content(index)) for index in hits),
+        len(misses), sum(len(content(index)) for index in misses),
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------ files opened by path
 
 
@@ -491,8 +519,9 @@ def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
     dataset, other = (open_learned_dataset(node, "0123456789abcdef", 4, config) for _ in range(2))
     late, early = reader_of(readers, dataset), reader_of(readers, other)
     many = 1500
-    for index in range(many):
+    for index in range(many):  # before any is read: the server waits for one that was written just now to come to rest
         (origin / f"many{index:04d}.bin").write_bytes(content(index, 40))
+    for index in range(many):
         early.try_read_file(str(origin / f"many{index:04d}.bin"))
     assert len(late._keys) < many * 16
     assert late.read_many([many - 1, 2, many - 1]) == [content(many - 1, 40), content(2, 40), content(many - 1, 40)]

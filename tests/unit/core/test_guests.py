@@ -80,7 +80,7 @@ def test_a_guest_is_not_handed_over_with_what_others_pay_for() -> None:
 def test_room_is_made_of_what_is_paid_for() -> None:
     """A guest that goes would leave its entry where it is."""
     holdings = holdings_of(datasets=2)
-    holdings.keep(requested(holdings, 1))
-    holdings.share(requested(holdings, 2))
+    holdings.keep(requested(holdings, 2))
+    holdings.share(requested(holdings, 1))
     holdings.trim(0, live={1, 2}, in_order=lambda dataset, state: holdings.tables[dataset].ids_in(state).tolist())
-    assert holdings.take_actions() == [Free(1, 0, COST, True)]
+    assert holdings.take_actions() == [Free(2, 0, COST, True)]

@@ -218,6 +218,18 @@ def test_paths_of_another_mount_namespace_are_other_files(node: Rig, files: list
     assert node.node.registry.twins(one.number, 0) == [(other.number, 0)]
 
 
+def test_what_another_mount_namespace_has_left_is_not_taken_over(node: Rig, files: list[Path]) -> None:
+    """The same paths may be other files there."""
+    one = node.open_catalogue(*files, name="one")
+    read(node, ONE, one)
+    node.node.end_consumer(ONE)
+    one.view = object.__new__(View)
+    other = node.open_catalogue(*files, name="other")
+    read(node, OTHER, other)
+    assert opened(node) == 2 * NUM_FILES
+    one.view = None
+
+
 def test_a_file_without_versions_is_not_shared_after_it_came(node: Rig, files: list[Path]) -> None:
     """Nothing tells old bytes from new ones."""
     one, other = (node.open_catalogue(*files, name=name) for name in ("one", "other"))

@@ -53,6 +53,33 @@ def test_what_samples_open_is_kept(tmp_path: Path) -> None:
     assert "2 of 9" not in repr(reader)
 
 
+def test_a_guess_is_planned_and_was_seen_by_nobody(tmp_path: Path) -> None:
+    """It gives way to what a sample really opens, also where that is the same, and takes the place of nothing."""
+    samples = np.arange(5)
+    with opened(tmp_path / "m", 5) as writer:
+        writer.suppose(1, [7])
+        writer.suppose(2, [8, 9])
+        writer.suppose(3, [5])
+        writer.suppose(1, [6])
+        writer.record(0, [])
+    with opened(tmp_path / "m", 5) as writer:
+        reader = LearnedMap.open(tmp_path / "m", 5)
+        assert reader.opens_nothing(), "of what was seen; a guess says nothing of what a sample opens"
+        assert ids_of(reader, [0, 1, 2, 3, 4]) == ([7, 8, 9, 5], [0, 1, 2, 1, 0])
+        assert reader.have_records(samples).tolist() == [True, True, True, True, False]
+        assert reader.are_seen(samples).tolist() == [True, False, False, False, False]
+        assert [reader.seen(sample) for sample in range(5)] == [(), None, None, None, None]
+        writer.record(1, [7])
+        writer.record(2, [4])
+        for sample in (0, 1, 2):
+            writer.suppose(sample, [1])
+        reader.refresh()
+        assert [reader.seen(sample) for sample in range(5)] == [(), (7,), (4,), None, None]
+        assert reader.are_seen(samples).tolist() == [True, True, True, False, False]
+        assert ids_of(reader, [0, 1, 2, 3, 4]) == ([7, 4, 5], [0, 1, 1, 1, 0])
+        assert not reader.opens_nothing()
+
+
 def test_a_map_that_is_not_there_is_empty_until_it_is(tmp_path: Path) -> None:
     reader = LearnedMap.open(tmp_path / "m", 3)
     assert not reader.refresh()

@@ -131,6 +131,7 @@ def test_other_datasets_have_others(other: Any) -> None:
         {"started": "2026-11-22 23:17:33", "clock": 1795389453.4},
         {"run": "/home/somebody/runs/2026-11-22"},
         {"run": Path("/scratch/run7"), "log": Path("/scratch/run7/log.txt")},
+        {"out": "/scratch/output", "log": Path("/scratch/output/log.txt"), "temporary": "/tmp"},  # /tmp is there
         {"run": "runs/exp17", "name": "exp17-2026", "host": "node017", "device": "cuda:1"},
         {"id": str(uuid.uuid4())},
         {"id": uuid.uuid4()},

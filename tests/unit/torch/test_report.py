@@ -171,7 +171,9 @@ def test_an_epoch_that_was_left_is_none_and_has_a_line_of_its_own(loop: Loop, le
 
 
 @pytest.mark.parametrize("length", [2, 7])
-def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> None:
+def test_a_trial_is_no_epoch_however_far_it_comes(caplog: pytest.LogCaptureFixture, length: int) -> None:
+    told: list[tuple[int, ...]] = []
+    loop = Loop(caplog, tally=lambda *amounts: told.append(amounts))
     loop.report.epoch_begins(length, is_trial=True)
     loop.step(waits=1.0)
     loop.step(waits=1.0)
@@ -184,6 +186,9 @@ def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> No
     )
     assert whole.startswith("prefeed: epoch 1 of Photos: 0.0 %")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
+    assert [sum(numbers) for numbers in zip(*told, strict=True)][:2] == [1, 2 + length], (
+        "epochs, batches of the last line"
+    )
 
 
 def test_loop_that_asks_for_no_more_than_there_is(loop: Loop) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import UserList
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -133,6 +135,9 @@ HOLDERS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "names and settings": lambda p: {
         "args": {"data": str(Path(p[0]).parents[1])}, "names": [f"images/{Path(x).name}" for x in p],
     },
+    "names and parsed arguments": lambda p: {
+        "args": SimpleNamespace(data=str(Path(p[0]).parents[1])), "names": [f"images/{Path(x).name}" for x in p],
+    },
     "lines": lambda p: {"root": Path(p[0]).parents[1], "lines": [f"images/{Path(x).name} {i}\n" for i, x in enumerate(p)]},
     "whole lines": lambda p: {"lines": [f"{x} {i}" for i, x in enumerate(p)]},
 }  # fmt: skip
@@ -156,6 +161,22 @@ def test_a_subclass_of_list_is_read_as_the_list_that_it_is(search: Any, paths: l
 def test_nested_lists_are_files_of_one_sample(search: Any, paths: list[str]) -> None:
     data = [{"image": [path] * (1 + i % 2)} for i, path in enumerate(paths)]
     assert search(Holder(data=data)) == [[entry["image"] for entry in data]]
+
+
+def test_names_are_joined_with_relative_directories(
+    search: Any, root: Path, paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory; and one of a word alone, where the attribute is called after what it is."""
+    monkeypatch.chdir(root)
+    names = [Path(path).name for path in paths]
+    assert search(Holder(names=[f"images/{name}" for name in names])) == [one_each(paths)]
+
+    def of(dataset: Any) -> list[Column]:
+        return find_columns(dataset, LENGTH, covers=lambda path: path.startswith(f"{root}/images/"))
+
+    (column,) = of(Holder(img_dir="images", names=names))
+    assert [files_of(column, sample) for sample in range(LENGTH)] == one_each(paths)
+    assert of(Holder(title="images", names=names)) == []
 
 
 def test_stems_are_completed_in_each_directory(search: Any, root: Path, paths: list[str]) -> None:
@@ -200,6 +221,7 @@ def test_wrappers(search: Any, paths: list[str]) -> None:
     assert search(Subset(inner, chosen)) == expected
     assert search(Holder(length=len(chosen), files_=paths, index_list=chosen)) == expected
     assert search(Holder(length=3 * LENGTH, inner=inner, times=3)) == [one_each(paths * 3)]
+    assert search(Holder(length=3 * LENGTH, files_=paths, times=3)) == [one_each(paths * 3)]
 
 
 def test_concatenated(search: Any, root: Path, paths: list[str]) -> None:
@@ -250,6 +272,19 @@ def test_ten_million_paths_cost_what_ten_do(search: Any, root: Path, paths: list
     assert len(reads) < 100
 
 
+def test_few_objects_are_looked_into() -> None:
+    """Of 40,000 that a dataset holds: with each one the time is looked at."""
+    looks: list[int] = []
+
+    def clock() -> float:
+        looks.append(0)
+        return 0.0
+
+    wide = {str(i): SimpleNamespace(**{f"a{j}": SimpleNamespace() for j in range(200)}) for i in range(200)}
+    assert find_columns(Holder(wide=wide), LENGTH, covers=lambda _: True, clock=clock) == []
+    assert 1000 < len(looks) < 3000
+
+
 def test_a_search_that_takes_too_long_is_given_up_with_a_line(
     search: Any, paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,6 +312,23 @@ def test_attributes_that_raise_or_have_no_end(search: Any, paths: list[str]) -> 
     assert one_each(paths) in search(dataset)
 
 
+def test_few_files_are_asked_for_and_few_directories_listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a round trip on the storage that this is for."""
+    for number in range(40):
+        (root / f"folder{number}").mkdir()
+    asked: list[str] = []
+    listed: list[str] = []
+    stat, scandir = os.stat, os.scandir
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", lambda path, **kwargs: asked.append(str(path)) or stat(path, **kwargs))
+        patched.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
+        names = {f"names{number}": [f"{number}_{i}.gone" for i in range(LENGTH)] for number in range(20)}
+        directories = {f"dir{number}": str(root / f"folder{number}") for number in range(40)}
+        find_columns(Holder(**names, **directories), LENGTH, covers=lambda path: path.startswith(f"{root}/"))
+    assert 0 < len(asked) <= 64
+    assert len(set(listed)) == len(listed) <= 40
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -296,6 +348,60 @@ def test_a_frame_is_read_by_its_columns_of_texts(search: Any, root: Path, paths:
 
     frame = table_class("pandas", "DataFrame")(rows=LENGTH, shape=(LENGTH, 2), iloc=Places())
     assert search(Holder(frame=frame, img_dir=root / "images")) == [one_each(paths)]
+
+
+class Cells(list[Any]):
+    """A column of Arrow's, of a type that is told by its name."""
+
+    def __init__(self, values: list[Any], kind: Any = "string") -> None:
+        super().__init__(SimpleNamespace(as_py=partial(_itself, value)) for value in values)
+        self.type, self.null_count = kind, values.count(None)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class Files(Cells):
+    """A column of what ``Image`` and ``Audio`` features keep: bytes and a path, either of which may be missing."""
+
+    def __init__(self, paths: list[Any], data: list[Any]) -> None:
+        names = [SimpleNamespace(name=name) for name in ("bytes", "path")]
+        kind = type(
+            "Struct", (), {"field": lambda _, place: names[place], "__str__": lambda _: "struct<bytes: binary>"}
+        )
+        super().__init__(paths, kind())
+        self.fields = [Cells(data, "binary"), Cells(paths)]
+
+    def flatten(self) -> list[Cells]:
+        return self.fields
+
+
+def arrow_table(*columns: Cells) -> Any:
+    return table_class("pyarrow", "Table")(
+        num_rows=len(columns[0]), num_columns=len(columns), column=columns.__getitem__, rows=len(columns[0])
+    )
+
+
+@pytest.mark.parametrize("chosen", [None, list(range(LENGTH))[::-1], [7, 3, 3, 29]])
+def test_a_dataset_of_hugging_face_is_read_through_its_indices(
+    search: Any, paths: list[str], chosen: list[int] | None
+) -> None:
+    """Shuffled or selected, it has rows of its own, and the table below keeps its order."""
+    table = arrow_table(Cells(list(range(LENGTH)), "int64"), Files(paths, [None] * LENGTH), Cells(["cat"] * LENGTH))
+    indices = None if chosen is None else SimpleNamespace(table=arrow_table(Cells(chosen, "uint64")))
+    rows = range(LENGTH) if chosen is None else chosen
+    dataset = table_class("datasets", "Dataset")(_data=SimpleNamespace(table=table), _indices=indices, rows=len(rows))
+    expected = [one_each([paths[row] for row in rows])]
+    assert search(dataset) == expected
+    assert search(Wrapper(dataset)) == expected
+
+
+def test_files_whose_bytes_are_in_the_table_are_not_opened(search: Any, paths: list[str]) -> None:
+    with_bytes = arrow_table(Files(paths, [b"data", *[None] * (LENGTH - 1)]))
+    dataset = table_class("datasets", "Dataset")(_data=SimpleNamespace(table=with_bytes), _indices=None, rows=LENGTH)
+    assert search(dataset) == []
+    assert search(arrow_table(Files(paths, [None] * LENGTH))) == [one_each(paths)]
 
 
 def test_a_table_of_another_version_is_none() -> None:

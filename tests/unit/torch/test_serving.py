@@ -128,6 +128,26 @@ def read(path: Any) -> bytes:
         return bytes(file.read())
 
 
+def test_another_thread_gets_a_reader_and_a_view_of_its_own(paths: list[Path], tmp_path: Path) -> None:
+    """What was learned is mapped anew as it grows, and a reader is one thread's."""
+    LearnedMapWriter.open_or_create(tmp_path / "map", len(paths)).close()
+    learned = LearnedMap.open(tmp_path / "map", len(paths))
+    made = served(Files(paths, read), paths, Cache(), learned=learned)
+    made.reader.consumer = 7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "prefeed.torch.serving.ObjectReader", lambda dataset, consumer: SimpleNamespace(consumer=consumer)
+        )
+        patch.setattr("prefeed.torch.serving.written_files", lambda dataset: None)
+        again = made.again()
+    assert again.inner is made.inner
+    assert again.reader is not made.reader
+    assert again.reader.consumer == 7
+    assert again._access.learned is not learned
+    assert again._access.learned is not None
+    assert again._access.learned.directory == learned.directory
+
+
 # ------------------------------------------------------------ one sample
 
 
