@@ -235,4 +235,4 @@ def test_workers_of_each_type(method: str, roots: Path, subtests: pytest.Subtest
     """Each type alone is pickled for its workers; those of one server need not import torch each."""
     for build in TYPES:
         with subtests.test(build=build.__name__):
-            compare(build(roots / build.__name__), method=method, epochs=2, num_workers=2)
+            compare(build(roots / build.__name__), method=method, epochs=2, num_workers=1, persistent_workers=True)
