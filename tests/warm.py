@@ -47,7 +47,10 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed.cli.main": _WITH_PREFEED,
     "-m prefeed": _WITH_PREFEED,
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
-    **{f"-m prefeed.{name}": _WITH_PREFEED for name in ("bench.file_server", "sources.helper", "testing.slow_directory_server")},
+    **{
+        f"-m prefeed.{name}": _WITH_PREFEED
+        for name in ("bench.file_server", "sources.helper", "testing.slow_directory_server")
+    },
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),
     **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},

@@ -62,7 +62,9 @@ def test_batches_in_any_order(root: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "method"),
     [
-        pytest.param(True, "spawn", id="prefeed-spawn", marks=pytest.mark.cold),  # by a new interpreter, as everywhere else
+        pytest.param(
+            True, "spawn", id="prefeed-spawn", marks=pytest.mark.cold
+        ),  # by a new interpreter, as everywhere else
         pytest.param(True, "forkserver", id="prefeed-forkserver"),
         pytest.param(False, "spawn", id="torchvision-spawn"),
         pytest.param(False, "forkserver", id="torchvision-forkserver", marks=pytest.mark.cold),

@@ -76,7 +76,9 @@ def test_a_set_from_its_document_to_its_end(
     url, config = resolve_name("sampleset://imagenet/train/a", resolve())
     with NodeClient.connect(config) as node:
         node.warm(url)
-        wait_for(lambda: node.statistics().disk.objects == 1, "the object to be on disk")  # some time after it is in memory
+        wait_for(
+            lambda: node.statistics().disk.objects == 1, "the object to be on disk"
+        )  # some time after it is in memory
     cache = status(run)["cacheStatus"]
     assert (cache["cachedSize"], cache["cachedFiles"]) == (5000, 1)  # in memory and on disk, and counted once
     assert cache["diskUsed"] >= 5000
