@@ -4,6 +4,7 @@
 process; any other command is started as ever. What is started is a process like any other: a child of this one, with
 the arguments, environment, directory, descriptors and session that were asked for, in /proc too. Only what an
 interpreter does before it runs the first line of a program is left out, so tests of that mark themselves ``cold``.
+Processes that ``multiprocessing`` spawns, and its fork server, are forked alike.
 
     pytest ──Popen──→ WarmPopen ──request, descriptors──→ warm process ──fork──→ between ──fork──→ program
        ↑                                                                            │ ends          │
@@ -17,6 +18,7 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -45,6 +47,10 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed.cli.main": _WITH_PREFEED,
     "-m prefeed": _WITH_PREFEED,
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
+    **{
+        f"-m prefeed.{name}": _WITH_PREFEED
+        for name in ("bench.file_server", "sources.helper", "testing.slow_directory_server")
+    },
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),
     **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},
@@ -191,6 +197,28 @@ class _WarmProcesses:
             self.processes.clear()
 
 
+def _spawn_warm(path: Any, args: Sequence[Any], descriptors: Sequence[Any]) -> int:
+    """As ``multiprocessing.util.spawnv_passfds``; the tracker of resources, which imports next to nothing, is started as ever."""
+    words = [os.fsdecode(word) for word in args]
+    kept = sorted({int(descriptor) for descriptor in descriptors})
+    is_warm = words[1:2] == ["-c"] and words[2].startswith(_SPAWNED) and len(kept) <= _MOST_DESCRIPTORS - 3
+    if not is_warm or not _warm_processes.is_owner or os.fsdecode(path) != PYTHON:
+        return int(_cold_spawn(path, args, descriptors))  # says itself that it starts a process
+    sys.audit("os.posix_spawn", path, words, None)
+    request = {
+        "arguments": words,
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "descriptors": [0, 1, 2, *kept],
+        "new_session": False,
+        "process_group": -1,
+        "modules": _WITH_TORCH,
+    }
+    return _warm_processes.fork(request, [0, 1, 2, *kept])
+
+
+_SPAWNED: Final = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
+_cold_spawn = multiprocessing.util.spawnv_passfds
 _cold_popen = subprocess.Popen
 _warm_processes = _WarmProcesses()
 
@@ -199,7 +227,10 @@ def install() -> None:
     """From now on this process starts the programs of ``PROGRAMS`` warm; its children do not."""
     _warm_processes.is_used = True
     _warm_processes.owner = os.getpid()
+    global _cold_spawn
     subprocess.Popen = WarmPopen  # type: ignore[misc]
+    _cold_spawn = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = _spawn_warm
     atexit.register(_warm_processes.close)
 
 
@@ -241,12 +272,18 @@ class Job:
         One that comes to its end has its threads waited for and its exit functions called, and then ends at once: to take
         apart all modules would take as long as to import them.
         """
-        self._run()
+        status = 0
+        try:
+            self._run()
+        except SystemExit as err:
+            if not isinstance(err.code, int | None):
+                raise
+            status = err.code or 0
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(0)
+        os._exit(status & 0xFF)
 
     def _run(self) -> None:
         main = sys.modules["__main__"].__dict__

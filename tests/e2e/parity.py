@@ -60,7 +60,9 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        return one.dtype == other.dtype and np.array_equal(
+            one.numpy(), other.numpy()
+        )  # torch.equal takes 100 times as long
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, Image.Image):

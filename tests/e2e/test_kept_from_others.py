@@ -19,6 +19,7 @@ import torch
 from click.testing import CliRunner
 
 import prefeed
+import warm
 from leaks import wait_until
 from prefeed.cli.main import cli
 from prefeed.client.node import NodeClient
@@ -107,8 +108,7 @@ def test_a_pickled_dataset_has_no_password(
     assert asked_as(server) == {AUTHORIZATION}
 
     (tmp_path / "pickled").write_bytes(pickled)
-    program = "import pickle, sys; print([pickle.load(open(sys.argv[1], 'rb'))[1]])"
-    line = [sys.executable, "-c", program, str(tmp_path / "pickled")]
+    line = [sys.executable, "-c", SECOND_SAMPLE, str(tmp_path / "pickled")]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parents[1])])}
     server.requests.clear()
     server.answers["/c/1.jpg"] = status(401)
@@ -124,6 +124,9 @@ def test_a_pickled_dataset_has_no_password(
     told = subprocess.run(line, capture_output=True, text=True, check=False, env=environ)
     assert told.stdout == f"{[expected[1]]}\n"
     assert asked_as(server) == {AUTHORIZATION}
+
+
+SECOND_SAMPLE = warm.given_as_text("import pickle, sys; print([pickle.load(open(sys.argv[1], 'rb'))[1]])")
 
 
 def bytes_of(file: Any) -> bytes:

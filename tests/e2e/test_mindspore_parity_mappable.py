@@ -511,8 +511,8 @@ def test_reader(tmp_path: Path, session: int, write: Any, step: str) -> None:
 
 
 def test_cifar3(tmp_path: Path, session: int) -> None:
-    """10,000 rows of 3 KB with 1 MB for them: two epochs, every row right; a part comes from the cache."""
-    plain = readers.cifar10(tmp_path / "data", 10_000)
+    """2,500 rows of 3 KB with 1 MB for them: two epochs, every row right; a part comes from the cache."""
+    plain = readers.cifar10(tmp_path / "data", 2_500)
     cached = prefeed.map(plain, pixels_of, prefeed.DatasetCache(session, size=1))
     for _ in range(2):
         found = loaded(cached, batch_size=500)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
+import warm
 from e2e.hashed import Hashed, kept, name_of, read, write_hashed
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
@@ -112,7 +113,7 @@ def test_at_once(source: Path, slow: SlowDirectory) -> None:
         assert slow.opens_by_file() == ONCE
 
 
-RANK = """
+RANK = warm.given_as_text("""
 import json, os, sys, time, uuid, logging
 from pathlib import Path
 import prefeed
@@ -127,7 +128,7 @@ for _ in range(2):
     seen = dict(sample for batch in loader for sample in batch)
     assert seen == {index: [(Path(sys.argv[4]) / dataset.names_of(index)[0]).read_bytes()] for index in range(len(dataset))}
     print("read", flush=True)
-"""
+""")
 
 
 def test_ranks_learn_together(source: Path, slow: SlowDirectory) -> None:

@@ -59,10 +59,19 @@ def test_batches_in_any_order(root: Path) -> None:
         assert sorted(step[1] for step in expected) == sorted(step[1] for step in actual)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("own", [True, False], ids=["prefeed", "torchvision"])
+@pytest.mark.parametrize(
+    ("own", "method"),
+    [
+        pytest.param(
+            True, "spawn", id="prefeed-spawn", marks=pytest.mark.cold
+        ),  # by a new interpreter, as everywhere else
+        pytest.param(True, "forkserver", id="prefeed-forkserver"),
+        pytest.param(False, "spawn", id="torchvision-spawn"),
+        pytest.param(False, "forkserver", id="torchvision-forkserver", marks=pytest.mark.cold),
+    ],
+)
 def test_not_forked(root: Path, method: str, own: bool) -> None:
-    """Two epochs with a worker that is kept: each imports torch, which takes seconds."""
+    """Two epochs with a worker that is kept."""
     kwargs = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": method}
     reference = torchvision_datasets.ImageFolder(str(root), Augment())
     dataset = prefeed.datasets.ImageFolder(root, Augment()) if own else reference

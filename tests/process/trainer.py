@@ -10,6 +10,7 @@ import json
 import sys
 
 import torch
+import torch.utils.data._utils.worker
 
 import prefeed
 
@@ -22,6 +23,11 @@ def main() -> None:
     parser.add_argument("--persistent", action="store_true")
     parser.add_argument("--gated", action="store_true", help="wait for a line on stdin after each step")
     options = parser.parse_args()
+    for module in (
+        torch.utils.data._utils,
+        torch.utils.data._utils.worker,
+    ):  # a worker looks for its parent, and the reverse
+        module.MP_STATUS_CHECK_INTERVAL = 0.2  # type: ignore[attr-defined]
     torch.manual_seed(5)
     loader = prefeed.DataLoader(
         prefeed.datasets.Objects(options.url),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,32 @@ def test_a_program_may_be_given_as_text(how: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(warm, "PROGRAMS", {f"-c {code}": ("json",)} if how == "warm" else {})
     ran = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"['-c', 'x'] '' __main__ False {how == 'warm'}\n"
+
+
+def tell_and_exit(pipe: Connection, ends: str) -> None:
+    pipe.send((os.getppid(), multiprocessing.get_start_method(), "torch" in sys.modules, os.environ.get("GIVEN")))
+    if ends == "exit":
+        sys.exit(7)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["cold", "warm"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_multiprocessing(how: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have what they were given, their parent and their end; only that torch is there already is different."""
+    monkeypatch.setenv("GIVEN", "yes")
+    monkeypatch.setattr(warm, "_SPAWNED", warm._SPAWNED if how == "warm" else ())
+    context: Any = multiprocessing.get_context(method)
+    for ends, status in (("exit", 7), ("killed", -signal.SIGKILL)):
+        receiving, sending = context.Pipe(duplex=False)
+        with receiving, sending:
+            process = context.Process(target=tell_and_exit, args=(sending, ends))
+            process.start()
+            parent, used, has_torch, given = receiving.recv()
+            process.join()
+        assert process.exitcode == status
+        process.close()
+        assert (parent == os.getpid(), used, has_torch, given) == (method == "spawn", method, how == "warm", "yes")
 
 
 def test_a_session_and_descriptors_of_its_own(program: Path) -> None:

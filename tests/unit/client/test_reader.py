@@ -518,11 +518,12 @@ def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
     """The catalogue grew past its first 1024 objects after this reader had mapped it."""
     dataset, other = (open_learned_dataset(node, "0123456789abcdef", 4, config) for _ in range(2))
     late, early = reader_of(readers, dataset), reader_of(readers, other)
-    many = 1500
-    for index in range(many):  # before any is read: the server waits for one that was written just now to come to rest
-        (origin / f"many{index:04d}.bin").write_bytes(content(index, 40))
-    for index in range(many):
-        early.try_read_file(str(origin / f"many{index:04d}.bin"))
+    many = 1100
+    paths = [origin / f"many{index:04d}.bin" for index in range(many)]
+    for index, path in enumerate(paths):  # all before the first is read: one that was written just now is read again
+        path.write_bytes(content(index, 40))
+    for path in paths:
+        early.try_read_file(str(path))
     assert len(late._keys) < many * 16
     assert late.read_many([many - 1, 2, many - 1]) == [content(many - 1, 40), content(2, 40), content(many - 1, 40)]
     late.report()
