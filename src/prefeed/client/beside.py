@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from multiprocessing import util
 
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
@@ -59,6 +60,11 @@ class ReadsBeside:
         self._begin_anew()
         self._dataset: NodeDataset | None = None
         self._again = Again()
+
+    def report(self) -> None:
+        """Tell the server what was read since its readers told it last."""
+        for reader in self._idle:
+            reader.report()
 
     def end(self) -> None:
         """Answer nothing any more."""
@@ -112,6 +118,7 @@ class ReadsBeside:
         finally:
             if reader is not None:
                 reader.sample_made()
+                reader.tell_program()  # at once: nobody tells a child of a pool that it is about to be ended
                 self._idle.append(reader)
         if data is None:
             return None
@@ -123,6 +130,7 @@ class ReadsBeside:
         try:
             return self._idle.pop()
         except IndexError:
+            _report_at_exit()
             # With a mapping of its own: a catalogue is mapped anew as it grows.
             own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
             return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
@@ -163,6 +171,7 @@ class ReadsBeside:
 
 
 _current: ReadsBeside | None = None
+_exit: util.Finalize | None = None
 
 
 def begin(config: Config) -> None:
@@ -188,8 +197,22 @@ def end() -> None:
         _current = None
 
 
+def _report_at_exit() -> None:
+    """Let this process report what is left when it ends; a child of ``multiprocessing`` calls nothing else then."""
+    global _exit
+    if _exit is None or not _exit.still_active():  # a forked child forgets what its parent has registered
+        _exit = util.Finalize(None, _report_rest, exitpriority=0)
+
+
+def _report_rest() -> None:
+    if _current is not None:
+        _current.report()
+
+
 def _in_child() -> None:
     """A lock that another thread of the parent held would never be let go of."""
+    global _exit
+    _exit = None
     if _current is not None:
         _current._begin_anew()
 
