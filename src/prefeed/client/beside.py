@@ -10,6 +10,7 @@ path ─→ stat ─→ key ─→ tier ─hit→ bytes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -62,15 +63,15 @@ class ReadsBeside:
         self._again = Again()
 
     def report(self) -> None:
-        """Tell the server what was read since its readers told it last."""
-        for reader in self._idle:
-            reader.report()
+        """The server knows of all reads that have ended."""
+        with contextlib.suppress(IndexError):  # another thread may take the last reader
+            while True:
+                self._idle.pop().close()
 
     def end(self) -> None:
         """Answer nothing any more."""
         self._is_over = True
-        while self._idle:
-            self._idle.pop().close()
+        self.report()
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not below the roots."""
