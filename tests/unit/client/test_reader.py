@@ -491,9 +491,11 @@ def test_ids_beyond_what_was_mapped_are_asked_for_and_then_found(
     dataset, other = (open_learned_dataset(node, "0123456789abcdef", 4, config) for _ in range(2))
     late, early = reader_of(readers, dataset), reader_of(readers, other)
     many = 1500
-    for index in range(many):
-        (origin / f"many{index:04d}.bin").write_bytes(content(index, 40))
-        early.try_read_file(str(origin / f"many{index:04d}.bin"))
+    paths = [origin / f"many{index:04d}.bin" for index in range(many)]
+    for index, path in enumerate(paths):  # all of them first: one that was written just now is waited for, 50 ms
+        path.write_bytes(content(index, 40))
+    for path in paths:
+        early.try_read_file(str(path))
     assert len(late._keys) < many * 16
     assert late.read_many([many - 1, 2, many - 1]) == [content(many - 1, 40), content(2, 40), content(many - 1, 40)]
     late.report()
