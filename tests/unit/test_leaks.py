@@ -214,3 +214,8 @@ def failed(directory: Path, folder: str, *lines: str) -> str:
     ran = subprocess.run(line, cwd=directory, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stdout
     return ran.stdout.replace("E   ", "")
+
+
+def test_tests_of_a_group_go_to_one_process(request: pytest.FixtureRequest) -> None:
+    """By their ids: else each process would begin what the group shares, such as the runs of a program."""
+    assert request.node.nodeid.endswith("@names in /dev/shm") == request.config.getoption("loadgroup", False)
