@@ -71,6 +71,18 @@ def collect_ended_servers() -> None:
         process.poll()
 
 
+def _collect_adopted() -> None:
+    """Wait for ended orphans that came to this process while it was the parent of those of ``warm``: daemons, as watchers of programs.
+
+    Each is of a session that neither this process nor one of the warm ones leads, and is not the first of its own.
+    """
+    ours = {os.getsid(0), *warm.process_ids()}
+    for pid in processes():
+        stat = read_proc(pid, "stat").rpartition(b")")[2].split()
+        if stat[:2] == [b"Z", str(os.getpid()).encode()] and int(stat[3]) not in {pid, *ours}:
+            os.waitpid(pid, 0)
+
+
 def leaked_since(
     before: Held, *, mounts_below: Path, timeout_seconds: float, has_children: bool = True
 ) -> dict[str, list[str]]:
@@ -88,6 +100,7 @@ def leaked_since(
         if has_children:
             subprocess._cleanup()  # type: ignore[attr-defined]  # as the next Popen would: ended children nobody asks for
             collect_ended_servers()
+            _collect_adopted()
         found = _without_runtime(held(mounts_below=mounts_below, children=children).beyond(before), before)
         if "shared_memory" in found:
             found["shared_memory"] = _not_of_others(found["shared_memory"])

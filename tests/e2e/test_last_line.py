@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
+from leaks import wait_until
+from namespaces import container_running
 from prefeed.config import resolve
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -254,3 +258,29 @@ def test_one_within_another_is_part_of_it(run: Run, tmp_path: Path) -> None:
     said = [line for line in ended.stderr.splitlines() if line.startswith("prefeed: ")]
     assert len(said) == 1
     assert said[0].endswith("went past the cache (open 1 outside of samples)")
+
+
+FIRST = """
+import os
+try:
+    os.wait()
+except ChildProcessError:
+    os.write(1, b"no child\\n")
+"""
+
+
+def _become(line: list[str], output: str, pipe: Connection) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.execv(line[0], line)
+
+
+def test_the_first_process_of_a_container_has_no_child_that_it_has_not_started(tmp_path: Path) -> None:
+    """Who watches would be its child, and one that waits for its last child would wait for ever."""
+    line = [sys.executable, "-m", "prefeed", "run", "--root", str(tmp_path), str(tmp_path / written(tmp_path, FIRST))]
+    output = tmp_path / "output"
+    with container_running(_become, line, str(output)):
+        assert wait_until(lambda: output.exists() and "prefeed" in output.read_text(), timeout_seconds=60)
+    said = output.read_text()
+    assert said.startswith("no child\nprefeed: nothing to do: torch was not imported"), said

@@ -19,6 +19,8 @@ import prefeed
 from prefeed.client import part_costs
 from prefeed.client.part_costs import CostMeter
 from prefeed.store.reader import ReadBatch
+from prefeed.tally import program
+from prefeed.tally.shared import sums
 from prefeed.testing.slow_directory import SlowDirectory
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import slow_files
@@ -274,3 +276,17 @@ def test_what_the_cache_makes_slower_is_left_alone(
     assert "not used for this loader: its samples read parts of large files, " in said[0]
     assert prefeed.statistics().reads == NUM_SAMPLES  # of the first epoch
     assert slow.opens() == NUM_FILES + 2 * NUM_SAMPLES
+
+
+def test_the_last_line_counts_the_bytes_that_were_read(slow: SlowDirectory, tmp_path: Path) -> None:
+    """Of a file of which parts were read these; what came from the origin came whole."""
+    (tmp_path / "counts").mkdir()
+    program.begin(str(tmp_path / "counts"))
+    try:
+        ours = loader_of(Slices(slow.path, *WAYS["seek"]))
+        for _ in range(2):
+            assert len(list(ours)) == NUM_SAMPLES // 8
+        found = sums(str(tmp_path / "counts"))[program.READS][:4]
+    finally:
+        program.end()
+    assert found == [2 * NUM_SAMPLES - NUM_FILES, 2 * NUM_SAMPLES * SLICE_BYTES, NUM_FILES, NUM_FILES * FILE_BYTES]

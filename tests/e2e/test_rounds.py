@@ -100,6 +100,18 @@ def test_loaders_that_make_items_are_served(root: Path, cls: Any, num_workers: i
         assert [(epoch.epoch, epoch.batches) for epoch in prefeed.statistics().epochs] == [(1, 6), (2, 6)]
 
 
+def test_two_loaders_that_make_items_are_told_apart(root: Path) -> None:
+    """A learner goes over both, in turns, in one line of the program."""
+    with auto():
+        loaders = [rounds.DataLoader(Declared(root), BATCH, shuffle=is_first) for is_first in (True, False)]
+        for _ in range(2):
+            for loader in loaders:
+                seen(loader, epochs=1)
+        passes = [(epoch.loader, epoch.epoch) for epoch in prefeed.statistics().epochs]
+    train, valid = dict.fromkeys(name for name, _ in passes)
+    assert passes == [(train, 1), (valid, 1), (train, 2), (valid, 2)]
+
+
 @pytest.mark.parametrize("kwargs", [{"bs": None}, {"bs": BATCH, "drop_last": True}], ids=["items", "whole batches"])
 def test_batches_of_items_of_any_kind(root: Path, kwargs: dict[str, Any]) -> None:
     """One batch is taken first, by this process, as fastai does to look at the data."""

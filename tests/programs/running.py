@@ -39,7 +39,10 @@ class Program:
         data: Folder of ``write_data`` that it reads.
         epochs: Of each of its loaders, passes that come to their end.
         num_beside: Opens of a run beside its loaders' samples.
+        num_scanned: Files that are read there first, before the loaders begin.
         is_endless: Its loader reads on when the last epoch has ended, as far as it comes.
+        is_answered: Its reads can be answered from the cache.
+        past: What the last lines say of opens that went past the cache; empty: nothing.
         environment: What ``prefeed run`` needs to be told.
     """
 
@@ -47,7 +50,10 @@ class Program:
     data: str
     epochs: Sequence[int] = (2,)
     num_beside: int = 0
+    num_scanned: int = 0
     is_endless: bool = False
+    is_answered: bool = True
+    past: str = ""
     environment: Mapping[str, str] | None = None
 
 

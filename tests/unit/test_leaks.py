@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from leaks import SANDBOX_PREFIX, SHM, held, leaked_since
+import warm
+from leaks import SANDBOX_PREFIX, SHM, held, leaked_since, wait_until
 from sandbox import Sandbox, end_all, processes_of
 
 pytestmark = [
@@ -58,6 +60,44 @@ def test_child_is_a_leak_until_it_is_waited_for(tmp_path: Path) -> None:
     finally:
         child.communicate(b"\n")
     assert leaked(before, tmp_path) == {}
+
+
+DAEMON = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.read(0, 1)  # until the tests say so
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_daemon_that_came_to_this_process_is_none_once_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orphans come to it while a program is forked from a warm process."""
+    monkeypatch.setattr(warm, "PROGRAMS", {f"-c {DAEMON}": ("json",)})
+    subprocess.run([sys.executable, "-c", DAEMON], stdin=subprocess.DEVNULL, check=True)  # has the warm process started
+    before = held(mounts_below=tmp_path)
+    reading, writing = os.pipe()
+    receive = warm._receive_exactly
+
+    def late(sock: socket.socket, size: int) -> bytes:
+        """Take orphans until the program, which is one of them, has left another."""
+        assert wait_until(
+            lambda: len(held(mounts_below=tmp_path).beyond(before).get("children", [])) == 2, timeout_seconds=60
+        )
+        return receive(sock, size)
+
+    monkeypatch.setattr(warm, "_receive_exactly", late)
+    try:
+        subprocess.run([sys.executable, "-c", DAEMON], stdin=reading, check=True)
+        assert len(leaked(before, tmp_path)["children"]) == 1
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert leaked_since(before, mounts_below=tmp_path, timeout_seconds=60) == {}
 
 
 def test_name_in_shared_memory_is_a_leak(tmp_path: Path) -> None:
@@ -174,3 +214,8 @@ def failed(directory: Path, folder: str, *lines: str) -> str:
     ran = subprocess.run(line, cwd=directory, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stdout
     return ran.stdout.replace("E   ", "")
+
+
+def test_tests_of_a_group_go_to_one_process(request: pytest.FixtureRequest) -> None:
+    """By their ids: else each process would begin what the group shares, such as the runs of a program."""
+    assert request.node.nodeid.endswith("@names in /dev/shm") == request.config.getoption("loadgroup", False)

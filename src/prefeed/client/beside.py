@@ -10,6 +10,7 @@ path ─→ stat ─→ key ─→ tier ─hit→ bytes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -17,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from multiprocessing import util
 
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
@@ -60,11 +62,16 @@ class ReadsBeside:
         self._dataset: NodeDataset | None = None
         self._again = Again()
 
+    def report(self) -> None:
+        """The server knows of all reads that have ended."""
+        with contextlib.suppress(IndexError):  # another thread may take the last reader
+            while True:
+                self._idle.pop().close()
+
     def end(self) -> None:
         """Answer nothing any more."""
         self._is_over = True
-        while self._idle:
-            self._idle.pop().close()
+        self.report()
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not below the roots."""
@@ -112,6 +119,7 @@ class ReadsBeside:
         finally:
             if reader is not None:
                 reader.sample_made()
+                reader.tell_program()  # at once: nobody tells a child of a pool that it is about to be ended
                 self._idle.append(reader)
         if data is None:
             return None
@@ -123,6 +131,7 @@ class ReadsBeside:
         try:
             return self._idle.pop()
         except IndexError:
+            _report_at_exit()
             # With a mapping of its own: a catalogue is mapped anew as it grows.
             own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
             return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
@@ -163,6 +172,7 @@ class ReadsBeside:
 
 
 _current: ReadsBeside | None = None
+_exit: util.Finalize | None = None
 
 
 def begin(config: Config) -> None:
@@ -188,8 +198,22 @@ def end() -> None:
         _current = None
 
 
+def _report_at_exit() -> None:
+    """Let this process report what is left when it ends; a child of ``multiprocessing`` calls nothing else then."""
+    global _exit
+    if _exit is None or not _exit.still_active():  # a forked child forgets what its parent has registered
+        _exit = util.Finalize(None, _report_rest, exitpriority=0)
+
+
+def _report_rest() -> None:
+    if _current is not None:
+        _current.report()
+
+
 def _in_child() -> None:
     """A lock that another thread of the parent held would never be let go of."""
+    global _exit
+    _exit = None
     if _current is not None:
         _current._begin_anew()
 

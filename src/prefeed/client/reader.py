@@ -103,7 +103,7 @@ class ObjectReader:
         self._unreported_bytes = 0
         self._unread_bytes = 0  # of these, what was lent and not read
         self._reported_at = 0.0
-        self._counted_hits = 0  # of those that are not reported yet
+        self._counted_hits = self._counted_bytes = 0  # of those that are not reported yet
         self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
 
@@ -158,6 +158,7 @@ class ObjectReader:
         if data is not None:
             self.last_key = key
             self._hits += 1
+            self._unreported_bytes += len(data)
             if self._hits >= _REPORT_EVERY:
                 self._report()
         return data
@@ -219,6 +220,17 @@ class ObjectReader:
             self._lent.clear()
             self._report_if_due()
 
+    def tell_program(self) -> None:
+        """Reads so far are counted for the program's last line; each report does this first. Cheap, and never waits."""
+        if not program.is_counting():
+            return
+        hits, self._counted_hits = self._hits - self._counted_hits, self._hits
+        num_bytes = self._unreported_bytes - self._unread_bytes - self._counted_bytes
+        self._counted_bytes, self._unread_bytes = self._unreported_bytes, 0
+        late, late_bytes = self._from_origin, self._from_origin_bytes
+        self._from_origin = self._from_origin_bytes = 0
+        program.add(program.READS, hits, num_bytes - late_bytes, *((late, late_bytes) if late else ()))
+
     def report(self) -> None:
         """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
         self.sample_made()
@@ -235,9 +247,8 @@ class ObjectReader:
             self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
         )
         del self._consumed[:]
-        if program.is_counting():
-            self._tell_program()
-        self._unreported_bytes = self._unread_bytes = 0
+        self.tell_program()
+        self._unreported_bytes = self._unread_bytes = self._counted_bytes = 0
         self._reported_at = time.monotonic()
         if self._send(message):
             self._hits = self._direct_reads = self._counted_hits = 0
@@ -287,14 +298,6 @@ class ObjectReader:
             self._from_origin_bytes += len(data)
             if isinstance(data, StoredValue):  # none of it was read from the cache yet
                 self._unread_bytes -= len(data)
-
-    def _tell_program(self) -> None:
-        """Count reads for the program's last line, since the last report."""
-        hits, self._counted_hits = self._hits - self._counted_hits, self._hits
-        num, num_bytes = self._from_origin, self._from_origin_bytes
-        self._from_origin = self._from_origin_bytes = 0
-        read = hits, self._unreported_bytes - num_bytes - self._unread_bytes
-        program.add(program.READS, *read, *((num, num_bytes) if num else ()))
 
     def _ask_object(self, object_id: int) -> Buffer | StoredValue | None:
         """Ask the server for an object that the tier does not hold."""
@@ -483,7 +486,7 @@ class ObjectReader:
         del self._opened[:]
         self._lent.clear()
         self._hits = self._direct_reads = self._unreported_bytes = self._unread_bytes = 0
-        self._counted_hits = self._from_origin = self._from_origin_bytes = 0
+        self._counted_hits = self._counted_bytes = self._from_origin = self._from_origin_bytes = 0
 
 
 _said: set[str] = set()

@@ -28,22 +28,30 @@ def shown_as_torchs(loader: Any) -> Any:
     return ItemLoader(loader, source) if all(hasattr(source, name) for name in _SOURCE) else loader
 
 
+def behind(loader: Any) -> Any:
+    """Return the loader that stays, of one that is shown as torch's for one iterator."""
+    return loader.itself if isinstance(loader, ItemLoader) else loader
+
+
 class ItemLoader:
     """Such a loader as one of torch's: its dataset, and batches of indices.
 
     Args:
         loader: What torch's iterator is made from. What it reads of that, and is not here, is the loader's own.
         source: Makes the items.
+
+    Attributes:
+        itself: The loader.
     """
 
     def __init__(self, loader: Any, source: Any) -> None:
-        self.__loader = loader
+        self.itself = loader
         self._source = source
         self.dataset = source.dataset
         self._index_sampler = _Drawn(source)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__loader, name)
+        return getattr(self.itself, name)
 
     @property
     def batch_size(self) -> int | None:
@@ -65,8 +73,8 @@ class ItemLoader:
 
     def serve(self, view: Any, served: Served) -> None:
         """Let an iterator read of ``view`` what is served: its sampler is the plan's, and yields what the loader's does."""
-        view.dataset = ServedItems(served, self.__loader)
-        view._index_sampler = _Counted(self.__loader._index_sampler, view._index_sampler)
+        view.dataset = ServedItems(served, self.itself)
+        view._index_sampler = _Counted(self.itself._index_sampler, view._index_sampler)
 
 
 class _Drawn:

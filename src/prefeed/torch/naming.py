@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from prefeed.torch.call_sites import frames_of, given_name, is_made_by_library, iterated_name, line_of
+from prefeed.torch.items import behind
 
 __all__ = ["is_trial", "name_of", "note_made", "rank_of_process"]
 
@@ -46,7 +47,8 @@ def name_of(loader: DataLoader[Any]) -> str:
 
     One that was made before anybody looked is called after what the program goes over now.
     """
-    known = _known(_named, loader)
+    itself = behind(loader)
+    known = _known(_named, itself)
     if known is not None:
         return known
     try:
@@ -61,7 +63,7 @@ def name_of(loader: DataLoader[Any]) -> str:
     if text in taken:
         others = (f"{name} #{number} ({whose})".lstrip() for number in range(2, len(taken) + 3))
         text = next(other for other in others if other not in taken)
-    _keep(_named, loader, text)
+    _keep(_named, itself, text)
     return text
 
 
