@@ -59,6 +59,9 @@ class Reader:
     def sample_made(self) -> None:
         """As of a reader; nothing is lent here."""
 
+    def tell_program(self) -> None:
+        """As of a reader."""
+
     def close(self) -> None:
         """As of a reader."""
 
