@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
-from prefeed.machine import boot_name
 from prefeed.places import (
     default_home,
     expanded,
@@ -30,7 +29,8 @@ from prefeed.places import (
     say_once,
     user_file,
 )
-from prefeed.trust import is_own_possible
+from prefeed.system.machine import boot_name
+from prefeed.system.trust import is_own_possible
 
 KIB: Final = 1024
 MIB: Final = 1024**2

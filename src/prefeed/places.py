@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import ConfigError
-from prefeed.trust import why_not_trusted_file
+from prefeed.system.trust import why_not_trusted_file
 
 USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
 """Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""

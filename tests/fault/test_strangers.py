@@ -380,7 +380,7 @@ def _paths_file(node: NodeClient) -> str:
 def test_owners_that_a_user_namespace_does_not_know_are_not_this_user(sandbox: Sandbox) -> None:
     """There everybody is shown as 65534: this user too, who has no number of his own."""
     program = (
-        "import os, sys; from prefeed.trust import is_mine, why_not_shared; found = os.stat(sys.argv[1]); "
+        "import os, sys; from prefeed.system.trust import is_mine, why_not_shared; found = os.stat(sys.argv[1]); "
         "print(os.geteuid(), found.st_uid, is_mine(found), bool(why_not_shared(found)))"
     )
     for options, said in (([], "65534 65534 False True\n"), (["--map-root-user"], "0 0 True False\n")):

@@ -20,7 +20,7 @@ from prefeed.config import KIB, MIB, resolve
 from prefeed.core.shares import OVERHEAD_BYTES
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.store.directory import allocated_bytes
-from prefeed.store.locking import directory_lock
+from prefeed.system.locks import directory_lock
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 

@@ -440,8 +440,8 @@ def _meanwhile(what: str, side: str, tmp_path: Path) -> None:
 def test_a_kernel_that_does_not_tell_mounts_apart_deletes_nothing(
     lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefeed import removing
     from prefeed.jobs import mounted, trees
+    from prefeed.system import removing
 
     source, target = make(tmp_path / "source", {"own": b"o"}), make(tmp_path / "target", {"extra": b"e"})
     if lacks == "numbers":

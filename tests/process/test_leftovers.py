@@ -10,7 +10,7 @@ from prefeed.wire.endpoint import ensure_private_dir
 def test_files_in_transit_are_removed_at_start() -> None:
     config = resolve()
     ensure_private_dir(config.runtime_dir)
-    left = [config.runtime_dir / name for name in ("plan-abc.u32", "paths-abc")]
+    left = [config.runtime_dir / name for name in ("transit-abc.u32", "transit-abc")]
     for path in left:
         path.write_bytes(b"\0" * 8)
     start_server(config)

@@ -14,7 +14,7 @@ from prefeed.copying.runs import StageRequest
 from prefeed.copying.staging import stage
 from prefeed.copying.unstaging import unstage
 from prefeed.errors import CopyError
-from prefeed.removing import remove_tree
+from prefeed.system.removing import remove_tree
 from sandbox import Sandbox
 from unit.jobs.trees import make, tree
 

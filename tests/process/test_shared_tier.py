@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_digest
 
-from prefeed.store import locking
 from prefeed.store.batches import write_in_turn
 from prefeed.store.shared import SharedTier, remove_store
+from prefeed.system import locks
 from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox
@@ -153,8 +153,8 @@ def _put_when_told(tier: SharedTier, number: int, pipe: Connection) -> None:
             told.append(pipe.send("waits"))
         sleep(seconds)
 
-    locking.time.sleep = tell_and_sleep  # type: ignore[assignment]
-    locking.FORGIVING_SECONDS = 0.0  # type: ignore[misc]
+    locks.time.sleep = tell_and_sleep  # type: ignore[assignment]
+    locks.FORGIVING_SECONDS = 0.0  # type: ignore[misc]
     while not tier.put_many([(key_of(number), b"after")]):  # a slow machine may take longer than anybody is patient
         pass
     pipe.send("stored")

@@ -25,8 +25,9 @@ from prefeed.errors import PackOccupiedError, ServerUnavailableError
 from prefeed.packing.journal import Journal
 from prefeed.sources.manifest import COLUMNS, Manifest
 from prefeed.stage.cache_store import CacheName, CacheStore
-from prefeed.store import locking, shared_writer
+from prefeed.store import shared_writer
 from prefeed.store.shared import SharedTier
+from prefeed.system import locks
 from prefeed.torch.loader import _attachment_of
 from prefeed.wire.endpoint import ensure_private_dir
 from process.children import child_running
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.timeout(100)
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was waited for in vain is waited for again at once; a sandbox's readers are closed at its end."""
-    monkeypatch.setattr(locking, "FORGIVING_SECONDS", 0.5)
+    monkeypatch.setattr(locks, "FORGIVING_SECONDS", 0.5)
     monkeypatch.setattr("prefeed.store.shared.FORGIVING_SECONDS", 0.5)
     yield
     prefeed.datasets._readers.close()
@@ -142,7 +143,7 @@ def test_who_reads_inside_a_batch(tier: SharedTier) -> None:
 
 def test_threads_that_wait_for_the_turn_do_not_wait_one_after_the_other(tier: SharedTier) -> None:
     """The second does not begin to wait when the first has given up."""
-    turn = locking.Turn(tier.directory / "data.mdb")
+    turn = locks.Turn(tier.directory / "data.mdb")
     with suspended(_write_and_stop, tier, "between turn and transaction"):
         with pytest.raises(BlockingIOError), turn.taken():
             raise AssertionError

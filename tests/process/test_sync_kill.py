@@ -16,7 +16,7 @@ from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.sync import sync
 from prefeed.jobs.trees import WORK_NAME
-from prefeed.machine import process_mark
+from prefeed.system.machine import process_mark
 from process.children import child_running
 from unit.jobs.trees import make, tree
 

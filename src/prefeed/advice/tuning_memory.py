@@ -11,8 +11,9 @@ import msgspec
 
 from prefeed.advice.tuning_settings import Settings
 from prefeed.config import KIB
-from prefeed.machine import read_text
-from prefeed.memory import in_gib, read_memory
+from prefeed.system.machine import read_text
+from prefeed.system.memory import read_memory
+from prefeed.system.units import in_gib
 from prefeed.torch.nesting import tensors_in
 
 _MARGIN: Final = 1.2

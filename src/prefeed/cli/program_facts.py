@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
+from prefeed.system.units import format_bytes
 from prefeed.tally import program
-from prefeed.units import format_bytes
 
 VERSION: Final = 1
 """Of the object for machines: another number where a field means something else."""

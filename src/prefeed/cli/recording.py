@@ -18,8 +18,8 @@ from typing import Final
 
 from prefeed.cli.last_line import ORDER, place_of_stderr, read_order, remove
 from prefeed.config import Config
-from prefeed.machine import Process
 from prefeed.sources.mounts import Roots
+from prefeed.system.machine import Process
 from prefeed.tally.opens import write_roots
 from prefeed.tally.program import VARIABLE, own_prefix
 from prefeed.wire.endpoint import make_runtime_dir

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from prefeed.system.units import format_bytes as format_bytes
 from prefeed.types import (
     ClearResult,
     DiskCounts,
@@ -23,7 +24,6 @@ from prefeed.types import (
     Statistics,
     WarmResult,
 )
-from prefeed.units import format_bytes as format_bytes
 
 JsonObject = dict[str, object]
 Row = tuple[str, str]

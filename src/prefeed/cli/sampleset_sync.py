@@ -14,8 +14,8 @@ from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress
 from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.sync import sync
 from prefeed.jobs.work import Done, synced
-from prefeed.machine import Process
 from prefeed.sampleset.records import SampleSet, note_progress
+from prefeed.system.machine import Process
 
 
 def copy_to_origin(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from prefeed.cli.top_model import SampleSetRow
-from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.errors import PrefeedError
 from prefeed.sampleset import observing, records
+from prefeed.system.clock import Clock
 
 _LEAST_PAUSE_SECONDS: Final = 5.0
 _MOST_SHARE: Final = 0.05

@@ -18,11 +18,11 @@ from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError
-from prefeed.machine import network_namespace
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
-from prefeed.trust import require_kept
+from prefeed.system.machine import network_namespace
+from prefeed.system.trust import require_kept
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import peer_process, place_of
 from prefeed.wire.frames import FrameReader, encode

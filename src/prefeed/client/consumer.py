@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from prefeed.errors import PrefeedError, ServerBusyError, ServerError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
+from prefeed.wire.transit import put_in_transit
 
 _log = logging.getLogger("prefeed")
 
@@ -182,11 +182,9 @@ class Consumer:
         if connection is None or not self._is_heard():
             return False
         with contextlib.suppress(OSError):
-            descriptor, name = tempfile.mkstemp(prefix="samples-", dir=connection.runtime_dir)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(np.array([len(samples)], dtype=np.int64).tobytes())
-                file.write(np.ascontiguousarray(samples, dtype=np.int64).tobytes())
-                file.write(b"\0".join(map(os.fsencode, paths)))
+            rows = np.ascontiguousarray(samples, dtype=np.int64).tobytes()
+            count = np.array([len(samples)], dtype=np.int64).tobytes()
+            name = put_in_transit(connection.runtime_dir, [count, rows, b"\0".join(map(os.fsencode, paths))])
             self._send(m.Suppose(self.dataset.number, name))
             self._remove_untold(name)
         return self.is_connected
@@ -361,7 +359,4 @@ class Consumer:
         """Put the ids into a file of the private directory: a plan of 10 million is 40 MB, too much for a socket."""
         small = dataset.manifest.num_objects < 1 << 32
         suffix, dtype = (".u32", np.uint32) if small else (".i64", np.int64)
-        descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=suffix, dir=connection.runtime_dir)
-        with os.fdopen(descriptor, "wb") as file:
-            np.ascontiguousarray(ids, dtype=dtype).tofile(file)
-        return name
+        return put_in_transit(connection.runtime_dir, [np.ascontiguousarray(ids, dtype=dtype).data], suffix=suffix)

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from prefeed.sources.urls import for_pickle, veiled
 from prefeed.types import ListingProgress
 from prefeed.wire.endpoint import ensure_private_dir
 from prefeed.wire.messages import DatasetOpened
+from prefeed.wire.transit import put_in_transit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +223,9 @@ def open_learned_dataset(node: NodeClient, fingerprint: str, num_samples: int, c
 def _open_catalogue(
     node: NodeClient, name: str, paths: Sequence[str], config: Config, *, num_samples: int
 ) -> NodeDataset:
-    directory = node.connection.runtime_dir
-    ensure_private_dir(directory)
-    descriptor, paths_file = tempfile.mkstemp(prefix="paths-", dir=directory)
+    ensure_private_dir(node.connection.runtime_dir)
+    paths_file = put_in_transit(node.connection.runtime_dir, [b"\0".join(os.fsencode(path) for path in paths)])
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(b"\0".join(os.fsencode(path) for path in paths))
         opened = node.open_catalogue(name, paths_file, num_samples=num_samples)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):  # the server may have taken it

@@ -15,7 +15,7 @@ from typing import Final
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import ServerBusyError, ServerUnavailableError
-from prefeed.trust import open_own
+from prefeed.system.trust import open_own
 from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import LOCK
 

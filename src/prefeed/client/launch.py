@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 from prefeed.config import Config, as_text
 from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.places import is_nowhere
+from prefeed.system.locks import file_lock
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
@@ -147,18 +147,8 @@ def in_turn(config: Config) -> Iterator[None]:
 
     For many processes that find none at one moment: whose turn comes later finds the one that was started.
     """
-    path = make_runtime_dir(config.runtime_dirs) / "starting"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        deadline = time.monotonic() + config.start_timeout
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            select.select([], [], [], _POLL_SECONDS)
+    with file_lock(make_runtime_dir(config.runtime_dirs) / "starting", within_seconds=config.start_timeout):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:

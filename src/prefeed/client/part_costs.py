@@ -9,7 +9,7 @@ from typing import Final
 
 from prefeed.client.lending import Lent
 from prefeed.sources.mounts import is_local
-from prefeed.units import format_bytes, format_seconds
+from prefeed.system.units import format_bytes, format_seconds
 
 _LEAST_OPENS: Final = 64
 _EVERY: Final = 32

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prefeed.client.connection import Connection
-from prefeed.trust import require_kept
+from prefeed.system.trust import require_kept
 from prefeed.types import SessionInfo
 from prefeed.wire import messages as m
 

@@ -13,7 +13,7 @@ from prefeed.copying.engine import Body
 from prefeed.copying.room import Ledger
 from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS, time_of
 from prefeed.errors import BadTargetNameError, CopyError, PrefeedError, TargetFullError, TruncatedBodyError
-from prefeed.machine import process_mark
+from prefeed.system.machine import process_mark
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})

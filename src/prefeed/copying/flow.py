@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from prefeed.clock import Clock
 from prefeed.copying.bodies import PIECE_BYTES
 from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.system.clock import Clock
 from prefeed.types import ObjectInfo
 
 _TELLING_BYTES: Final = 1024**2

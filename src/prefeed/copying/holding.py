@@ -12,7 +12,7 @@ from typing import Final
 from prefeed.copying.records import read_record
 from prefeed.errors import CopyError, CopyInUseError
 from prefeed.store.directory import require_private
-from prefeed.store.locking import directory_lock
+from prefeed.system.locks import directory_lock
 
 _LOOK_AGAIN_SECONDS: Final = 0.1
 

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,10 +26,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prefeed.config import Config
-from prefeed.machine import host_name
 from prefeed.places import expanded
-from prefeed.sources.private_files import make_private
 from prefeed.store.directory import is_private
+from prefeed.system.files import make_private, replacing
+from prefeed.system.machine import host_name
 
 FORMAT: Final = 1
 MARKER: Final = "copy.json"
@@ -116,10 +115,10 @@ def write_record(record: CopyRecord, config: Config) -> None:
     """The copy's own record says this, and the home has it too if it can be written."""
     text = json.dumps({"format": FORMAT, **asdict(record)}, indent=1) + "\n"
     directory = Path(record.directory)
-    _replace(directory / MARKER, text)
+    _write(directory / MARKER, text)
     with contextlib.suppress(OSError):  # lists would miss a copy on disk; nothing else needs it
         make_private(_home_file(record.directory, config).parent)
-        _replace(_home_file(record.directory, config), text)
+        _write(_home_file(record.directory, config), text)
 
 
 def forget(directory: str, config: Config) -> None:
@@ -171,14 +170,6 @@ def _home_file(directory: str, config: Config) -> Path:
     return config.home / "staged" / f"{_digest(f'{host_name()} {directory}')}.json"
 
 
-def _replace(file: Path, text: str) -> None:
-    """Write a file in one step."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            opened.write(text)
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _write(file: Path, text: str) -> None:
+    with replacing(file, private=True, durable=False) as opened:
+        opened.write(text.encode())

@@ -14,9 +14,10 @@ from typing import Final
 
 from prefeed.config import Config
 from prefeed.errors import TargetFullError
-from prefeed.memory import Memory, in_gib, read_memory
 from prefeed.store.capacity import is_tmpfs, plan_disk_floor
-from prefeed.trust import is_mine
+from prefeed.system.memory import Memory, read_memory
+from prefeed.system.trust import is_mine
+from prefeed.system.units import in_gib
 
 BLOCK_BYTES: Final = 4096
 INODE_BYTES: Final = 1024

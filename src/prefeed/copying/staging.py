@@ -40,10 +40,11 @@ from prefeed.copying.survey import PosixTree, list_all, scan_copy
 from prefeed.copying.unstaging import remove_held
 from prefeed.copying.versions import FoundFile, is_copy_of
 from prefeed.errors import BadTargetNameError, CopyError, DoesNotFitError, PrefeedError, TargetFullError
-from prefeed.machine import host_name
-from prefeed.removing import remove_tree
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
+from prefeed.system.machine import host_name
+from prefeed.system.paths import overlap
+from prefeed.system.removing import remove_tree
 from prefeed.types import ObjectInfo
 
 _RECORD_SECONDS: Final = 1.0
@@ -85,10 +86,7 @@ def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
 
 
 def _refuse_overlap(url: str, directory: Path) -> None:
-    if not url.startswith("/"):
-        return
-    source, target = os.path.realpath(url), os.path.realpath(directory)
-    if os.path.commonpath((source, target)) in (source, target):
+    if url.startswith("/") and overlap(url, str(directory)):
         raise CopyError(f"{directory} and {url} lie in one another; name another place with --to")
 
 

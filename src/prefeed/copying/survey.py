@@ -9,11 +9,11 @@ from pathlib import Path
 
 from prefeed.copying.versions import FoundFile
 from prefeed.errors import CopyError, EmptyListingError
-from prefeed.machine import mount_number
-from prefeed.removing import Boundary
 from prefeed.sources.file_names import FileNames, list_names
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
+from prefeed.system.machine import mount_number
+from prefeed.system.removing import Boundary
 from prefeed.types import ListingProgress, ObjectInfo
 
 

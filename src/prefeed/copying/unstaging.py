@@ -25,8 +25,8 @@ from prefeed.copying.records import (
     write_record,
 )  # fmt: skip
 from prefeed.errors import CopyError, NotACopyError
-from prefeed.removing import remove_tree
 from prefeed.sources.urls import canonical_url
+from prefeed.system.removing import remove_tree
 
 
 def list_copies(config: Config) -> list[CopyRecord]:

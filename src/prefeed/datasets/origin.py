@@ -28,7 +28,6 @@ from prefeed.client.readers import Readers
 from prefeed.config import Config, parse_setting
 from prefeed.core.again import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
-from prefeed.removing import remove_tree
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.answers import listed_in
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
@@ -43,6 +42,7 @@ from prefeed.sources.urls import (
     pack_url,
     veiled,
 )
+from prefeed.system.removing import remove_tree
 from prefeed.types import Buffer, ListingProgress
 
 readers = Readers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from prefeed.machine import OF_PROCESS
+from prefeed.system.machine import OF_PROCESS
 
 
 def path_name(file: Any) -> str | bytes | None:

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from prefeed.clock import Clock
 from prefeed.sources.protocol import RangeSource
+from prefeed.system.clock import Clock
 from prefeed.types import FetchedObject, ObjectInfo
 
 MBIT_BYTES = 1_000_000 // 8

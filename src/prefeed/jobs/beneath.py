@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from prefeed.copying.names import why_unsafe
 from prefeed.errors import BadTargetNameError, JobError, PrefeedError, TargetFullError
-from prefeed.removing import Boundary
+from prefeed.system.removing import Boundary
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

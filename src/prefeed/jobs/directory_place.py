@@ -20,10 +20,10 @@ from prefeed.jobs.listed import Listed, is_same_in_directory, stamp_of
 from prefeed.jobs.mounted import MetMounts, lies_in, parents_of
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.trees import WORK_NAME, Problem, Tree, TreeEvents
-from prefeed.machine import process_mark
-from prefeed.removing import Boundary, emptied
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
+from prefeed.system.machine import process_mark
+from prefeed.system.removing import Boundary, emptied
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PROBED_TIME: Final = 1_700_000_001_123_456_789

@@ -19,10 +19,9 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import JobError
-from prefeed.machine import mount_number
-from prefeed.sources.credentials import write_private
 from prefeed.sources.mounts import Mount, mounts_by_number
-from prefeed.sources.private_files import sync
+from prefeed.system.files import sync, write_private
+from prefeed.system.machine import mount_number
 
 FORMAT: Final = 1
 SOURCE, TARGET = "source", "target"

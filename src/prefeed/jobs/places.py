@@ -21,6 +21,7 @@ from prefeed.sampleset.names import find_named, is_named, resolve
 from prefeed.sampleset.records import working_at
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.urls import PACK, canonical_url
+from prefeed.system.paths import really_in
 
 
 class Root(Protocol):
@@ -224,13 +225,8 @@ def refuse_overlap(ends: Ends) -> None:
     Raises:
         JobSpecError: They do, or are the same.
     """
-    source, target = _real(ends.source), _real(ends.target)
-    if source == target:
+    lies = really_in(ends.source, ends.target), really_in(ends.target, ends.source)
+    if all(lies):
         raise JobSpecError(f"{ends.source} and {ends.target} are the same place")
-    for inner, outer in ((source, target), (target, source)):
-        if inner.startswith(outer.rstrip("/") + "/"):
-            raise JobSpecError(f"{ends.source} and {ends.target} lie in one another: name places beside each other")
-
-
-def _real(root: str) -> str:
-    return os.path.realpath(root) if root.startswith("/") else root
+    if any(lies):
+        raise JobSpecError(f"{ends.source} and {ends.target} lie in one another: name places beside each other")

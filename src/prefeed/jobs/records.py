@@ -22,20 +22,20 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from prefeed.clock import repeating
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
-from prefeed.machine import Process, process_mark, try_flock
 from prefeed.sampleset.records import directory_of, names
 from prefeed.sampleset.strict import require_name
-from prefeed.sources.credentials import publish_private, write_private
+from prefeed.system.clock import repeating
+from prefeed.system.files import publish_private, write_private
+from prefeed.system.locks import file_lock, try_flock
+from prefeed.system.machine import Process, process_mark
 
 FORMAT: Final = 1
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
@@ -166,14 +166,8 @@ class Records:
     def changing(self) -> Iterator[None]:
         """Nobody else changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(self.directory / ".records", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-            while not try_flock(file) and time.monotonic() < deadline:
-                select.select([], [], [], _LOOK_AGAIN_SECONDS)
+        with file_lock(self.directory / ".records", within_seconds=_PATIENCE_SECONDS):
             yield
-        finally:
-            os.close(file)
 
     @contextlib.contextmanager
     def turn_of(self, name: str, *, wait: Any) -> Iterator[None]:

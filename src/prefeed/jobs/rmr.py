@@ -22,7 +22,8 @@ from prefeed.jobs.beneath import LEFT_ALONE, Beneath
 from prefeed.jobs.listed import Listed
 from prefeed.jobs.places import root_of
 from prefeed.jobs.store_place import WRITABLE, StorePlace
-from prefeed.removing import Boundary, emptied, removed_at
+from prefeed.system.paths import really_in
+from prefeed.system.removing import Boundary, emptied, removed_at
 
 _BATCH: Final = 1000
 
@@ -205,9 +206,7 @@ class DirectoryRemover:
         except OSError as err:
             raise JobError(f"{self._beneath.root}/{path}: {err.strerror}") from err
         if status is not None and stat.S_ISLNK(status.st_mode):
-            root = os.path.realpath(self._beneath.root)
-            leads_to = os.path.realpath(f"{self._beneath.root}/{path}")
-            if os.path.commonpath((root, leads_to)) != root:
+            if not really_in(f"{self._beneath.root}/{path}", self._beneath.root):
                 raise JobSpecError(
                     f"{path!r} is a link that leaves {self._beneath.root}: nothing was removed; unlink it yourself if that is "
                     "what you want"

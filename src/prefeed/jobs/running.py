@@ -27,9 +27,9 @@ from prefeed.errors import JobConflictError, JobError, PrefeedError
 from prefeed.jobs.records import FAILED, PENDING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.spec import JobSpec, parse_spec
 from prefeed.jobs.work import Done, WorkEvents, do_job
-from prefeed.machine import Process
 from prefeed.sampleset.records import SampleSet, find, note_progress, working_at
 from prefeed.sampleset.strict import Section
+from prefeed.system.machine import Process
 
 TERMINATE_SECONDS: Final = 10.0
 _LOOK_AGAIN_SECONDS: Final = 0.1

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PrefeedError, TransientSourceError
 from prefeed.jobs.listed import Listed, key_of
-from prefeed.machine import mount_number
+from prefeed.system.machine import mount_number
 
 WORK_NAME: Final = ".prefeed-sync"
 """Directory in a destination where files are made; never listed, copied or removed as if it were data."""

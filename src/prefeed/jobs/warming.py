@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress, WarmResult
 from prefeed.wire.endpoint import ensure_private_dir
+from prefeed.wire.transit import put_in_transit
 
 SEQUENCE, RANDOM = "sequence", "random"
 STRATEGIES: Final = (SEQUENCE, RANDOM)
@@ -88,7 +88,9 @@ def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents
                 opened = client.open_dataset(root, listing_age=listing_age, listing=events.listing)
                 listing_age = math.inf  # another server goes on with what this one listed
                 manifest = Manifest.open(opened.manifest_dir)
-                name = _in_transit(order_of(manifest, options), client.connection.runtime_dir)
+                ids = order_of(manifest, options)
+                ensure_private_dir(client.connection.runtime_dir)
+                name = put_in_transit(client.connection.runtime_dir, [np.ascontiguousarray(ids).data], suffix=".i64")
                 try:
                     return client.warm_in_order(
                         opened.dataset, name, max_in_flight=options.threads or 0, progress=events.progress
@@ -171,11 +173,3 @@ def _require_possible(options: WarmupOptions) -> None:
         raise JobSpecError(f"--threads must be at least 1: {options.threads}")
     if options.file is not None and options.paths:
         raise JobSpecError("give either paths or a file of paths")
-
-
-def _in_transit(ids: Ids, directory: Path) -> str:
-    ensure_private_dir(directory)
-    descriptor, name = tempfile.mkstemp(prefix="warm-", suffix=".i64", dir=directory)
-    with os.fdopen(descriptor, "wb") as file:
-        ids.tofile(file)
-    return name

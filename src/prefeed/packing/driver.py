@@ -27,6 +27,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.pack_index import PackHeader
 from prefeed.sources.urls import canonical_url, listing_mark, open_source, pack_url
+from prefeed.system.paths import really_in
 from prefeed.types import ListingProgress
 
 DEFAULT_SHARD_BYTES: Final = GIB
@@ -129,18 +130,10 @@ def _job(request: PackRequest, place: Place) -> Job:
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
-    if _is_below(place.url, source):
+    if really_in(place.url, source):
         raise CannotPackError(f"{place.url} lies in {source}, which is to be packed; pack into another directory")
     shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
     return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
-
-
-def _is_below(url: str, root: str) -> bool:
-    """Return whether a place is another one or lies in it; links lead to where they lead."""
-    if url.startswith("/") and root.startswith("/"):
-        inner, outer = os.path.realpath(url), os.path.realpath(root)
-        return os.path.commonpath((inner, outer)) == outer
-    return f"{url}/".startswith(f"{root}/")
 
 
 def _finished(place: Place, job: Job, manifest: Manifest) -> PackResult | None:

@@ -22,10 +22,11 @@ from prefeed.packing.records import Record
 from prefeed.packing.work import PackProgress
 from prefeed.sources.asking_again import patiently
 from prefeed.sources.manifest import ENCODING
-from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index, write_durably
+from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
+from prefeed.system.files import write_durably
 from prefeed.types import Buffer, ObjectInfo
 
 _BUFFER_BYTES: Final = 8 * 1024**2

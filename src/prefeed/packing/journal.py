@@ -7,7 +7,6 @@ Whatever follows the last whole record was being written when the process died, 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from prefeed.errors import PackOccupiedError
+from prefeed.system.locks import is_named, locked_at_once
 
 JOURNAL_NAME: Final = "prefeed-pack.journal"
 _FRAME: Final = struct.Struct("<IQ")
@@ -81,19 +81,18 @@ class Journal:
             PackOccupiedError: Another process packs into the directory.
         """
         path = directory / JOURNAL_NAME
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(descriptor, path):
-                    return cls(path, descriptor)
-            except BlockingIOError as err:
-                os.close(descriptor)
-                raise PackOccupiedError(f"another process packs into {directory} now; wait for it") from err
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # The one who held it has finished meanwhile, and removed the file.
+        try:
+            descriptor = locked_at_once(
+                lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644),
+                lambda opened: is_named(opened, path),
+            )
+        except BlockingIOError as err:
+            raise PackOccupiedError(f"another process packs into {directory} now; wait for it") from err
+        try:
+            return cls(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def begin(self, job: Job) -> None:
         """Start with nothing done."""
@@ -156,10 +155,3 @@ def _whole_records(data: bytes) -> list[tuple[bytes, int]]:
         records.append((content, end))
         start = end
     return records
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

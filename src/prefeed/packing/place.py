@@ -19,11 +19,11 @@ from prefeed.packing.environment import DATA_FILE, LOCK_FILE
 from prefeed.packing.journal import JOURNAL_NAME
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.objectstore import ObjectStoreSource
-from prefeed.sources.pack_index import INDEX_NAME, PackIndex, write_durably
+from prefeed.sources.pack_index import INDEX_NAME, PackIndex
 from prefeed.sources.packed import PackedSource
-from prefeed.sources.private_files import make_private, sync
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
+from prefeed.system.files import make_private, sync, write_durably
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Final
 from pymemcache.client.rendezvous import RendezvousHash  # type: ignore[import-untyped]
 from xxhash import xxh3_64_intdigest
 
-from prefeed.clock import Clock
 from prefeed.pool.servers import PoolServer
 from prefeed.pool.values import DEFAULT_ITEM_BYTES, OVERHEAD_BYTES
+from prefeed.system.clock import Clock
 
 _LEAST_PART_BYTES: Final = 4096
 _MOST_TIME_OUTS: Final = 3

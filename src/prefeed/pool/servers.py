@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from pymemcache.exceptions import MemcacheError, MemcacheServerError  # type: ignore[import-untyped]
 
-from prefeed.clock import Clock
 from prefeed.pool.connection import Address, Connection
 from prefeed.pool.values import DEFAULT_ITEM_BYTES
+from prefeed.system.clock import Clock
 from prefeed.types import Buffer
 
 _MOST_READS: Final = 4

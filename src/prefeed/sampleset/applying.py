@@ -17,6 +17,7 @@ from prefeed.sampleset.secrets import Secret, entry_without_secret, find_secret,
 from prefeed.sampleset.spec import API_VERSION, KIND, Metadata, SampleSetSpec, parse_spec, take_kind, take_metadata
 from prefeed.sampleset.strict import Section
 from prefeed.sources.credentials import Value, write_credentials
+from prefeed.system.paths import is_in
 
 KINDS = {KIND: API_VERSION, secrets.KIND: secrets.API_VERSION}
 
@@ -143,16 +144,12 @@ def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> Places
     if spec.no_sync or bucket is None:
         return Places(source=source, origin=source, entries=_entries([(source, speaker)]))
     origin = replace(bucket, url=f"{bucket.url.rstrip('/')}/{name}")
-    if _is_in(source.url, origin.url) or _is_in(origin.url, source.url):
+    if is_in(source.url, origin.url) or is_in(origin.url, source.url):
         raise SpecError(
             f"the data would be copied from {source.url} to {origin.url}, and one of them lies in the other; write noSync: true "
             "to read it where it is, or name another bucket in the secret"
         )
     return Places(source=source, origin=origin, entries=_entries([(source, speaker), (bucket, secret)]))
-
-
-def _is_in(url: str, root: str) -> bool:
-    return url == root or url.startswith(f"{root.rstrip('/')}/")
 
 
 def _entries(pairs: Iterable[tuple[Location, Secret | None]]) -> list[dict[str, Value]]:

@@ -12,7 +12,6 @@ from prefeed.client.ending import end_server
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SampleSetInUseError, ServerBusyError, ServerUnavailableError
-from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import existing
 from prefeed.sampleset.observing import manifest_of
 from prefeed.sampleset.records import (
@@ -28,6 +27,7 @@ from prefeed.sampleset.records import (
 )
 from prefeed.store.directory import is_private
 from prefeed.store.node_directory import IN_USE_MINUTES, of_this_kernel, servers_elsewhere
+from prefeed.system.removing import remove_tree
 from prefeed.types import ListingProgress, ServerStatus
 from prefeed.wire.endpoint import remove_runtime_dirs
 

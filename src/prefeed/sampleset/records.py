@@ -18,7 +18,6 @@ import fcntl
 import json
 import os
 import re
-import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,16 +25,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from prefeed.clock import repeating
 from prefeed.config import MIB, SETTINGS, Config
 from prefeed.errors import SampleSetError, SampleSetNotFoundError
-from prefeed.machine import try_flock
-from prefeed.removing import remove_tree
 from prefeed.sampleset.levels import tier_settings
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.strict import Section, require_name
-from prefeed.sources.credentials import read_private, write_private
+from prefeed.sources.credentials import read_private
 from prefeed.store.node_directory import servers_elsewhere
+from prefeed.system.clock import repeating
+from prefeed.system.files import write_private
+from prefeed.system.locks import flock_within, try_flock
+from prefeed.system.removing import remove_tree
 
 FORMAT: Final = 1
 RECORD: Final = "sampleset.json"
@@ -244,12 +244,7 @@ def _locked(path: Path, patience_seconds: float) -> Iterator[int]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        touched, since = -1, time.monotonic()
-        while not try_flock(descriptor) and time.monotonic() - since < patience_seconds:
-            now = os.fstat(descriptor).st_mtime_ns
-            if now != touched:
-                touched, since = now, time.monotonic()
-            select.select([], [], [], _LOOK_AGAIN_SECONDS)
+        flock_within(descriptor, patience_seconds, life=lambda: os.fstat(descriptor).st_mtime_ns)
         with suppress(OSError):
             os.utime(descriptor)
         yield descriptor
@@ -319,11 +314,8 @@ def is_worked_at(found: SampleSet) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if try_flock(descriptor, fcntl.LOCK_SH):
+            return False
         return time.time() - os.fstat(descriptor).st_mtime < _GONE_SECONDS
-    except OSError:
-        pass  # a file system without locks: nobody can tell
     finally:
         os.close(descriptor)
-    return False

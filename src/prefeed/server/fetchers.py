@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from prefeed.clock import Clock
 from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
@@ -20,6 +19,7 @@ from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
 from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import Source
+from prefeed.system.clock import Clock
 from prefeed.types import Buffer, FetchedObject
 
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache

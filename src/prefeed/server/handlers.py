@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.clock import Clock
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.core.window import MOST_BYTES
@@ -23,7 +22,6 @@ from prefeed.server.node import Answerer, Node
 from prefeed.server.observation import Observer
 from prefeed.server.openings import Openings, Waiter
 from prefeed.server.reach import reach_of, see_as
-from prefeed.server.registry import is_below
 from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.warm_ups import WarmUps
@@ -32,6 +30,8 @@ from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
 from prefeed.sources.written import WrittenFiles
 from prefeed.store.namespaces import is_foreign
+from prefeed.system.clock import Clock
+from prefeed.system.paths import is_in
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import place_of
@@ -258,7 +258,7 @@ class Handlers:
             root = dataset.source.url
             is_seen = is_of_store(root) or dataset.is_seen_through(connection.view)
             is_origin = is_seen and dataset.source.mark == request.mark
-            if dataset.catalogue is None and is_origin and is_below(request.url, root):
+            if dataset.catalogue is None and is_origin and is_in(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
                     directory = str(dataset.manifest.directory)

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from prefeed.clock import Clock
 from prefeed.errors import ServerError
 from prefeed.sources.views import View
+from prefeed.system.clock import Clock
 from prefeed.wire.endpoint import SOCKET, listen_in, peer_process
 from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message

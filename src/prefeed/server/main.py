@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
-from prefeed.removing import remove_tree
 from prefeed.server.disk import DiskTier
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
@@ -37,8 +36,10 @@ from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
-from prefeed.trust import open_own
+from prefeed.system.removing import remove_tree
+from prefeed.system.trust import open_own
 from prefeed.wire.endpoint import LOCK, make_runtime_dir
+from prefeed.wire.transit import remove_left as remove_in_transit
 
 _BUSY_TURN_SECONDS = 0.01
 """Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
@@ -167,9 +168,7 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
 
 def _remove_unused(config: Config, own: NodeDirectory, runtime_dir: Path, tier_dir: Path) -> None:
     """What nobody asks for again: plans and lists that a server before this one was killed over, and what is old."""
-    for pattern in ("plan-*", "paths-*"):
-        for path in runtime_dir.glob(pattern):
-            path.unlink(missing_ok=True)
+    remove_in_transit(runtime_dir)
     remove_unused_catalogues(own.path)
     remove_unused_catalogues(config.home)  # of versions that kept them there
     remove_unused_directories(own.path.parent, keep=own.path)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.errors import StoreError
-from prefeed.memory import Memory, read_memory, reserve_bytes
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.store.capacity import MemoryLimits, plan_budget
 from prefeed.store.tier import MIN_BUDGET_BYTES
+from prefeed.system.memory import Memory, read_memory, reserve_bytes
 
 _log = logging.getLogger("prefeed")
 

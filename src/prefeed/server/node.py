@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.concurrency import ConcurrencyLimit
@@ -33,6 +32,7 @@ from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.store.tier import TierWriter
+from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
 if TYPE_CHECKING:  # only a server with a pool needs pymemcache

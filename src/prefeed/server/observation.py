@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.core.plan import Plan
 from prefeed.server.datasets import Dataset
@@ -17,6 +16,7 @@ from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.sources.urls import without_credentials
+from prefeed.system.clock import Clock
 from prefeed.types import PlanInfo, ReadCounts, ServerStatus, Statistics
 
 MOST_PLANS = 256

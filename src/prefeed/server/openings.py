@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from prefeed.clock import Clock
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
 from prefeed.server.datasets import Dataset, Opened
@@ -27,6 +26,7 @@ from prefeed.sources.store_access import is_of_one_network, own_access
 from prefeed.sources.urls import PACK, canonical_url, is_of_store, listing_mark, open_source
 from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
+from prefeed.system.clock import Clock
 from prefeed.types import ListingProgress
 
 _REPORT_SECONDS = 0.1

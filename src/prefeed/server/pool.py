@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prefeed.clock import Clock
 from prefeed.pool.ring import Ring
 from prefeed.pool.servers import PoolServer, Stored
 from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
 from prefeed.store.values import value_size
+from prefeed.system.clock import Clock
 from prefeed.types import Buffer, PoolCounts
 
 _MOST_WAITING_BYTES: Final = 128 * 1024**2

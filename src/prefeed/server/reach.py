@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefeed.errors import ServerError
-from prefeed.machine import network_namespace
 from prefeed.server.loop import Connection
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View, Views
+from prefeed.system.machine import network_namespace
 from prefeed.wire import messages as m
 
 

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.clock import Clock
 from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
@@ -23,6 +22,8 @@ from prefeed.sources.urls import is_of_store
 from prefeed.sources.views import View
 from prefeed.sources.written import Change
 from prefeed.store.tier import stored_bytes
+from prefeed.system.clock import Clock
+from prefeed.system.paths import is_in
 from prefeed.types import ENTRY_KEY_BYTES
 
 ORPHANS: Final = 0
@@ -254,9 +255,9 @@ class Registry:
         if not root.startswith("/"):
             return False
         for place, name in itertools.product({root, os.path.realpath(root)}, {change.path, change.real}):
-            if change.below and (is_below(name, place) or is_below(place, name)):
+            if change.below and (is_in(name, place) or is_in(place, name)):
                 return True
-            if is_below(name, place) and dataset.manifest.index_of(name[len(place) :].lstrip("/")) is not None:
+            if is_in(name, place) and dataset.manifest.index_of(name[len(place) :].lstrip("/")) is not None:
                 return True
         return False
 
@@ -283,12 +284,12 @@ class Registry:
         if number == ORPHANS:
             return ids[:0]
         dataset = self.datasets[number]
-        if is_below(dataset.source.url, url):
+        if is_in(dataset.source.url, url):
             return ids
         if isinstance(dataset.manifest, Manifest):
             return ids[dataset.manifest.is_below(ids, url)]
         path = dataset.manifest.path
-        return ids[[is_below(path(object_id), url) for object_id in ids.tolist()]]
+        return ids[[is_in(path(object_id), url) for object_id in ids.tolist()]]
 
     def _take_over(self, target: Dataset, source: Dataset) -> None:
         """Residents of a catalogue that are files of another one become that one's own."""
@@ -311,8 +312,3 @@ class Registry:
 
 def _are_of_one_origin(one: Dataset, other: Dataset) -> bool:
     return (one.source.url, one.source.mark) == (other.source.url, other.source.mark) and one.view is other.view
-
-
-def is_below(url: str, root: str) -> bool:
-    """Return True when the URL is the root or lies below it."""
-    return url == root or url.startswith(root.rstrip("/") + "/")

@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 
 from prefeed.errors import StoreError
-from prefeed.removing import remove_tree
 from prefeed.store.directory import allocated_bytes, is_private, require_private, require_trusted
 from prefeed.store.layout import data_path
+from prefeed.system.removing import remove_tree
 
 _RECORD: Final = "cache.json"
 _GONE: Final = ".gone-"

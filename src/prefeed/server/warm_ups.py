@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.clock import Clock
 from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex
 from prefeed.server.disk import DiskTier
 from prefeed.server.node import Node
 from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest
+from prefeed.system.clock import Clock
 from prefeed.types import ENTRY_KEY_BYTES, WarmResult
 
 _REPORT_SECONDS: Final = 0.1

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.removing import remove_tree
 from prefeed.sources.catalogue_reader import Catalogue, CatalogueHeader
 from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE, entry_key, version_hash
 from prefeed.sources.mapped_files import allocate, as_numbers, key_at
 from prefeed.sources.path_index import PathIndex
+from prefeed.system.removing import remove_tree
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 __all__ = ["Catalogue", "CatalogueWriter", "paths_digest"]

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE
 from prefeed.sources.mapped_files import as_numbers, key_at, map_file, release_pages
-from prefeed.trust import open_kept
+from prefeed.system.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2

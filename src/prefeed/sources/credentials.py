@@ -18,23 +18,19 @@ import contextlib
 import json
 import os
 import stat
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import CredentialsError
-from prefeed.machine import is_gone, process_mark
+from prefeed.system.files import write_private
 
 FILE: Final = "credentials.json"
 FORMAT: Final = 1
 ENV: Final = "env"
 ACCESS_KEY: Final = "access-key"
 SECRET_KEY: Final = "secret-key"
-
-_ABANDONED_SECONDS: Final = 24 * 3600
 
 _S3: Final = {
     ACCESS_KEY: "access_key_id",
@@ -100,58 +96,6 @@ def write_credentials(home: Path, entries: Sequence[Mapping[str, Value]]) -> boo
             return False
     write_private(path, data)
     return True
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """The file holds these bytes, whole or not at all, also after a power failure; nobody else may read it."""
-    with _written_beside(path, data) as name:
-        os.replace(name, path)
-
-
-def publish_private(path: Path, data: bytes) -> bool:
-    """The same of a file that is not there; False when it is, and nothing was changed. Of all who do so one succeeds."""
-    with _written_beside(path, data) as name:
-        try:
-            os.link(name, path)
-        except FileExistsError:
-            return os.stat(name).st_nlink == 2  # an answer of the file server was lost, and the name is this file's
-        except OSError:  # a file system without links
-            if path.exists():
-                return False
-            os.replace(name, path)
-    return True
-
-
-@contextlib.contextmanager
-def _written_beside(path: Path, data: bytes) -> Iterator[str]:
-    """Yield the name of a file with these bytes, beside another that it is to become; afterwards it is gone."""
-    _remove_left_by_killed(path)
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{path.name}.{process_mark()}.", dir=path.parent
-    )  # 0600 from the start
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield name
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _remove_left_by_killed(path: Path) -> None:
-    """Remove what processes had written when they were killed: of other nodes', and of older versions', what is a day old."""
-    for left in path.parent.glob(f".{path.name}.*.*"):
-        with contextlib.suppress(FileNotFoundError):
-            mark = left.name.removeprefix(f".{path.name}.").partition(".")[0]
-            if is_gone(mark) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                left.unlink()
 
 
 def read_private(path: Path) -> bytes | None:

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from prefeed.errors import PrefeedError
-from prefeed.removing import remove_tree
 from prefeed.sources.catalogue import CatalogueWriter, paths_digest
 from prefeed.sources.posix import stat_paths
+from prefeed.system.removing import remove_tree
 
 _DIRECTORY: Final = "catalogues"
 _NAME: Final = re.compile(r"(files|learned)-[0-9a-f]{8,64}")

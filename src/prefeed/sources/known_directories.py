@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +29,7 @@ from prefeed.sources.file_names import Directory
 from prefeed.sources.file_versions import FileTable, ask_files
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import mount_type
+from prefeed.system.files import replacing
 
 _DIRECTORIES: Final = "directories"
 _SUM_BYTES: Final = 8
@@ -67,16 +67,11 @@ def is_trusted(root: str) -> bool:
 
 
 def _write(generation: Path, data: bytes) -> None:
-    temporary = ""
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{_DIRECTORIES}-", dir=generation)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(xxh3_64_digest(data) + data)
-        os.replace(temporary, generation / _DIRECTORIES)
-    except OSError:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+    with (
+        contextlib.suppress(OSError),
+        replacing(generation / _DIRECTORIES, private=True, durable=False) as file,
+    ):
+        file.write(xxh3_64_digest(data) + data)
 
 
 def directories_if_unchanged(manifest: Manifest) -> list[Directory] | None:

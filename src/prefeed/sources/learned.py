@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import TierFullError
 from prefeed.sources.mapped_files import allocate
-from prefeed.trust import open_in_kept
+from prefeed.system.trust import open_in_kept
 
 Words = NDArray[np.int64]
 

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError, ThrottledError
-from prefeed.machine import is_on_own_disk, try_flock
-from prefeed.removing import remove_tree
 from prefeed.sources.asking_again import patiently
 from prefeed.sources.known_directories import directories_if_unchanged, files_now, is_trusted
 from prefeed.sources.manifest import COLUMNS, CURRENT, ENCODING, Manifest, current_generation
@@ -36,10 +33,13 @@ from prefeed.sources.manifest_writer import (
     write_names,
 )
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.private_files import close_to_others, make_private
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.sources.views import NAMESPACE_DIGITS
+from prefeed.system.files import close_to_others, make_private
+from prefeed.system.locks import file_lock
+from prefeed.system.machine import is_on_own_disk
+from prefeed.system.removing import remove_tree
 from prefeed.types import ListingProgress
 
 _log = logging.getLogger("prefeed")
@@ -304,14 +304,8 @@ class ManifestLibrary:
         """
         self._make_home(directory)
         lock = directory.with_name(directory.name + ".lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-            while not try_flock(descriptor) and time.monotonic() < deadline:
-                select.select([], [], [], _LOOK_AGAIN_SECONDS)
+        with file_lock(lock, within_seconds=_PATIENCE_SECONDS):
             yield
-        finally:
-            os.close(descriptor)
 
     def _make_home(self, directory: Path) -> None:
         """The directory is there, and it and all others are this user's alone, also in a home of an earlier version."""

@@ -22,9 +22,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import select
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +35,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest, xxh3_128_hexdigest
 
 from prefeed.errors import ManifestDamagedError, StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.mapped_files import key_at, release_pages, split_paths
-from prefeed.trust import open_kept
+from prefeed.system.locks import flock_within
+from prefeed.system.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 FORMAT: Final = 3
@@ -390,16 +389,4 @@ def _lock_shared(descriptor: int) -> None:
     One who takes longer is stopped, or on a node that is gone. What is mapped without the lock stays on a file system of this
     machine's own, whatever that one removes later.
     """
-    deadline = time.monotonic() + _REMOVAL_SECONDS
-    while not _try_lock_shared(descriptor) and time.monotonic() < deadline:
-        select.select([], [], [], _LOOK_AGAIN_SECONDS)
-
-
-def _try_lock_shared(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks: who would remove it cannot lock it either
-    return True
+    flock_within(descriptor, _REMOVAL_SECONDS, fcntl.LOCK_SH)

@@ -20,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import EmptyListingError, StoreFormatError
-from prefeed.machine import is_on_own_disk
-from prefeed.removing import remove_tree
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
 from prefeed.sources.manifest import (
@@ -40,8 +38,10 @@ from prefeed.sources.manifest import (
 )
 from prefeed.sources.mapped_files import split_paths
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.private_files import make_private, open_in_private, sync
 from prefeed.sources.protocol import Source
+from prefeed.system.files import make_private, open_in_private, replacing, sync
+from prefeed.system.machine import is_on_own_disk
+from prefeed.system.removing import remove_tree
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
 
 _TEMPORARY: Final = ".building-"
@@ -441,15 +441,12 @@ def _replace_current(directory: Path, name: str, began_at: float | None) -> str:
         before = current_generation(directory)
     except StoreFormatError:
         before = None
-    descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=directory)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(name)
-        file.flush()
-        os.fsync(descriptor)
-    if began_at is not None:
-        note_time(Path(temporary), began_at)
     sync(directory)  # the generation has its name before it is named
-    os.replace(temporary, directory / CURRENT)
+    with replacing(directory / CURRENT, private=True) as file:
+        file.write(name.encode())
+        file.flush()
+        if began_at is not None:
+            note_time(Path(file.name), began_at)
     return before.name if before is not None else ""
 
 

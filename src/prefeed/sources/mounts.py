@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from prefeed.config import Config
+from prefeed.system.paths import is_in
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 
@@ -267,4 +268,4 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+    return any(is_in(path, root) for root in roots)

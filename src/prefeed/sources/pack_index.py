@@ -23,7 +23,6 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -32,9 +31,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.machine import process_mark
 from prefeed.sources.manifest import ENCODING
-from prefeed.sources.private_files import sync
 from prefeed.types import Buffer, ObjectInfo
 
 INDEX_NAME: Final = "prefeed-pack.index"
@@ -269,22 +266,6 @@ def encode_index(
         digest.update(part)
     head = Head(len(body[0]), sum(map(len, body[1:])), digest.digest())
     return [head.encode(), *body]
-
-
-def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
-    """Put a file in its place in one step; a power failure leaves the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{process_mark()}")
-    try:
-        with open(temporary, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
 
 
 def _decode_header(data: memoryview, where: str) -> PackHeader:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +13,14 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, StoreFormatError, TruncatedBodyError
-from prefeed.machine import is_on_own_disk
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
-from prefeed.sources.private_files import make_private
 from prefeed.sources.protocol import RangeSource
+from prefeed.system.files import make_private, replacing
+from prefeed.system.machine import is_on_own_disk
 from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
 _DIRECTORY: Final = "packs"
-_COPYING: Final = ".copying-"
 _ABANDONED_SECONDS: Final = 24 * 3600
 _UNUSED_SECONDS: Final = 30 * 24 * 3600
 _CHUNK_BYTES: Final = 16 * 1024**2
@@ -184,18 +182,11 @@ class PackedSource:
 
     def _copy_to_home(self, head: Head, copy: Path) -> PackIndex:
         make_private(copy.parent)
-        descriptor, temporary = tempfile.mkstemp(prefix=_COPYING, dir=copy.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in self._chunks(head):
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())  # its name must not outlive its content in a power failure
-            _validated(PackIndex.open(temporary))
-            os.replace(temporary, copy)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(copy, private=True) as file:
+            for chunk in self._chunks(head):
+                file.write(chunk)
+            file.flush()
+            _validated(PackIndex.open(file.name))
         opened = PackIndex.open(copy)
         for other in copy.parent.iterdir():  # older packs of this URL
             if (other.suffix == ".index" and other != copy and _is_unused(other)) or _is_abandoned(other):
@@ -223,7 +214,7 @@ def _is_unused(copy: Path) -> bool:
 def _is_abandoned(file: Path) -> bool:
     """Return whether this is what a process that was killed had copied until then, a day ago or more."""
     try:
-        return file.name.startswith(_COPYING) and time.time() - file.stat().st_mtime > _ABANDONED_SECONDS
+        return file.name.startswith(".") and time.time() - file.stat().st_mtime > _ABANDONED_SECONDS
     except FileNotFoundError:
         return False
 

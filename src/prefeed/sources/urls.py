@@ -12,12 +12,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
-from prefeed.machine import OF_PROCESS
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View, mark_of_directory
+from prefeed.system.machine import OF_PROCESS
 
 OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)

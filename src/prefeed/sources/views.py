@@ -12,9 +12,9 @@ from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
-from prefeed.machine import boot_id
 from prefeed.sources.filesystems import OWN, FileSystems
 from prefeed.sources.mounts import mounts_below
+from prefeed.system.machine import boot_id
 
 _OPENAT2: Final = 437
 _RESOLVE_IN_ROOT: Final = 0x10

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prefeed.config import MIB, Config
-from prefeed.memory import in_gib, leaves_room
 from prefeed.places import say_once
 from prefeed.stage.cache_link import CacheLink, CacheName
 from prefeed.stage.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
 from prefeed.store.read_counts import ReadCounts, counted_reads
 from prefeed.store.shared import SharedTier
+from prefeed.system.memory import leaves_room
+from prefeed.system.units import in_gib
 from prefeed.wire.messages import CacheOpened
 
 __all__ = ["CacheName", "CacheStore", "Views"]

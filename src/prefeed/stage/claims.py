@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from pathlib import Path
 from typing import Final
 
 from prefeed.store.own_file import OwnFile
+from prefeed.system.byte_locks import lock_bytes
 
 _NAME: Final = "claims"
-_FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _OFFSETS: Final = (1 << 62) - 1
 
 
@@ -49,9 +48,6 @@ class Claims:
         start = int.from_bytes(key[:8], "little") & _OFFSETS
         try:
             with self._file.opened() as file:
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))
-        except BlockingIOError:
-            return False
+                return lock_bytes(file, kind, start)
         except OSError:  # the cache was dropped, or there are no locks left: better made twice than not at all
             return True
-        return True

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from prefeed.errors import EntryFormatError
-from prefeed.machine import is_on_own_disk
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths
 from prefeed.sources.steadiness import is_open_for_writing, is_young
+from prefeed.system.machine import is_on_own_disk
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefeed.machine import filesystem_of
-from prefeed.memory import Memory, in_gib, read_memory
 from prefeed.store.directory import allocated_bytes
-from prefeed.trust import is_mine, why_not_shared
+from prefeed.system.machine import filesystem_of
+from prefeed.system.memory import Memory, read_memory
+from prefeed.system.trust import is_mine, why_not_shared
+from prefeed.system.units import in_gib, in_mib
 
 DEFAULT_SHARE: Final = 0.5
 """Share of the smallest limit that a tier takes when nobody said how much: the training needs the rest."""
@@ -128,9 +129,9 @@ def plan_store_dir(
         warning = f"{memory_dir} {distrusted}: the memory tier goes to {fallback_dir} on disk, which is slower"
         return fallback_dir, False, warning
     if free_bytes is None or free_bytes < min_bytes:
-        has = "cannot be written" if free_bytes is None else f"has only {_mib(free_bytes)} free"
+        has = "cannot be written" if free_bytes is None else f"has only {in_mib(free_bytes)} free"
         warning = (
-            f"{memory_dir} {has}, at least {_mib(min_bytes)} are needed: the memory tier goes to {fallback_dir} on disk, "
+            f"{memory_dir} {has}, at least {in_mib(min_bytes)} are needed: the memory tier goes to {fallback_dir} on disk, "
             "which is slower; start the container with a larger --shm-size, or set PREFEED_MEMORY_DIR"
         )
         return fallback_dir, False, warning
@@ -226,7 +227,3 @@ def _free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 1024**2:.0f} MiB"

@@ -11,8 +11,6 @@ import tempfile
 from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
-from prefeed.removing import remove_tree
-from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import attach_reader, is_written_here, release
 from prefeed.store.layout import (
     LOCK_BYTES,
@@ -24,11 +22,13 @@ from prefeed.store.layout import (
     sums_path,
     writer_lock_path,
 )
-from prefeed.store.locking import directory_lock, when_free
 from prefeed.store.meta_pages import last_transaction
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
 from prefeed.store.pins import make_readers_file, older_snapshots_are_read
-from prefeed.trust import is_mine, why_not_kept, why_not_private
+from prefeed.system.byte_locks import LocksUnsupportedError
+from prefeed.system.locks import directory_lock, when_free
+from prefeed.system.removing import remove_tree
+from prefeed.system.trust import is_mine, why_not_kept, why_not_private
 
 
 def prepare(directory: Path) -> int:

@@ -19,9 +19,9 @@ from prefeed.store.layout import (
     Layout,
     data_path,
 )
-from prefeed.store.locking import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
 from prefeed.store.opening import open_to_read
 from prefeed.store.reservation import Reservation
+from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
 
 Identity = tuple[int, int, int, int]
 """Device and inode of the data file and of the lock file: another store at the same path differs in it."""

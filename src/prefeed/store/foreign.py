@@ -34,10 +34,10 @@ from typing import Any, Final, Protocol
 
 import lmdb
 
-from prefeed.store.byte_locks import ByteLocks
 from prefeed.store.layout import readers_path
 from prefeed.store.meta_pages import MetaPages
 from prefeed.store.namespaces import is_of_other_machine
+from prefeed.system.byte_locks import ByteLocks
 
 WRITER_BYTE: Final = 0
 OPEN_BYTE: Final = 1

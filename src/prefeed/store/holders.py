@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import struct
 from pathlib import Path
-from typing import Final
 
 from prefeed.store.layout import PAGE_BYTES, data_path, lock_path
-from prefeed.store.locking import directory_lock
 from prefeed.store.meta_pages import end_of_data
-
-_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+from prefeed.system.byte_locks import are_locked
+from prefeed.system.locks import directory_lock
 
 
 class Holders:
@@ -38,9 +34,7 @@ class Holders:
 
     def are_there(self) -> bool:
         """Return True while a process other than this one has the store open."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
-        return bool(kind != fcntl.F_UNLCK)
+        return are_locked(self._file, 0, by_processes=True)
 
     def close(self) -> None:
         """Let go of the file."""

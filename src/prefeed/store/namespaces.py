@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from prefeed.machine import BOOT_ID
 from prefeed.store.holders import is_open_elsewhere
 from prefeed.store.layout import namespace_paths
+from prefeed.system.machine import BOOT_ID
 
 _OWN: Final = "/proc/self/ns/pid"
 _UNKNOWN: Final = "unknown"

@@ -15,7 +15,6 @@ system of this machine's own, not held, and last touched before this kernel was 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from prefeed.errors import ServerError
-from prefeed.machine import Process, boot_name, boot_time, is_on_own_disk
-from prefeed.removing import remove_tree
 from prefeed.store.directory import is_private
+from prefeed.system.locks import is_named, locked_at_once
+from prefeed.system.machine import Process, boot_name, boot_time, is_on_own_disk
+from prefeed.system.removing import remove_tree
 
 BEAT_SECONDS: Final = 300.0
 """How often a server says that it has its directory, and listings, in use: half of what listings are kept for at least."""
@@ -175,9 +175,8 @@ def carry_over(old: Path, new: Path, names: Mapping[str, re.Pattern[str]]) -> No
     if not found:
         return
     with contextlib.suppress(OSError):
-        held = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held = locked_at_once(lambda: os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in found:
                 if is_on_own_disk(old) and not (new / path.name).exists():
                     path.rename(new / path.name)
@@ -219,18 +218,12 @@ def _locked(path: Path) -> int:
     Raises:
         BlockingIOError: Another process has it.
     """
-    while True:
+
+    def opened() -> int:
         path.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), os.stat(path / _LOCK)):
-                    return lock
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)  # it was renamed, or removed, meanwhile
+        return os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    return locked_at_once(opened, lambda lock: is_named(lock, path / _LOCK))
 
 
 def _directories(parent: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from prefeed.trust import open_in_kept
+from prefeed.system.trust import open_in_kept
 
 _lock: Final = threading.RLock()
 """Over all of them in this process, so that none is closed under one who uses its number; a fork waits for it.

@@ -11,9 +11,9 @@ from typing import Any
 
 import lmdb
 
-from prefeed.store.byte_locks import ByteLocks
 from prefeed.store.foreign import FIRST_SNAPSHOT_BYTE, OPEN_BYTE, WRITER_BYTE, Locks
 from prefeed.store.layout import readers_path
+from prefeed.system.byte_locks import ByteLocks
 
 
 class Pins:

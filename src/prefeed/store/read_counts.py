@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.store.own_file import OwnFile
-from prefeed.trust import open_in_kept
+from prefeed.system.byte_locks import lock_bytes
+from prefeed.system.trust import open_in_kept
 
 _NAME: Final = "reads"
 _SLOT: Final = struct.Struct("<QQ")
 _NUM_SLOTS: Final = 256
-_FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 @dataclass(slots=True)
@@ -72,9 +71,7 @@ class ReadCounts:
         first = os.getpid()
         for number in range(first, first + _NUM_SLOTS):
             offset = number % _NUM_SLOTS * _SLOT.size
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, _SLOT.size, 0)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, asked)
+            if lock_bytes(file, fcntl.F_WRLCK, offset, _SLOT.size):
                 found = os.pread(file, _SLOT.size, offset)
                 hits, misses = _SLOT.unpack(found) if len(found) == _SLOT.size else (0, 0)
                 return _Slot(self._file.num_opened, offset, hits, misses)

@@ -28,11 +28,11 @@ from prefeed.store.environment import (
     try_adopt_size,
 )
 from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
-from prefeed.store.locking import FORGIVING_SECONDS, PATIENCE_SECONDS
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import remove_store
 from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
 from prefeed.store.translation import DAMAGE
+from prefeed.system.locks import FORGIVING_SECONDS, PATIENCE_SECONDS
 from prefeed.types import ENTRY_KEY_BYTES
 
 __all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]

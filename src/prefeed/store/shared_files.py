@@ -26,13 +26,13 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.locking import TURN_SECONDS, directory_lock
 from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.opening import MAX_TABLES
 from prefeed.store.reservation import Reservation
 from prefeed.store.translation import DAMAGE
 from prefeed.store.tree import Walk
+from prefeed.system.locks import TURN_SECONDS, directory_lock
 
 _CHUNK_BYTES: Final = 64 * 1024
 """What is backed beyond a value is mostly taken by another process: its pages would be mapped here for nothing."""

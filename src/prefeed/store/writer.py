@@ -17,7 +17,6 @@ from prefeed.errors import StoreError, TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.ballast import Ballast
 from prefeed.store.batches import read_transaction, write_transaction
-from prefeed.store.byte_locks import LocksUnsupportedError
 from prefeed.store.environment import (
     Identity,
     SharedEnvironment,
@@ -48,6 +47,7 @@ from prefeed.store.pins import Pins
 from prefeed.store.sums import NOTHING, Found, Sums, examine
 from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
+from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 Put = tuple[bytes, Buffer, bool]

@@ -28,7 +28,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from prefeed.clock import Clock
+from prefeed.system.clock import Clock
 from prefeed.torch.declared import declared_paths
 from prefeed.torch.guesses import Column
 from prefeed.torch.path_forms import PathForms, directories_of, text_of

@@ -22,7 +22,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.memory import leaves_room
+from prefeed.system.memory import leaves_room
 
 __all__ = ["MAX_SLOTS", "RingName", "RingWriter", "Slot", "SlotMemory", "memory_bytes"]
 

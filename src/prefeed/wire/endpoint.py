@@ -13,8 +13,8 @@ from typing import Final
 
 from prefeed.config import Config
 from prefeed.errors import ServerError, UnsafeDirectoryError
-from prefeed.removing import remove_tree
-from prefeed.trust import beneath, open_own
+from prefeed.system.removing import remove_tree
+from prefeed.system.trust import beneath, open_own
 
 _UCRED = struct.Struct("3i")
 

@@ -18,7 +18,7 @@ from leaks import wait_until
 from prefeed.config import resolve
 from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records, all_jobs
-from prefeed.machine import Process
+from prefeed.system.machine import Process
 from servers import http_server, silent, write_index
 from unit.jobs.trees import make, names, tree
 

@@ -91,7 +91,7 @@ def order(count: int = NUM_FILES) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def files_in_transit(config: Config) -> list[str]:
-    return [path.name for path in config.runtime_dir.glob("plan-*")]
+    return [path.name for path in config.runtime_dir.glob("transit-*")]
 
 
 def lose_server(server: ScriptedServer, consumer: Consumer, position: int) -> None:
@@ -261,7 +261,7 @@ def test_what_follows_is_told_in_a_file(server: ScriptedServer, consumer: Consum
 def test_without_a_server_nothing_is_left_of_what_follows(server: ScriptedServer, consumer: Consumer) -> None:
     consumer.close()
     consumer.foresee(np.array([3, 1, 2]))
-    assert list(consumer.dataset.config.runtime_dir.glob("plan-*")) == []
+    assert list(consumer.dataset.config.runtime_dir.glob("transit-*")) == []
 
 
 def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, consumer: Consumer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prefeed.config import resolve
 from prefeed.copying.room import Ledger, MachineRoom, look_at, machine_room, plan_room, room_of
 from prefeed.errors import TargetFullError
-from prefeed.memory import Memory, MemoryGroup
+from prefeed.system.memory import Memory, MemoryGroup
 from sandbox import Sandbox
 
 GIB = 1024**3

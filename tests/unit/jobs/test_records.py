@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from prefeed import machine
 from prefeed.errors import JobConflictError, JobError
 from prefeed.jobs import records as records_module
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.running import terminate
-from prefeed.machine import Process
+from prefeed.system import machine
+from prefeed.system.machine import Process
 
 OnNode = Callable[[str], None]
 

@@ -15,10 +15,11 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import SampleSetInUseError
-from prefeed.machine import Process
 from prefeed.sampleset import bringing_up, records
 from prefeed.sampleset.bringing_up import delete
 from prefeed.sampleset.records import SampleSet, names, remove_deleted
+from prefeed.system import locks
+from prefeed.system.machine import Process
 from unit.sampleset.documents import applied, sample_set
 
 
@@ -97,7 +98,7 @@ def test_a_lock_is_waited_for_as_long_as_its_holder_is_there(
     directory.mkdir(parents=True)
     holder = Holder(directory / name, says_so_every=says_so_every)
     monkeypatch.setattr(records.time, "monotonic", lambda: holder.now)
-    monkeypatch.setattr(records.select, "select", holder.pass_time)
+    monkeypatch.setattr(locks.select, "select", holder.pass_time)
     with take(directory):
         assert waited_seconds <= holder.now <= waited_seconds + 30
     if says_so_every == math.inf:

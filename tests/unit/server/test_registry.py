@@ -10,7 +10,6 @@ import pytest
 
 from nodes import PLENTY, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
-from prefeed.server.registry import is_below
 from sandbox import Sandbox
 
 READER = 7
@@ -172,14 +171,6 @@ def test_orphans_are_freed_with_everything_and_never_with_a_part(sandbox: Sandbo
         assert node.node.clear("memory://test").entries == 0
         assert node.node.clear(None).entries == 1
         assert list(tier.entries()) == []
-
-
-@pytest.mark.parametrize(
-    ("url", "root", "is_it"),
-    [("/a/b", "/a", True), ("/a", "/a", True), ("/a", "/a/", False), ("/ab", "/a", False), ("/a", "/", True)],
-)
-def test_below(url: str, root: str, is_it: bool) -> None:
-    assert is_below(url, root) is is_it
 
 
 # ------------------------------------------------------------ earlier lives

@@ -17,8 +17,8 @@ from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreErr
 from prefeed.server.rooms import Room
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions, only_numa_node
 from prefeed.store.directory import allocated_bytes
-from prefeed.store.locking import directory_lock
 from prefeed.store.read_counts import ReadCounts
+from prefeed.system.locks import directory_lock
 from prefeed.wire.messages import CacheOpened
 from sandbox import Sandbox
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import servers
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError, CredentialsError
-from prefeed.machine import process_mark
-from prefeed.sources.credentials import FILE, options_for, publish_private, write_credentials
+from prefeed.sources.credentials import options_for, write_credentials
 from prefeed.sources.urls import open_source
 from sandbox import Sandbox
 
@@ -188,40 +186,3 @@ def test_a_token_of_the_environment_does_not_go_with_keys_of_the_file(
     found = {name.lower(): value for name, value in headers.items()}
     assert "Credential=k/" in found["authorization"]
     assert "x-amz-security-token" not in found
-
-
-def test_only_what_a_dead_process_has_left_is_removed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number of another node, or of a version that did not say of which, is nobody's here: only its age tells."""
-    own = process_mark().rpartition("-")[0]
-    dead, running, other = f"{own}-{2**22 + 1}", process_mark(), f"{'0' * 12}-1-1"
-    for mark in (dead, running, other, "1", str(2**22 + 1)):
-        (home / f".{FILE}.{mark}.young").touch()
-        (home / f".{FILE}.{mark}.old").touch()
-        os.utime(home / f".{FILE}.{mark}.old", (0, time.time() - 25 * 3600))
-    written(home, {"url": "s3://a"})
-    left = {path.name for path in home.glob(f".{FILE}.*")}
-    assert left == {f".{FILE}.{mark}.young" for mark in (running, other, "1", str(2**22 + 1))}
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_of_all_who_publish_a_file_one_succeeds(home: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    def no_links(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    if not links:
-        monkeypatch.setattr(os, "link", no_links)
-    file = home / "record.json"
-    assert publish_private(file, b"one")
-    assert not publish_private(file, b"two")
-    assert (file.read_bytes(), file.stat().st_nlink, len(list(home.glob(".record*")))) == (b"one", 1, 0)
-
-
-def test_an_answer_that_was_lost_is_no_refusal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = os.link
-
-    def twice(source: str, target: str) -> None:
-        link(source, target)
-        link(source, target)  # as a client of NFS does that got no answer
-
-    monkeypatch.setattr(os, "link", twice)
-    assert publish_private(home / "record.json", b"one")

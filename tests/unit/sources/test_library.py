@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from prefeed import machine
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources import library as library_module
@@ -20,6 +19,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
+from prefeed.system import locks
 from prefeed.testing.sources import CountingSource, MemorySource
 from prefeed.types import ObjectInfo
 
@@ -264,7 +264,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The home may be mounted by other nodes: what is unlinked is lost to them, and locks may exclude nobody."""
     for module in (library_module, manifest_writer):
         monkeypatch.setattr(module, "is_on_own_disk", lambda _: False)
-    monkeypatch.setattr(machine.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
 
 
 def renewed(library: ManifestLibrary, source: CountingSource, content: bytes) -> Manifest:
@@ -326,6 +326,6 @@ def test_a_lock_that_nobody_gives_back_holds_up_nobody_for_ever(
     def refuse(*_: object) -> None:
         raise type(error)(*error.args)  # one that is raised again holds on to what was open
 
-    monkeypatch.setattr(machine.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     monkeypatch.setattr(library_module, "_PATIENCE_SECONDS", 0.0)
     assert library.open("s3://bucket/p", source_factory=lambda _: source).num_objects == 2

@@ -333,9 +333,9 @@ def test_what_comes_into_force_is_on_the_disk_before_it_is_named(
     monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(named(descriptor)))
     monkeypatch.setattr(os, "replace", note_rename)
     manifest = small(tmp_path / "m")
-    current, done[2] = done[2], "the file that becomes current"
-    assert current.startswith(".building-")
-    assert done == [COLUMNS, manifest.uid, "the file that becomes current", "m", "current named"]
+    current, done[3] = done[3], "the file that becomes current"
+    assert current.startswith(".current.")
+    assert done == [COLUMNS, manifest.uid, "m", "the file that becomes current", "current named", "m"]
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022])

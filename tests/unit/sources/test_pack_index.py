@@ -11,7 +11,8 @@ import pytest
 from xxhash import xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.sources.pack_index import HEAD_BYTES, Extent, Head, PackHeader, PackIndex, encode_index, write_durably
+from prefeed.sources.pack_index import HEAD_BYTES, Extent, Head, PackHeader, PackIndex, encode_index
+from prefeed.system.files import write_durably
 
 PATHS = [b"a.jpg", b"b/1.jpg", "é\udcff".encode("utf-8", "surrogateescape")]
 
@@ -88,20 +89,6 @@ def test_data_files_lie_beside_the_index(tmp_path: Path, name: str) -> None:
 def test_columns_must_fit() -> None:
     with pytest.raises(ValueError, match="no index of 4 objects"):
         parts(num_objects=4)
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    index = tmp_path / "i"
-    write_durably(index, [b"old"])
-
-    def failing() -> Any:
-        yield b"new"
-        raise OSError("disk")
-
-    with pytest.raises(OSError, match="disk"):
-        write_durably(index, failing())
-    assert index.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [index]
 
 
 # ------------------------------------------------------------ indices that somebody else made, digest and all

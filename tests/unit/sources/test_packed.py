@@ -27,9 +27,10 @@ from prefeed.errors import (
 )
 from prefeed.sources import forked, objectstore
 from prefeed.sources import packed as packed_module
-from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index, write_durably
+from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
+from prefeed.system.files import write_durably
 from prefeed.testing.source_contract import SourceContract, list_all
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefeed.machine import boot_id
 from prefeed.sources import filesystems
 from prefeed.sources.filesystems import FileSystems
 from prefeed.sources.mounts import mounts_below, sources_of_devices
 from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.views import NAMESPACE_DIGITS, View, Views, mark_of_directory, open_own_root
+from prefeed.system.machine import boot_id
 
 MOUNTINFO = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.memory import Memory, MemoryGroup
 from prefeed.store.capacity import (
     MIN_STORE_BYTES,
     MemoryLimits,
@@ -18,6 +17,7 @@ from prefeed.store.capacity import (
     plan_budget,
     plan_store_dir,
 )
+from prefeed.system.memory import Memory, MemoryGroup
 from sandbox import Sandbox
 
 GIB = 1024**3

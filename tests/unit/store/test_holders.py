@@ -12,8 +12,8 @@ from prefeed.config import KIB, MIB
 from prefeed.store.directory import allocated_bytes
 from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
 from prefeed.store.layout import data_path, lock_path
-from prefeed.store.locking import directory_lock
 from prefeed.store.shared import SharedTier
+from prefeed.system.locks import directory_lock
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandbox")

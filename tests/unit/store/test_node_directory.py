@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from prefeed import machine
 from prefeed.errors import ServerError
 from prefeed.store import node_directory
 from prefeed.store.node_directory import (
@@ -23,6 +22,7 @@ from prefeed.store.node_directory import (
     remove_unused,
     servers_elsewhere,
 )
+from prefeed.system import machine
 
 Boot = Callable[[str], None]
 BEFORE_THE_BOOT = 1000.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import ServerError, UnsafeDirectoryError
-from prefeed.trust import require_kept
+from prefeed.system.trust import require_kept
 from prefeed.wire.endpoint import ensure_private_dir, peer_process
 from sandbox import Sandbox
 

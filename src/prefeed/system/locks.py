@@ -1,10 +1,15 @@
-"""Locks of the kernel's: of a directory, in which one process at a time makes or removes a store, and of a file."""
+"""Locks of the kernel's, of files and directories: had at once, waited for with a limit, or taken in turns.
+
+A lock goes with the process that has it, however that ends. One that is stopped keeps it, and so may a node that is gone, on
+NFS: hence nobody waits without a limit. Where a file system has no locks, nobody has one, and nobody waits.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from prefeed.errors import UnsafeDirectoryError
-from prefeed.trust import beneath, why_not_kept
+from prefeed.system.trust import beneath, why_not_kept
 
 _held: Final[set[int]] = set()
 
@@ -29,9 +34,90 @@ _POLL_SECONDS: Final = 0.001
 _SHORTEST_POLL_SECONDS: Final = 0.00005
 """A turn to write is mostly over after some tenths of a millisecond."""
 
+_LOOK_AGAIN_SECONDS: Final = 0.02
+
 _vain_until: Final[dict[Path, float]] = {}
 
 T = TypeVar("T")
+
+
+def try_flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Return whether there is nothing to wait for: the lock is held, or there are no locks.
+
+    Args:
+        descriptor: Of the file.
+        kind: ``LOCK_EX``, for one alone, or ``LOCK_SH``, for many.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def flock_within(
+    descriptor: int, seconds: float, kind: int = fcntl.LOCK_EX, *, life: Callable[[], object] | None = None
+) -> bool:
+    """Wait for a lock; return False when somebody else has kept it for so long.
+
+    Args:
+        descriptor: Of the file.
+        seconds: How long.
+        kind: As for ``try_flock``.
+        life: Returns another value as long as whoever has the lock is alive: then the time begins anew.
+    """
+    seen, since = life and life(), time.monotonic()
+    while not try_flock(descriptor, kind):
+        if life is not None and (now := life()) != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since >= seconds:
+            return False
+        select.select([], [], [], _LOOK_AGAIN_SECONDS)
+    return True
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, within_seconds: float) -> Iterator[None]:
+    """Hold a file, made if it is not there; one that is kept for longer is not waited for, and what is inside is done all the same."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        flock_within(descriptor, within_seconds)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_named(descriptor: int, path: Path) -> bool:
+    """Return whether an open file has this name, and no other file has it by now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def locked_at_once(opened: Callable[[], int], is_there: Callable[[int], bool] = lambda _: True) -> int:
+    """Return an open file that nobody else has locked.
+
+    Args:
+        opened: Opens it.
+        is_there: Whether the open file still has its name: whoever had the lock may have removed it. Else it is opened again.
+
+    Raises:
+        BlockingIOError: Somebody has it.
+        OSError: It cannot be opened or locked.
+    """
+    while True:
+        descriptor = opened()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_there(descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

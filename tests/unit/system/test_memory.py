@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.memory import Memory, MemoryGroup, leaves_room, memory_groups, parse_limit, parse_meminfo, read_memory
+from prefeed.system.memory import (
+    Memory,
+    MemoryGroup,
+    leaves_room,
+    memory_groups,
+    parse_limit,
+    parse_meminfo,
+    read_memory,
+)
 
 GIB = 1024**3
 ROOT = Path("/sys/fs/cgroup")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 
 from cache_user import key_of
 from prefeed.config import MIB
-from prefeed.store import environment, locking
+from prefeed.store import environment
 from prefeed.store.layout import data_path
-from prefeed.store.locking import directory_lock, when_free
 from prefeed.store.shared import SharedTier
+from prefeed.system import locks
+from prefeed.system.locks import directory_lock, when_free
 
 LONG = 100.0
 
@@ -47,7 +49,7 @@ def test_what_was_waited_for_in_vain_is_not_waited_for_again(tmp_path: Path) -> 
         calls = []
         for within_seconds in (0.02, LONG):
             with pytest.raises(BlockingIOError):
-                when_free(tmp_path, lambda: calls.append(locking._locked(tmp_path)), within_seconds=within_seconds)
+                when_free(tmp_path, lambda: calls.append(locks._locked(tmp_path)), within_seconds=within_seconds)
         assert calls == []
 
 
@@ -107,17 +109,81 @@ def test_who_was_stopped_while_it_wrote_holds_up_nobody_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored is read all the while; nothing is stored, and nobody waits a second time, until it goes on."""
-    monkeypatch.setattr(locking, "TURN_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "TURN_SECONDS", 0.02)
     with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as tier:
         (tmp_path / "store").mkdir(mode=0o700)
         assert tier.put_many([(key_of(0), b"stored")]) == 1
         with data_path(tmp_path / "store").open("rb") as stopped:
             fcntl.flock(stopped, fcntl.LOCK_EX)
             assert tier.put_many([(key_of(1), b"more")]) == 0
-            monkeypatch.setattr(locking, "TURN_SECONDS", LONG)
+            monkeypatch.setattr(locks, "TURN_SECONDS", LONG)
             assert tier.put_many([(key_of(1), b"more")]) == 0
             assert tier.get(key_of(0)) == b"stored"
             with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as other:
                 assert other.put_many([(key_of(1), b"more")]) == 0
         assert tier.put_many([(key_of(1), b"more")]) == 1
         assert tier.get(key_of(1)) == b"more"
+
+
+# ---------------------------------------------------------------- files
+
+
+def _flock(path: Path, kind: int = fcntl.LOCK_EX) -> int:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(file, kind)
+    return file
+
+
+def test_a_file_that_is_kept_is_not_waited_for_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def pass_time(*_: object) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(locks.time, "monotonic", lambda: now)
+    monkeypatch.setattr(locks.select, "select", pass_time)
+    held, asking = _flock(tmp_path / "file"), os.open(tmp_path / "file", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        assert not locks.try_flock(asking)
+        assert not locks.flock_within(asking, 10.0)
+        assert now == 10.0
+        assert not locks.flock_within(asking, 10.0, life=lambda: min(now, 25.0))  # it says until then that it is there
+        assert now == 35.0
+        with locks.file_lock(tmp_path / "file", within_seconds=3.0):
+            assert now == 38.0
+        os.close(held)
+        held = _flock(tmp_path / "file", fcntl.LOCK_SH)
+        assert not locks.try_flock(asking)
+        assert locks.try_flock(asking, fcntl.LOCK_SH)
+    finally:
+        os.close(held)
+        os.close(asking)
+
+
+def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with locks.file_lock(tmp_path / "file", within_seconds=1000.0):
+        pass
+    with pytest.raises(OSError, match="No locks"):
+        locks.locked_at_once(lambda: os.open(tmp_path / "file", os.O_RDWR | os.O_CLOEXEC))
+
+
+def test_a_file_that_lost_its_name_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    opened: list[int] = []
+
+    def open_one() -> int:
+        opened.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+        if len(opened) < 3:
+            path.unlink()
+        return opened[-1]
+
+    file = locks.locked_at_once(open_one, lambda held: locks.is_named(held, path))
+    assert len(opened) == 3
+    with pytest.raises(BlockingIOError):
+        locks.locked_at_once(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    os.close(file)

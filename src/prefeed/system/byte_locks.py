@@ -12,8 +12,40 @@ from typing import Final
 
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
-
 _UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def lock_bytes(file: int, kind: int, start: int, length: int = 1) -> bool:
+    """Lock bytes for this open file, or let go of them; return False when others have them locked.
+
+    Args:
+        file: Its descriptor.
+        kind: ``F_RDLCK``, ``F_WRLCK`` or ``F_UNLCK``.
+        start: First byte; the file may be shorter.
+        length: How many; 0: to the end of all bytes.
+
+    Raises:
+        OSError: There are no such locks, or none are left.
+    """
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def are_locked(file: int, start: int, length: int = 1, *, by_processes: bool = False) -> bool:
+    """Return whether others have one of these bytes locked.
+
+    Args:
+        file: Its descriptor.
+        start: First byte.
+        length: How many.
+        by_processes: Others are other processes, as LMDB locks; else all other open files.
+    """
+    command = fcntl.F_GETLK if by_processes else fcntl.F_OFD_GETLK
+    told = fcntl.fcntl(file, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
 
 
 class LocksUnsupportedError(OSError):
@@ -52,33 +84,25 @@ class ByteLocks:
 
     def try_share(self, start: int) -> bool:
         """Lock a byte that others may share; False when one of them has it to himself."""
-        return self._set(fcntl.F_RDLCK, start, 1)
+        return lock_bytes(self._file, fcntl.F_RDLCK, start)
 
     def try_own(self, start: int) -> bool:
         """Lock a byte against all others; False when one of them has locked it."""
-        return self._set(fcntl.F_WRLCK, start, 1)
+        return lock_bytes(self._file, fcntl.F_WRLCK, start)
 
     def unlock(self, start: int, length: int = 1) -> None:
         """Give locks of these bytes back; length 0: to the end of all bytes."""
-        self._set(fcntl.F_UNLCK, start, length)
+        lock_bytes(self._file, fcntl.F_UNLCK, start, length)
 
     def are_locked_elsewhere(self, start: int, length: int) -> bool:
         """Return True while others have a lock of one of these bytes."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+        return are_locked(self._file, start, length)
 
     def close(self) -> None:
         """Give all locks back. A second call does nothing."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
-
-    def _set(self, kind: int, start: int, length: int) -> bool:
-        try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
-        except BlockingIOError:
-            return False
-        return True
 
 
 _all: Final[weakref.WeakSet[ByteLocks]] = weakref.WeakSet()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from prefeed.machine import read_text
+from prefeed.system.machine import read_text
+from prefeed.system.units import in_gib
 
 RESERVE_SHARE: Final = 0.1
 """Of the machine's memory, and of each control group's, this part is left to programs: prefeed takes nothing of it."""
@@ -21,7 +22,6 @@ _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
 _UNLIMITED_BYTES: Final = 1 << 60
-_GIB: Final = 1024**3
 
 ReadText = Callable[[Path], str | None]
 
@@ -117,11 +117,6 @@ def leaves_room(num_bytes: int, read: ReadText = read_text) -> bool:
     memory = read_memory(read)
     spare, _ = memory.spare_bytes(before_a_kill=True)
     return spare + reserve_bytes(memory.limit_bytes) // 2 >= num_bytes
-
-
-def in_gib(size_bytes: int) -> str:
-    """Return a size for messages."""
-    return f"{size_bytes / _GIB:.2f} GiB"
 
 
 # ---------------------------------------------------------------- what the kernel's texts mean

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Generator
 from typing import Final, NamedTuple
 
-from prefeed.machine import mount_number
+from prefeed.system.machine import mount_number
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefeed import machine
-from prefeed.machine import Process, filesystem_of_mount, is_gone, is_on_own_disk, process_mark
+from prefeed.system import machine
+from prefeed.system.machine import Process, filesystem_of_mount, is_gone, is_on_own_disk, process_mark
 
 
 def test_the_file_system_is_found_by_its_mount() -> None:

@@ -16,6 +16,16 @@ def format_bytes(number: float) -> str:
     return f"{number / _STEP:.1f} TiB"
 
 
+def in_mib(size_bytes: int) -> str:
+    """Return ``512 MiB``, for sizes beside one another."""
+    return f"{size_bytes / _STEP**2:.0f} MiB"
+
+
+def in_gib(size_bytes: int) -> str:
+    """Return ``7.25 GiB``, for sizes beside one another."""
+    return f"{size_bytes / _STEP**3:.2f} GiB"
+
+
 def format_seconds(seconds: float) -> str:
     """Return ``7 us``, ``1.5 ms``, ``2.5 s``."""
     if seconds < 1e-3:

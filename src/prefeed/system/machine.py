@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import socket
@@ -113,17 +112,6 @@ def is_on_own_disk(path: Path) -> bool:
     """
     there = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
     return filesystem_of(there) in _OWN_TYPES
-
-
-def try_flock(descriptor: int) -> bool:
-    """Return whether there is nothing to wait for: the lock is held, or there are no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def filesystem_of(path: Path) -> str | None:

@@ -1,0 +1,158 @@
+"""Files that are whole or not there, also after a power failure, and directories and files for this user alone.
+
+What is being written lies beside the file that it will be, under a name that says which process writes it: the next one that
+writes the same file removes what killed ones have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from io import BufferedWriter
+from pathlib import Path
+from typing import Final
+
+from prefeed.system.machine import is_gone, process_mark
+from prefeed.types import Buffer
+
+_OTHERS: Final = 0o077
+_ABANDONED_SECONDS: Final = 24 * 3600
+
+_OURS: Final = re.compile(r"([0-9a-f]{12}-[0-9]*-[0-9]+)\.[0-9a-f]{8}")
+"""What stands behind the name of a file that is being written: ``process_mark``, and digits of chance."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[BufferedWriter]:
+    """Yield an empty file that takes the place of another, or of none, when the block ends; not when the block fails.
+
+    Args:
+        path: Of the file. A link is replaced, not followed.
+        private: Nobody else may read it; else whoever the umask lets.
+        durable: A power failure leaves the old file or the new one, whole; else it may leave an empty one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with _beside(path, private=private, durable=durable) as file:
+        yield file
+        _finish(file, durable=durable)
+        os.replace(file.name, path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """The file holds these bytes, whole or not at all, also after a power failure; nobody else may read it."""
+    with replacing(path, private=True) as file:
+        file.write(data)
+
+
+def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
+    """The same of several parts, one after the other, for whoever the umask lets read them."""
+    with replacing(path, private=False) as file:
+        file.writelines(parts)
+
+
+def publish_private(path: Path, data: bytes) -> bool:
+    """The same of a file that is not there; False when it is, and nothing was changed. Of all who do so one succeeds."""
+    with _beside(path, private=True, durable=True) as file:
+        file.write(data)
+        _finish(file, durable=True)
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return (
+                os.stat(file.name).st_nlink == 2
+            )  # an answer of the file server was lost, and the name is this file's
+        except OSError:  # a file system without links
+            if path.exists():
+                return False
+            os.replace(file.name, path)
+    return True
+
+
+@contextlib.contextmanager
+def _beside(path: Path, *, private: bool, durable: bool) -> Iterator[BufferedWriter]:
+    """Yield a file beside another that it is to become; afterwards its own name is gone."""
+    _remove_left_by_killed(path)
+    name = path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with open(name, "wb", opener=lambda opened, _: os.open(opened, flags, 0o600 if private else 0o666)) as file:
+            yield file
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    if durable:
+        sync(path.parent)
+
+
+def _finish(file: BufferedWriter, *, durable: bool) -> None:
+    file.flush()
+    if durable:
+        os.fsync(file.fileno())  # its name must not outlive its content
+
+
+def _remove_left_by_killed(path: Path) -> None:
+    """Remove what processes had written when they were killed; of other nodes', what is a day old. Names of another form are not ours."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
+        ours = _OURS.fullmatch(left.name.removeprefix(f".{path.name}."))
+        with contextlib.suppress(FileNotFoundError):
+            if ours and (is_gone(ours[1]) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS):
+                left.unlink()
+
+
+def make_private(directory: Path) -> None:
+    """The directory is there, and those above it; what had to be made is this user's alone."""
+    for path in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def close_to_others(directory: Path) -> None:
+    """Nobody else can enter the directory or read what is in it, whatever mode it was made with; links are not followed.
+
+    What belongs to somebody else, or is not there, stays as it is. One that is closed already is not looked through.
+    """
+    if not _is_open(directory):
+        return
+    for below, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            _close(Path(below, name))
+    _close(directory)
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISLNK(mode) and bool(mode & _OTHERS)
+
+
+def _close(path: Path) -> None:
+    if _is_open(path):
+        with contextlib.suppress(OSError):
+            os.chmod(path, stat.S_IMODE(os.lstat(path).st_mode) & ~_OTHERS)
+
+
+def open_in_private(path: Path) -> BufferedWriter:
+    """Return a new file, open for writing, that this user alone can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+
+
+def sync(path: Path) -> None:
+    """What a file holds, or the names in a directory, survive a power failure.
+
+    Raises:
+        OSError: They may not: the disk is full, or broken.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,24 @@
+"""Whether one place lies in another. Places are absolute paths without ``.``, ``..`` and doubled slashes, or URLs."""
+
+from __future__ import annotations
+
+import os
+
+
+def is_in(place: str, root: str) -> bool:
+    """Return whether a place is the other one, or lies below it; by the names alone."""
+    return place == root or place.startswith(f"{root.rstrip('/')}/")
+
+
+def really_in(place: str, root: str) -> bool:
+    """The same of what links lead to."""
+    return is_in(_real(place), _real(root))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether one of two places lies in the other, or they are the same; of what links lead to."""
+    return really_in(one, other) or really_in(other, one)
+
+
+def _real(place: str) -> str:
+    return os.path.realpath(place) if place.startswith("/") else place

@@ -1,0 +1,41 @@
+"""Places that lie in one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefeed.system.paths import is_in, overlap, really_in
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "lies"),
+    [
+        ("/a", "/a", True),
+        ("/a/b", "/a", True),
+        ("/a/b", "/a/", True),
+        ("/ab", "/a", False),
+        ("/a", "/a/b", False),
+        ("/a", "/", True),
+        ("/a", "/a/", False),
+        ("s3://b/p/q", "s3://b/p", True),
+        ("s3://b/pq", "s3://b/p", False),
+        ("s3://b/p", "/s3", False),
+    ],
+)
+def test_a_place_lies_in_another(place: str, root: str, lies: bool) -> None:
+    assert is_in(place, root) == lies
+    assert really_in(place, root) == (lies or place == root.rstrip("/"))
+
+
+def test_links_lead_to_where_they_lead(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    inside, data = str(tmp_path / "link" / "new"), str(tmp_path / "data")
+    assert not is_in(inside, data)
+    assert really_in(inside, data)
+    assert overlap(data, inside)
+    assert overlap(inside, data)
+    assert overlap(data, str(tmp_path / "link"))
+    assert not overlap(data, str(tmp_path / "other"))
