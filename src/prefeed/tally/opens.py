@@ -11,24 +11,28 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from prefeed.tally.program import PAST, add, is_counting, key_of
+from prefeed.tally.program import PAST, add_one, is_counting, key_of
 
 Covers = Callable[[str], bool] | None
 """Takes the path of a directory, ending in ``/``; returns whether its files are for the cache."""
 
 _PREFEED = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_BETWEEN = (f"{_PREFEED}interception{os.sep}", __file__)
+_WITHIN = (f"{_PREFEED}interception{os.sep}", __file__)
 _OF_USERS = tuple(f"{_PREFEED}{room}{os.sep}" for room in ("vision", "bench", "testing"))
 _IMPORT = ("<frozen importlib", "<frozen zipimport")
 _STANDARD = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CODE = (".py", ".pyc", ".so")
 _STANDS_FOR = {"FromFile.fromfile": "numpy.fromfile"}
-_NO_CONTENT = os.O_DIRECTORY | os.O_PATH
+_NOT_READ = os.O_ACCMODE | os.O_DIRECTORY | os.O_PATH  # ``O_RDONLY`` is 0
 _MOST_DIRECTORIES = 1 << 16
+_MOST_CODES = 1 << 12
+
+_OWN, _BETWEEN, _NAMED_BY, _NOBODYS = "", "<between>", "<named by>", "<nobody's>"
+"""Code of the user's, prefeed's that stands between it and a file, or for another function, and what opens files of its own."""
 
 
 _ROOTS = "roots"
@@ -70,7 +74,8 @@ class _Watch:
 
 _watch = _Watch()
 _near = _watch.near.get
-_calls: dict[Any, str] = {}
+_calls: dict[CodeType, str] = {}
+_kinds: dict[CodeType, str] = {}
 
 
 def write_roots(directory: str, places: tuple[str, ...], *, are_named: bool) -> None:
@@ -137,9 +142,11 @@ def passed(call: str, name: Any) -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         try:
-            name = arguments[0]
-            if _near(name[: name.rfind("/") + 1]) is not False:  # here all opens end but those that matter
-                _opened(*arguments)
+            name, mode, flags = arguments
+            directory = name[: name.rfind("/") + 1]
+            near = _near(directory)
+            if near is not False and (near or _watch.is_near(directory)):  # here all opens end but those that matter
+                _opened(name, directory, mode, flags)
         except Exception:  # noqa: BLE001 - whatever is raised here is raised by the user's ``open``
             _heard_other(arguments)
 
@@ -148,14 +155,22 @@ def _heard_other(arguments: tuple[Any, ...]) -> None:
     """A file is opened whose name is no text."""
     with contextlib.suppress(Exception):
         if type(arguments[0]) is not int:  # else it was opened before
-            _opened(os.fsdecode(arguments[0]), *arguments[1:])
+            name = os.fsdecode(arguments[0])
+            directory = name[: name.rfind("/") + 1]
+            if _watch.is_near(directory):
+                _opened(name, directory, *arguments[1:])
 
 
-def _opened(name: str, mode: Any, flags: int) -> None:
-    directory = name[: name.rfind("/") + 1]
-    if not _watch.is_near(directory):
+def _opened(name: str, directory: str, mode: Any, flags: int) -> None:
+    if flags & _NOT_READ or name.endswith(_CODE) or not is_counting():
         return
-    if flags & os.O_ACCMODE != os.O_RDONLY or flags & _NO_CONTENT or name.endswith(_CODE) or not is_counting():
+    frame = sys._getframe(2)
+    kind = _kinds.get(frame.f_code)
+    while kind == _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+        kind = _kinds.get(frame.f_code)
+    if kind == _OWN and (_watch.covers is None or _covers(directory)):  # as most are
+        _count("os.open" if mode is None else "open")
         return
     call = _call_of(sys._getframe(2), "os.open" if mode is None else "open")
     if call and _covers(directory):
@@ -169,23 +184,48 @@ def _covers(directory: str) -> bool:
 
 
 def _count(call: str) -> None:
-    asking: Any = sys.modules.get("prefeed.interception.asking")
-    is_in_sample = asking is not None and asking.asking.depth > 0
-    add(key_of(PAST, call, "s" if is_in_sample else ""), 1)
+    global _asking
+    if _asking is None:
+        _asking = getattr(sys.modules.get("prefeed.interception.asking"), "asking", None)
+    is_in_sample = _asking is not None and _asking.depth > 0
+    key = _keys.get((call, is_in_sample))
+    if key is None:
+        key = _keys[call, is_in_sample] = key_of(PAST, call, "s" if is_in_sample else "")
+    add_one(key)
+
+
+_asking: Any = None
+_keys: dict[tuple[str, bool], bytes] = {}
+
+
+def _kind_of(frame: FrameType) -> str:
+    """Return whose code a frame runs: the name of an installed package, or ``_OWN`` and its like."""
+    kind = _kinds.get(frame.f_code)
+    if kind is None:
+        if len(_kinds) >= _MOST_CODES:
+            _kinds.clear()
+        kind = _kinds[frame.f_code] = _found_kind(frame)
+    return kind
+
+
+def _found_kind(frame: FrameType) -> str:
+    file = frame.f_code.co_filename
+    if file.startswith(_WITHIN):
+        return _NAMED_BY if frame.f_code.co_qualname in _STANDS_FOR else _BETWEEN
+    if file.startswith(_IMPORT) or (file.startswith(_PREFEED) and not file.startswith(_OF_USERS)):
+        return _NOBODYS
+    return _library_of(frame)
 
 
 def _call_of(frame: FrameType | None, bare: str) -> str:
     """Return what opens a file: the function of a library that the user's code called, else ``bare``; "": no user's."""
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame is not None and _kind_of(frame) in (_BETWEEN, _NAMED_BY):
         bare = _STANDS_FOR.get(frame.f_code.co_qualname, bare)
         frame = frame.f_back
-    if frame is None:
+    library = _NOBODYS if frame is None else _kind_of(frame)
+    if frame is None or library == _NOBODYS:
         return ""
-    file = frame.f_code.co_filename
-    if file.startswith(_IMPORT) or (file.startswith(_PREFEED) and not file.startswith(_OF_USERS)):
-        return ""
-    library = _library_of(frame)
-    if not library:
+    if library == _OWN:
         return bare
     above = frame.f_back
     while above is not None and _library_of(above) == library:

@@ -94,6 +94,13 @@ def is_counting() -> bool:
     return bool(_process.directory)
 
 
+def add_one(key: bytes) -> None:
+    """Add one to the first counter of a key; as ``add``, for what comes with each open."""
+    counts = _process.counts
+    if counts is None or not counts.add_one(key):
+        add(key, 1)
+
+
 def add(key: bytes, *amounts: int) -> None:
     """Add to the counters of a key; see ``key_of``. Never raises."""
     if _process.directory:

@@ -71,6 +71,14 @@ class Counts:
                 numbers[place] += amount
             place += 1
 
+    def add_one(self, key: bytes) -> bool:
+        """Add one to the first counter of a key that was added to before; return False for another one."""
+        place = self._places.get(key)
+        if place is None:
+            return False
+        self._numbers[place] += 1
+        return True
+
     def _place(self, key: bytes) -> int | None:
         name = key[:_MOST_KEY_BYTES]
         with self._lock:

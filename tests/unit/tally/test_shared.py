@@ -23,8 +23,10 @@ def test_sums_over_all_who_count(tmp_path: Path) -> None:
     one.add(b"b", 5)
     two.add(b"a", 10, 20)
     two.add(b"a", 0, -4)
+    assert one.add_one(b"b")
+    assert not one.add_one(b"c")  # for which there may be no room
 
-    assert counted(tmp_path) == {b"a": [11, 18], b"b": [5, 0]}
+    assert counted(tmp_path) == {b"a": [11, 18], b"b": [6, 0]}
     assert all(len(numbers) == NUM_COUNTERS for numbers in sums(str(tmp_path)).values())
     assert len(list(tmp_path.iterdir())) == 2
 

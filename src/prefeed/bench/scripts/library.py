@@ -100,10 +100,11 @@ def unet_loader(root: str, batch_size: int) -> Iterable[Any]:
 
 def fastai_loader(root: str, batch_size: int) -> Iterable[Any]:
     """Return the training loader of fastai's loaders over a folder of classes."""
-    from fastai.vision.all import ImageDataLoaders, Resize
+    from fastai.vision.all import ImageDataLoaders, Resize, get_image_files, parent_label
 
-    loaders = ImageDataLoaders.from_folder(
-        root, valid_pct=0.05, seed=0, item_tfms=Resize(224), bs=batch_size, num_workers=WORKERS
+    paths = sorted(get_image_files(root))  # which are in the order of each file system's own
+    loaders = ImageDataLoaders.from_path_func(
+        root, paths, parent_label, valid_pct=0.05, seed=0, item_tfms=Resize(224), bs=batch_size, num_workers=WORKERS
     )
     loader: Iterable[Any] = loaders.train
     return loader
