@@ -142,11 +142,11 @@ def passed(call: str, name: Any) -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         try:
-            name, mode, flags = arguments
+            name = arguments[0]
             directory = name[: name.rfind("/") + 1]
             near = _near(directory)
             if near is not False and (near or _watch.is_near(directory)):  # here all opens end but those that matter
-                _opened(name, directory, mode, flags)
+                _opened(directory, *arguments)
         except Exception:  # noqa: BLE001 - whatever is raised here is raised by the user's ``open``
             _heard_other(arguments)
 
@@ -158,10 +158,10 @@ def _heard_other(arguments: tuple[Any, ...]) -> None:
             name = os.fsdecode(arguments[0])
             directory = name[: name.rfind("/") + 1]
             if _watch.is_near(directory):
-                _opened(name, directory, *arguments[1:])
+                _opened(directory, name, *arguments[1:])
 
 
-def _opened(name: str, directory: str, mode: Any, flags: int) -> None:
+def _opened(directory: str, name: str, mode: Any, flags: int) -> None:
     if flags & _NOT_READ or name.endswith(_CODE) or not is_counting():
         return
     frame = sys._getframe(2)
