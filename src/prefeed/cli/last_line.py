@@ -15,12 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from prefeed.cli.program_facts import facts_of, last_lines
 from prefeed.cli.text import printable
-from prefeed.system.files import replacing
 from prefeed.tally.shared import sums
 
 ORDER: Final = "order"
@@ -60,8 +58,7 @@ def say(directory: str, order: Mapping[str, Any]) -> None:
     lines = [] if order["is_quiet"] else last_lines(facts)
     if order["json"]:
         try:
-            with replacing(Path(os.path.realpath(order["json"])), private=False, durable=False) as file:
-                file.write(f"{json.dumps(facts)}\n".encode())
+            write_whole(order["json"], json.dumps(facts) + "\n")
         except OSError as err:
             lines.append(f"cannot write {order['json']}: {err.strerror}")
     _write("".join(f"prefeed: {line}\n" for line in lines))
@@ -75,6 +72,27 @@ def place_of_stderr() -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_dev, status.st_ino
+
+
+def write_whole(path: str, text: str) -> None:
+    """The file has this text, or is as it was.
+
+    As ``system.files.replacing``, which has to be imported: a module with a data class runs generated text, and Python forgets then
+    that it was Ctrl-C that ended the program, and exits with 1.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    part = os.path.join(folder, f".{name}.{os.getpid()}.part")
+    try:
+        with open(part, "x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.replace(part, os.path.join(folder, name))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def remove(directory: str) -> None:

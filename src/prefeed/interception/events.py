@@ -34,8 +34,8 @@ class Witness(Protocol):
 
 _PREFEED: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BETWEEN: Final = os.path.dirname(__file__) + os.sep
-_ROOMS: Final = ("client", "sources", "stage", "store", "wire")
-_MODULES: Final = ("config", "machine", "places", "trust")
+_ROOMS: Final = ("client", "sources", "stage", "store", "system", "wire")
+_MODULES: Final = ("config", "places")
 _OWN: Final = (
     "<frozen importlib",
     *(f"{_PREFEED}{room}{os.sep}" for room in _ROOMS),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli import recording
-from prefeed.cli.last_line import ORDER, remove, say
+from prefeed.cli.last_line import ORDER, remove, say, write_whole
 from prefeed.system.machine import Process
 from prefeed.tally.shared import claim
 
@@ -59,6 +59,15 @@ def test_file_that_cannot_be_written_any_more_is_said(tmp_path: Path, capfd: pyt
     say(str(directory_of(Process(), tmp_path)), ORDERED | {"json": str(out), "is_quiet": True})
     assert capfd.readouterr().err == f"prefeed: cannot write {out}: No such file or directory\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    out.write_text("before")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_whole(str(out), "after")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.json", "before")]
 
 
 @pytest.mark.parametrize("make", ["directory", "pipe", "nowhere", "link to nowhere"])
