@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,6 +23,7 @@ from prefeed.store.reader import ReadBatch
 from prefeed.tally import program
 from prefeed.tally.shared import sums
 from prefeed.testing.slow_directory import SlowDirectory
+from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import slow_files
 
@@ -260,6 +262,7 @@ def test_what_the_cache_makes_slower_is_left_alone(
     monkeypatch.setattr(CostMeter, "_probe", measure)
     monkeypatch.setattr(part_costs, "_LEAST_OPENS", 4)
     monkeypatch.setattr(part_costs, "_EVERY", 1)
+    monkeypatch.setattr(attachment, "_TRY_AGAIN_TIMES", 1e6)
     monkeypatch.setattr(part_costs, "is_local", lambda _: True)
     ours = loader_of(Slices(slow.path, *WAYS["seek"]), **workers)
     truth = list(loader_of(Slices(source, *WAYS["seek"]), DataLoader))
@@ -290,3 +293,60 @@ def test_the_last_line_counts_the_bytes_that_were_read(slow: SlowDirectory, tmp_
     finally:
         program.end()
     assert found == [2 * NUM_SAMPLES - NUM_FILES, 2 * NUM_SAMPLES * SLICE_BYTES, NUM_FILES, NUM_FILES * FILE_BYTES]
+
+
+class Sometimes(Dataset[bytes]):
+    """Sample 0 opens its file in some epochs only, so that nothing of it is planned in the others."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "sometimes.bin"
+        self.opens = True
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.path.read_bytes() if self.opens and index == 0 else b""
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+def test_a_file_that_is_opened_beside_the_plan_is_compared_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    dataset = Sometimes(tmp_path)
+    switch = torch.ones(1).share_memory_()
+    dataset.__class__ = type("Switched", (Sometimes,), {"opens": property(lambda _: bool(switch), lambda *_: None)})
+    dataset.path.write_bytes(b"old" * 200_000)
+    os.utime(dataset.path, (1_600_000_000, 1_600_000_000))
+    ours = prefeed.DataLoader(dataset, batch_size=1, collate_fn=joined, **workers)
+    for epoch in range(5):
+        switch[0] = epoch in (0, 4)
+        if epoch == 4:
+            dataset.path.write_bytes(b"new" * 200_000)
+            os.utime(dataset.path, (1_700_000_000, 1_700_000_000))
+        found = [sample for batch in ours for sample in batch]
+        assert found[0][:3] == {0: b"old", 4: b"new"}.get(epoch, b"")
+
+
+def test_another_name_of_a_file_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within an epoch, a name that was read before."""
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    real, other = tmp_path / "real.bin", tmp_path / "other.bin"
+    real.write_bytes(b"old" * 200_000)
+    os.utime(real, (1_600_000_000, 1_600_000_000))
+    other.hardlink_to(real)
+
+    class Writing(Dataset[bytes]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> bytes:
+            if index == 2:
+                with open(real, "r+b") as file:
+                    file.write(b"new")
+            with open(other, "rb") as file:
+                return file.read(3)
+
+    ours = prefeed.DataLoader(Writing(), batch_size=1, collate_fn=joined)
+    assert [sample for batch in ours for sample in batch] == [b"old", b"old", b"new", b"new"]

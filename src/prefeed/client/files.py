@@ -52,13 +52,14 @@ class SampleFiles:
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Answer | None]] = {}
-        self._known: dict[
-            str, int
-        ] = {}  # as the server answered; an id finds nothing that was not compared in this epoch
-        self._known_of: object = None
+        self._known: dict[str, int] = {}  # files that the server was asked for by path in this epoch, and compared then
         self._served_keys: dict[str, bytes] = {}
         self._is_whole = True
         self._in_parts: dict[int, dict[int, None] | None] | None = None
+
+    def epoch_begins(self) -> None:
+        """Files that no sample is known to open are asked for by path again: the server compares them once per epoch."""
+        self._known.clear()
 
     @contextmanager
     def sample(self, *samples: Any) -> Iterator[None]:
@@ -117,7 +118,7 @@ class SampleFiles:
             return None
         opened = self._opened.get(path)
         expected = self._expected or {}  # None: another thread has ended its sample; it is then asked for by path
-        object_id = expected.get(path) if opened is None else opened[0]
+        object_id = expected.get(path, self._known.get(path)) if opened is None else opened[0]
         if self._written is not None and self._written.any() and self._is_written(path, object_id):
             self._pass_by(path, object_id)
             return None
@@ -142,8 +143,6 @@ class SampleFiles:
     def _read(self, path: str, object_id: int | None) -> Answer | None:
         data: Answer | StoredValue | None
         began, waited = time.perf_counter(), self._reader.waited_seconds
-        if object_id is None:
-            object_id = self._known.get(path)
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
             if object_id is not None:

@@ -162,7 +162,7 @@ class CostMeter:
         is_there = lent.is_found_again()
         between = time.perf_counter()
         try:
-            descriptor = os.open(lent.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(lent.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 os.pread(descriptor, lent.last_size, lent.last_start)
             finally:

@@ -16,7 +16,7 @@ from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, Store
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
 from prefeed.sources.protocol import RangeSource
-from prefeed.system.files import make_private, replacing
+from prefeed.system.files import is_being_written, make_private, replacing
 from prefeed.system.machine import is_on_own_disk
 from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
@@ -190,7 +190,8 @@ class PackedSource:
         opened = PackIndex.open(copy)
         for other in copy.parent.iterdir():  # older packs of this URL
             if (other.suffix == ".index" and other != copy and _is_unused(other)) or _is_abandoned(other):
-                other.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    other.unlink()
         return opened
 
     def _chunks(self, head: Head) -> Iterator[Buffer]:
@@ -214,7 +215,7 @@ def _is_unused(copy: Path) -> bool:
 def _is_abandoned(file: Path) -> bool:
     """Return whether this is what a process that was killed had copied until then, a day ago or more."""
     try:
-        return file.name.startswith(".") and time.time() - file.stat().st_mtime > _ABANDONED_SECONDS
+        return is_being_written(file.name) and time.time() - file.stat().st_mtime > _ABANDONED_SECONDS
     except FileNotFoundError:
         return False
 

@@ -46,6 +46,11 @@ def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[Bu
         os.replace(file.name, path)
 
 
+def is_being_written(name: str) -> bool:
+    """Return whether this is the name of a file that ``replacing`` writes, or that its killed writer has left."""
+    return name.startswith(".") and _OURS.fullmatch(".".join(name.rsplit(".", 2)[1:])) is not None
+
+
 def write_private(path: Path, data: bytes) -> None:
     """The file holds these bytes, whole or not at all, also after a power failure; nobody else may read it."""
     with replacing(path, private=True) as file:
@@ -102,7 +107,7 @@ def _remove_left_by_killed(path: Path) -> None:
     """Remove what processes had written when they were killed; of other nodes', what is a day old. Names of another form are not ours."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
         ours = _OURS.fullmatch(left.name.removeprefix(f".{path.name}."))
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # somebody else's, or gone
             if ours and (is_gone(ours[1]) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS):
                 left.unlink()
 

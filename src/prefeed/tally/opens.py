@@ -29,10 +29,10 @@ _CODE = (".py", ".pyc", ".so")
 _STANDS_FOR = {"FromFile.fromfile": "numpy.fromfile"}
 _NOT_READ = os.O_ACCMODE | os.O_DIRECTORY | os.O_PATH  # ``O_RDONLY`` is 0
 _MOST_DIRECTORIES = 1 << 16
-_MOST_CODES = 1 << 12
+_MOST_FILES = 1 << 12
 
-_OWN, _BETWEEN, _NAMED_BY, _NOBODYS = "", "<between>", "<named by>", "<nobody's>"
-"""Code of the user's, prefeed's that stands between it and a file, or for another function, and what opens files of its own."""
+_OWN, _BETWEEN, _NOBODYS = "", "<between>", "<nobody's>"
+"""Code of the user's, prefeed's that stands between it and a file, and what opens files of its own."""
 
 
 _ROOTS = "roots"
@@ -75,7 +75,7 @@ class _Watch:
 _watch = _Watch()
 _near = _watch.near.get
 _calls: dict[CodeType, str] = {}
-_kinds: dict[CodeType, str] = {}
+_kinds: dict[str, str] = {}
 
 
 def write_roots(directory: str, places: tuple[str, ...], *, are_named: bool) -> None:
@@ -165,10 +165,10 @@ def _opened(directory: str, name: str, mode: Any, flags: int) -> None:
     if flags & _NOT_READ or name.endswith(_CODE) or not is_counting():
         return
     frame = sys._getframe(2)
-    kind = _kinds.get(frame.f_code)
-    while kind == _BETWEEN and frame.f_back is not None:
+    kind = _kinds.get(frame.f_code.co_filename)
+    while kind == _BETWEEN and frame.f_back is not None and frame.f_code.co_qualname not in _STANDS_FOR:
         frame = frame.f_back
-        kind = _kinds.get(frame.f_code)
+        kind = _kinds.get(frame.f_code.co_filename)
     if kind == _OWN and (_watch.covers is None or _covers(directory)):  # as most are
         _count("os.open" if mode is None else "open")
         return
@@ -199,19 +199,20 @@ _keys: dict[tuple[str, bool], bytes] = {}
 
 
 def _kind_of(frame: FrameType) -> str:
-    """Return whose code a frame runs: the name of an installed package, or ``_OWN`` and its like."""
-    kind = _kinds.get(frame.f_code)
+    """Return whose code a frame runs, by its file: the name of an installed package, or ``_OWN`` and its like."""
+    file = frame.f_code.co_filename
+    kind = _kinds.get(file)
     if kind is None:
-        if len(_kinds) >= _MOST_CODES:
+        if len(_kinds) >= _MOST_FILES:
             _kinds.clear()
-        kind = _kinds[frame.f_code] = _found_kind(frame)
+        kind = _kinds[file] = _found_kind(frame)
     return kind
 
 
 def _found_kind(frame: FrameType) -> str:
     file = frame.f_code.co_filename
     if file.startswith(_WITHIN):
-        return _NAMED_BY if frame.f_code.co_qualname in _STANDS_FOR else _BETWEEN
+        return _BETWEEN
     if file.startswith(_IMPORT) or (file.startswith(_PREFEED) and not file.startswith(_OF_USERS)):
         return _NOBODYS
     return _library_of(frame)
@@ -219,7 +220,7 @@ def _found_kind(frame: FrameType) -> str:
 
 def _call_of(frame: FrameType | None, bare: str) -> str:
     """Return what opens a file: the function of a library that the user's code called, else ``bare``; "": no user's."""
-    while frame is not None and _kind_of(frame) in (_BETWEEN, _NAMED_BY):
+    while frame is not None and _kind_of(frame) == _BETWEEN:
         bare = _STANDS_FOR.get(frame.f_code.co_qualname, bare)
         frame = frame.f_back
     library = _NOBODYS if frame is None else _kind_of(frame)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -41,6 +41,9 @@ from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
+_TRY_AGAIN_TIMES: Final = 20
+"""A loader that the cache made slower is served again after so many times what that epoch took: storage may have become slower."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
@@ -69,6 +72,8 @@ class Attachment:
         self._given_up = False
         self._num_workers = 0  # that the plan is interleaved for
         self._again = Again()
+        self._epoch_began = 0.0
+        self._slower_until = 0.0
         self._said = ""  # why the last try to attach failed
         self._is_counted = False
         self._has_opened = False  # a sample below the roots; later ones may use files that are open by then
@@ -110,9 +115,9 @@ class Attachment:
         is_connected = self._consumer is None or self._consumer.is_connected
         if self.served is not None and is_connected and self._num_workers == loader.num_workers:
             return self.served
-        if (self._given_up and self.served is None) or not self._again.is_due(time.monotonic()):
-            return None
         began = time.monotonic()
+        if (self._given_up and self.served is None) or not self._again.is_due(began) or began < self._slower_until:
+            return None
         refusal = self._try_open(loader)
         if refusal is None:
             self._has_attached()
@@ -207,6 +212,9 @@ class Attachment:
         left = None if length is None else max(0, length - num_seen)
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
+        self._epoch_began = time.monotonic()
+        if self.served is not None:
+            self.served.epoch_begins()
         self._report.epoch_begins(left, num_a_pass=num_a_pass, is_trial=is_trial())
 
     def has_begun(self) -> None:
@@ -243,6 +251,8 @@ class Attachment:
         report.asked()
         if report.is_between_passes and self.planned is not None:
             self.planned.pass_begins()
+            if self.served is not None:
+                self.served.epoch_begins()
         try:
             batch = torchs()
         except StopIteration:
@@ -270,9 +280,8 @@ class Attachment:
             return  # there is no plan, or it was let go meanwhile
         self._has_opened = self._has_opened or not served.opens_nothing()
         if not self._has_opened:
-            self._give_up(
-                f"the samples of its dataset, {type(served.inner).__name__}, open no files below {served.roots}"
-            )
+            dataset = type(served.inner).__name__
+            self._give_up(_Refusal(f"the samples of its dataset, {dataset}, open no files below {served.roots}"))
         elif not self._leave_if_slower():
             planned.epoch_ended()
 
@@ -280,15 +289,17 @@ class Attachment:
         """Return True when the epoch showed that the files are better read where they lie, and the loader was let go."""
         reason = "" if self.served is None else self.served.why_slower()
         if reason:
-            self._give_up(reason)
+            now = time.monotonic()
+            self._slower_until = now + _TRY_AGAIN_TIMES * (now - self._epoch_began)
+            self._give_up(_Refusal(reason, may_pass=True))
         return bool(reason)
 
-    def _give_up(self, reason: str) -> None:
-        """Let the loader go for good, and say why."""
+    def _give_up(self, refusal: _Refusal) -> None:
+        """Let the loader go, and say why."""
         self._let_go()
         self.served = self.planned = self._rings = None
-        self._given_up = True
-        self._say(_Refusal(reason))
+        self._given_up = not refusal.may_pass
+        self._say(refusal)
         self._count(self._name, is_let_go=True)
 
     def _try_open(self, loader: TorchDataLoader[Any]) -> _Refusal | None:

@@ -17,6 +17,8 @@ from dataclasses import astuple, replace
 from multiprocessing import util
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
@@ -63,22 +65,27 @@ class Served:
         self._files: SampleFiles | None = None
         written = written_files(access.dataset)
         self.writes = None if written is None else Writes(access.dataset, written)
-        self._costs: SharedCosts | None = None
+        self._epoch = 0
+        self._shared: Shared | None = None
         if isinstance(access.dataset.manifest, Catalogue):
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
-            self._costs = SharedCosts()
+            self._shared = Shared()
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, index: Any) -> Any:
+        if self._shared is not None and self._files is not None:
+            self._look_at_epoch(self._shared, self._files)
         with self._reading(), self._making(index):
             return self.inner[index]
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
-        if self._costs is not None and self._costs.is_over:
-            return _as_torch(self.inner, indices)
+        if self._shared is not None and self._files is not None:
+            if self._shared.is_over:
+                return _as_torch(self.inner, indices)
+            self._look_at_epoch(self._shared, self._files)
         self._access.refresh()
         try:
             with self._reading():
@@ -91,8 +98,8 @@ class Served:
                     return _samples(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
             self.reader.report()
-            if self._files is not None and self._costs is not None:
-                self._costs.add(self._files.costs.take())
+            if self._files is not None and self._shared is not None:
+                self._shared.add(self._files.costs.take())
 
     def again(self) -> Served:
         """Return the same, with a reader and a view of what was learned of its own: for another thread."""
@@ -100,7 +107,7 @@ class Served:
         if learned is not None:
             access = replace(access, learned=LearnedMap.open(learned.directory, learned.num_samples))
         served = Served(self.inner, access, self.reader.consumer)
-        served._costs = self._costs
+        served._shared = self._shared
         return served
 
     @contextmanager
@@ -133,7 +140,18 @@ class Served:
 
         From then on all workers read them there.
         """
-        return "" if self._costs is None else self._costs.why_slower()
+        return "" if self._shared is None else self._shared.why_slower()
+
+    def epoch_begins(self) -> None:
+        """Workers that were kept hear of it, too."""
+        if self._shared is not None:
+            self._shared.epoch_begins()
+
+    def _look_at_epoch(self, shared: Shared, files: SampleFiles) -> None:
+        epoch = shared.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            files.epoch_begins()
 
     def _reading(self) -> AbstractContextManager[None]:
         return serving(self.reader) if self._files is None else reads_from(self._files)
@@ -145,42 +163,56 @@ class Served:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
-class SharedCosts:
-    """What parts of files cost (``PartCosts``), added up over the processes of a loader.
+class Shared:
+    """What the processes of a loader tell each other: which epoch it is, what parts of files cost, and whether that is too much.
 
     **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
     """
 
     def __init__(self) -> None:
-        self._rows = torch.zeros(
-            _COST_ROWS + 1, NUM_COSTS, dtype=torch.float64
-        )  # the last one is not zero when it is over
+        with torch.inference_mode(False):  # whatever the loop is in now
+            self._memory = torch.zeros(_COST_ROWS + 1, NUM_COSTS, dtype=torch.float64, device="cpu")
         with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
-            self._rows.share_memory_()
+            self._memory.share_memory_()
         self._was_slower = False
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that began."""
+        return int(self._rows[_COST_ROWS, 0])
+
+    def epoch_begins(self) -> None:
+        """Another one."""
+        self._rows[_COST_ROWS, 0] += 1
 
     @property
     def is_over(self) -> bool:
         """Whether it was found that the files are better read where they lie."""
-        return bool(self._rows[_COST_ROWS, 0])
+        return bool(self._rows[_COST_ROWS, 1])
 
     def add(self, costs: PartCosts) -> None:
         """Count what a batch cost."""
         if costs.opens or costs.others:
             info = torch_worker._worker_info
-            self._rows[0 if info is None else info.id % _COST_ROWS] += torch.tensor(astuple(costs), dtype=torch.float64)
+            self._rows[0 if info is None else info.id % _COST_ROWS] += astuple(costs)
 
     def why_slower(self) -> str:
         """Return why the files are better read where they lie, as the epoch showed; "" when they are not."""
         rows = self._rows[:_COST_ROWS]
-        costs = PartCosts(*rows.sum(dim=0).tolist())
+        costs = PartCosts(*rows.sum(axis=0).tolist())
         if not costs.is_enough:
             return ""
-        rows.zero_()
+        rows[:] = 0
         why = costs.why_slower(is_lasting=self._was_slower)
         self._was_slower = costs.is_slower
-        self._rows[_COST_ROWS, 0] = bool(why)
+        self._rows[_COST_ROWS, 1] = bool(why)
         return why
+
+    @property
+    def _rows(self) -> npt.NDArray[np.float64]:
+        """The memory, shape (_COST_ROWS + 1, NUM_COSTS); numpy's arrays know of no device and no mode of torch's."""
+        rows: npt.NDArray[np.float64] = self._memory.numpy()
+        return rows
 
 
 class ServedItems(Served):
@@ -201,6 +233,8 @@ class ServedItems(Served):
         batches = iter(source.create_batches(self._noting(source.sample())))
         while True:
             self._access.refresh()
+            if self._shared is not None and self._files is not None:
+                self._look_at_epoch(self._shared, self._files)
             with self._reading(), ExitStack() as self._made:
                 batch = next(batches, _END)
             self.reader.report()

@@ -104,6 +104,10 @@ def test_a_file_that_no_sample_is_known_to_open_is_asked_for_by_path_once(server
             assert files.read_file("/data/new") == b"/data/new"
     assert server.by_path == ["/data/new"]
     assert server.by_id == [4, 4]  # what is found there was compared with the file in this epoch
+    files.epoch_begins()
+    with files.sample(1):
+        assert files.read_file("/data/new") == b"/data/new"
+    assert server.by_path == ["/data/new"] * 2
 
 
 class Learning:

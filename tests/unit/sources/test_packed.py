@@ -31,6 +31,7 @@ from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
 from prefeed.system.files import write_durably
+from prefeed.system.machine import process_mark
 from prefeed.testing.source_contract import SourceContract, list_all
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -336,13 +337,15 @@ def test_the_copy_of_the_index_is_checked(packed: PackedSource, tmp_path: Path) 
 def test_what_a_killed_process_copied_goes_in_the_end(packed: PackedSource, tmp_path: Path) -> None:
     packed.fetch("a.bin")
     (copy,) = (current().home / "packs").rglob("*.index")
-    for name, age in (("old", 90_000), ("young", 10)):
-        file = copy.parent / f".copying-{name}"
+    old, young = (f".{copy.name}.{process_mark()}.{digit * 8}" for digit in "01")
+    for name, age in ((old, 90_000), (young, 10), (".somebody-elses", 90_000)):
+        file = copy.parent / name
         file.write_bytes(b"half")
         os.utime(file, (time.time() - age, time.time() - age))
     write_pack(tmp_path / "p", {"a.bin": b"other"})
     assert bytes(packed.fetch("a.bin").data) == b"other"
-    assert [file.name for file in copy.parent.iterdir() if file.suffix != ".index"] == [".copying-young"]
+    left = {file.name for file in copy.parent.iterdir() if file.suffix != ".index"}
+    assert left == {young, ".somebody-elses"}
 
 
 def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.system.files import publish_private, replacing, write_durably, write_private
+from prefeed.system.files import is_being_written, publish_private, replacing, write_durably, write_private
 from prefeed.system.machine import process_mark
 
 
@@ -91,9 +91,11 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(home: Path) -> None:
     for name in somebody_elses:
         (home / name).touch()
         os.utime(home / name, (0, 0))
+    (home / f".file*.{dead}.{'1' * 8}").mkdir()  # cannot be removed so, which is no matter
     write_private(home / "file*", b"")
     left = {path.name for path in home.iterdir() if path.name.startswith(".")}
-    assert left == {f".file*.{running}.{young}", f".file*.{other}.{young}"} | somebody_elses
+    assert left == {f".file*.{running}.{young}", f".file*.{other}.{young}", f".file*.{dead}.{'1' * 8}"} | somebody_elses
+    assert {name for name in left if is_being_written(name)} == left - somebody_elses | {f".filex.{dead}.{young}"}
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -26,7 +26,7 @@ from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Lent, Served, SharedCosts, WorkerStart, _end_orphan
+from prefeed.torch.serving import Lent, Served, Shared, WorkerStart, _end_orphan
 from sandbox import Sandbox
 
 CACHED = b"from the cache"
@@ -110,7 +110,8 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
         lent=Lent(),
         _access=access,
         _files=SampleFiles(cache, access, roots) if files else None,
-        _costs=SharedCosts() if files else None,
+        _epoch=0,
+        _shared=Shared() if files else None,
     )
     return made
 
@@ -236,7 +237,7 @@ def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: S
     made = served(Files(paths, read), paths, cache)
     assert made.why_slower() == ""
     slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    process = torch.multiprocessing.get_context(method).Process(target=SharedCosts.add, args=(made._costs, slower))
+    process = torch.multiprocessing.get_context(method).Process(target=Shared.add, args=(made._shared, slower))
     process.start()
     process.join()
     assert made.__getitems__([2, 0]) == [CACHED, CACHED]
@@ -244,6 +245,20 @@ def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: S
     assert made.__getitems__([2, 0]) == [b"on disk 2", b"on disk 0"]
     assert made.why_slower() == ""  # of what was counted since
     assert cache.asked == [2, 0]
+
+
+@pytest.mark.parametrize("inside", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "device"])
+def test_what_the_loop_is_inside_of_changes_nothing(paths: list[Path], inside: Any) -> None:
+    cache = Cache()
+    with inside():
+        made = served(Files(paths, read), paths, cache)
+        assert made.__getitems__([0]) == [CACHED]
+    made.epoch_begins()
+    slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
+    made._shared.add(slower)
+    assert made.__getitems__([0]) == [CACHED]
+    assert made.why_slower()
+    assert made.__getitems__([0]) == [b"on disk 0"]
 
 
 def test_batch_is_made_sample_by_sample_and_then_reported(paths: list[Path]) -> None:
