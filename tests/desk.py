@@ -17,8 +17,8 @@ from prefeed.config import Config, resolve
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
-from prefeed.server.rooms import Room
 from prefeed.server.sessions import Sessions
+from prefeed.server.tier_budget import Room
 from prefeed.sources.views import open_own_root
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import ensure_private_dir

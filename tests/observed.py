@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefeed.server.epochs import EpochTotals
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 from prefeed.types import DiskCounts, EpochWait, PlanInfo, PoolCounts, ServerStatus, SessionCounts, Statistics
 
 STATUS = ServerStatus(

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
-    from prefeed.advice.doctor import doctor
-    from prefeed.advice.tuning import tune
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
+    from prefeed.diagnose.doctor import doctor
+    from prefeed.diagnose.tuning import tune
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage.cache import DatasetCache
     from prefeed.stage.dataset import CachedDataset
@@ -64,14 +64,14 @@ _HOMES = {
     "background": "prefeed.prefetching",
     "configure": "prefeed.config",
     "datasets": None,
-    "doctor": "prefeed.advice.doctor",
+    "doctor": "prefeed.diagnose.doctor",
     "errors": None,
     "map": "prefeed.stage.mapping",
     "not_random": "prefeed.stage.randomness",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
-    "tune": "prefeed.advice.tuning",
+    "tune": "prefeed.diagnose.tuning",
     "vision": None,
 }
 

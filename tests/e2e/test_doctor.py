@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from prefeed.advice.verdict import WORTH_WHILE
 from prefeed.cli.doctor import _name_of
+from prefeed.diagnose.verdict import WORTH_WHILE
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.timeout(180)

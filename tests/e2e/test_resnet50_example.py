@@ -24,7 +24,7 @@ from prefeed.config import resolve
 from prefeed.jobs.spec import parse_job
 from prefeed.sampleset.applying import apply_documents
 from prefeed.sampleset.records import find
-from prefeed.sampleset.strict import load_documents
+from prefeed.sampleset.yaml_fields import load_documents
 
 pytestmark = pytest.mark.timeout(240)
 

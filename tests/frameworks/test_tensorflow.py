@@ -11,7 +11,7 @@ import pytest
 from prefeed import datasets
 from prefeed.config import current
 from prefeed.packing.driver import PackRequest, pack
-from prefeed.packing.foreign import index_files
+from prefeed.packing.index_existing import index_files
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make test-frameworks", exc_type=ImportError)
 pytest.importorskip("google_crc32c", reason="google-crc32c is not installed: pip install 'prefeed[pack]'")

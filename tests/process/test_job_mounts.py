@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from unit.jobs.ordered_walk import make, tree
 
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.cli.main import cli
@@ -17,11 +18,10 @@ from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobError, PrefeedError
 from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.options import SyncOptions, SyncResult
+from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
-from prefeed.jobs.trees import WORK_NAME
-from unit.jobs.trees import make, tree
 
 pytestmark = needs_root
 
@@ -440,12 +440,12 @@ def _meanwhile(what: str, side: str, tmp_path: Path) -> None:
 def test_a_kernel_that_does_not_tell_mounts_apart_deletes_nothing(
     lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefeed.jobs import mounted, trees
+    from prefeed.jobs import mounted, ordered_walk
     from prefeed.system import removing
 
     source, target = make(tmp_path / "source", {"own": b"o"}), make(tmp_path / "target", {"extra": b"e"})
     if lacks == "numbers":
-        for module in (removing, trees, mounted):
+        for module in (removing, ordered_walk, mounted):
             monkeypatch.setattr(module, "mount_number", lambda _: None)
         with pytest.raises(JobError, match="kernel does not say"):
             rmr(target, "extra")

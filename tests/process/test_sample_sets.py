@@ -16,10 +16,10 @@ import yaml
 from prefeed.cli.sampleset_sync import copy_to_origin
 from prefeed.config import resolve
 from prefeed.errors import SampleSetNotFoundError
-from prefeed.sampleset.bringing_up import bring_up, delete
-from prefeed.sampleset.observing import observe
 from prefeed.sampleset.phases import BOUND, MOUNT, READY, SYNC_FAILED
+from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import find
+from prefeed.sampleset.status import observe
 from prefeed.sources import credentials
 from sandbox import Sandbox
 from slow_files import write_files

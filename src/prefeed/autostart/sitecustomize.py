@@ -32,7 +32,7 @@ def _answer_beside():  # type: () -> None
 
 
 def _examine():  # type: () -> None
-    from prefeed.advice.script import begin
+    from prefeed.diagnose.script import begin
 
     begin()
 

@@ -16,13 +16,13 @@ from typing import IO, Final
 import click
 import msgspec
 
-from prefeed.advice.verdict import Verdict, beside_the_prediction
 from prefeed.cli import render
 from prefeed.cli.doctor_view import verdict_lines
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
+from prefeed.diagnose.verdict import Verdict, beside_the_prediction
 from prefeed.errors import CannotExamineError, PrefeedError
 
 _DEFAULT_STEPS: Final = 20

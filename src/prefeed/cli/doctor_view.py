@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prefeed.advice.cures import Cure
-from prefeed.advice.measurement import Measurement
-from prefeed.advice.verdict import Verdict, sentences
+from prefeed.diagnose.cures import Cure
+from prefeed.diagnose.measurement import Measurement
+from prefeed.diagnose.verdict import Verdict, sentences
 
 
 def verdict_lines(verdict: Verdict) -> Iterator[str]:

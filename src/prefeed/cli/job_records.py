@@ -26,7 +26,7 @@ from prefeed.jobs.running import JobEvents, TerminatedError, apply_job, detach_j
 from prefeed.jobs.spec import RMR, JobSpec, parse_job
 from prefeed.jobs.warming import WarmEvents
 from prefeed.jobs.work import WorkEvents
-from prefeed.sampleset.strict import load_documents
+from prefeed.sampleset.yaml_fields import load_documents
 
 EXIT_TERMINATED: Final = 143
 

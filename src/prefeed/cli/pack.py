@@ -14,7 +14,7 @@ from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.url import absolute_url
 from prefeed.config import Config, parse_bytes
 from prefeed.packing.driver import PackRequest, PackResult, pack
-from prefeed.packing.foreign import index_files
+from prefeed.packing.index_existing import index_files
 from prefeed.packing.names import LAYOUTS
 from prefeed.packing.verifying import verify
 from prefeed.sources.library import ManifestLibrary

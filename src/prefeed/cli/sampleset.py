@@ -21,13 +21,13 @@ from prefeed.client.launch import server_environment
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SpecError
 from prefeed.sampleset.applying import UNCHANGED, Applied, apply_documents
-from prefeed.sampleset.bringing_up import bring_up, delete
 from prefeed.sampleset.explaining import Explained, explain
-from prefeed.sampleset.observing import observe
 from prefeed.sampleset.phases import PARTIAL_READY, READY
+from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import Progress, SampleSet, find, names
 from prefeed.sampleset.secrets import find_secret
-from prefeed.sampleset.strict import load_documents
+from prefeed.sampleset.status import observe
+from prefeed.sampleset.yaml_fields import load_documents
 
 STDIN: Final = "-"
 

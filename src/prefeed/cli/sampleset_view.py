@@ -15,8 +15,8 @@ from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, form
 from prefeed.cli.text import printable
 from prefeed.sampleset.applying import Applied
 from prefeed.sampleset.explaining import Explained
-from prefeed.sampleset.observing import SampleSetStatus
 from prefeed.sampleset.records import SampleSet
+from prefeed.sampleset.status import SampleSetStatus
 
 _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")
 

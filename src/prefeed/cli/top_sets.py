@@ -9,7 +9,8 @@ from typing import Final
 from prefeed.cli.top_model import SampleSetRow
 from prefeed.config import Config
 from prefeed.errors import PrefeedError
-from prefeed.sampleset import observing, records
+from prefeed.sampleset import records
+from prefeed.sampleset.status import observe
 from prefeed.system.clock import Clock
 
 _LEAST_PAUSE_SECONDS: Final = 5.0
@@ -23,7 +24,7 @@ class SampleSets:
     Args:
         clock: Seconds.
 
-    **Threads**: one at a time. **Blocking**: as long as ``observing.observe`` takes, for each set.
+    **Threads**: one at a time. **Blocking**: as long as ``observe`` takes, for each set.
     """
 
     def __init__(self, config: Config, *, clock: Clock) -> None:
@@ -45,7 +46,7 @@ class SampleSets:
 def _rows(config: Config) -> Iterator[SampleSetRow]:
     for name in sorted(records.names(config)):
         with contextlib.suppress(PrefeedError, OSError):  # removed meanwhile, or its record is damaged
-            status = observing.observe(records.find(name, config), config)
+            status = observe(records.find(name, config), config)
             yield SampleSetRow(
                 name=name, phase=status.phase, cached_bytes=status.cached_bytes, total_bytes=status.total_bytes
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prefeed.advice.tuning_report import Trial, Tuning, sentences
-from prefeed.advice.tuning_settings import Settings, size_text
 from prefeed.cli.render import format_bytes
+from prefeed.diagnose.tuning_report import Trial, Tuning, sentences
+from prefeed.diagnose.tuning_settings import Settings, size_text
 
 _COLUMNS: Final = ("batches/s", "samples/s", "spread", "waited", "memory", "busy")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from prefeed.core import table as states
-from prefeed.core.holdings import Holdings, Key
+from prefeed.core.inventory import Holdings, Key
 from prefeed.core.plan import Ids, Plan
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from prefeed.core import table as states
 from prefeed.core.actions import Fetch, Placement
 from prefeed.core.consumers import Consumers
-from prefeed.core.holdings import Holdings
+from prefeed.core.inventory import Holdings
 from prefeed.core.next_use import first_uses
 from prefeed.core.plan import Plan
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from prefeed.core import table as states
 from prefeed.core.consumers import Consumers
-from prefeed.core.holdings import Holdings
+from prefeed.core.inventory import Holdings
 from prefeed.core.plan import Ids
 
 _NEVER: Final = np.iinfo(np.uint32).max

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.consumers import ConsumerCounts, Consumers
-from prefeed.core.holdings import Holdings
+from prefeed.core.inventory import Holdings
 from prefeed.core.lookahead import Lookahead
 from prefeed.core.next_use import NextUse
 from prefeed.core.plan import Ids, Plan

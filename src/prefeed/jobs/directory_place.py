@@ -15,11 +15,11 @@ from typing import Final
 from prefeed.copying.engine import Body
 from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS
 from prefeed.errors import JobConflictError, JobError, PrefeedError, TruncatedBodyError
-from prefeed.jobs.beneath import Beneath, raise_translated
-from prefeed.jobs.listed import Listed, is_same_in_directory, stamp_of
+from prefeed.jobs.entries import Listed, is_same_in_directory, stamp_of
 from prefeed.jobs.mounted import MetMounts, lies_in, parents_of
+from prefeed.jobs.ordered_walk import WORK_NAME, Problem, Tree, TreeEvents
 from prefeed.jobs.patterns import Rules
-from prefeed.jobs.trees import WORK_NAME, Problem, Tree, TreeEvents
+from prefeed.jobs.rooted_dir import Beneath, raise_translated
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.system.machine import process_mark

@@ -11,7 +11,7 @@ from typing import IO, Final
 import msgspec
 
 from prefeed.errors import JobError
-from prefeed.jobs.listed import Listed, key_of
+from prefeed.jobs.entries import Listed, key_of
 
 _IN_MEMORY: Final = 100_000
 """Objects sorted at a time: some 40 MB."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefeed.errors import JobSpecError
-from prefeed.jobs.trees import WORK_NAME
+from prefeed.jobs.ordered_walk import WORK_NAME
 
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 

@@ -13,7 +13,7 @@ from prefeed.copying.engine import Sink
 from prefeed.copying.names import why_unsafe
 from prefeed.errors import JobSpecError, ObjectNotFoundError
 from prefeed.jobs.directory_place import DirectoryPlace
-from prefeed.jobs.listed import Listed
+from prefeed.jobs.entries import Listed
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.store_place import WRITABLE, HttpPlace, StorePlace
 from prefeed.sampleset.locations import without_keys

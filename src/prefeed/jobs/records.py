@@ -31,7 +31,7 @@ from typing import Any, Final
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
 from prefeed.sampleset.records import directory_of, names
-from prefeed.sampleset.strict import require_name
+from prefeed.sampleset.yaml_fields import require_name
 from prefeed.system.clock import repeating
 from prefeed.system.files import publish_private, write_private
 from prefeed.system.locks import file_lock, try_flock

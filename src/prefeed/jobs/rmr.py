@@ -18,9 +18,9 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.copying.names import why_unsafe
 from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError
-from prefeed.jobs.beneath import LEFT_ALONE, Beneath
-from prefeed.jobs.listed import Listed
+from prefeed.jobs.entries import Listed
 from prefeed.jobs.places import root_of
+from prefeed.jobs.rooted_dir import LEFT_ALONE, Beneath
 from prefeed.jobs.store_place import WRITABLE, StorePlace
 from prefeed.system.paths import really_in
 from prefeed.system.removing import Boundary, emptied, removed_at

@@ -28,7 +28,7 @@ from prefeed.jobs.records import FAILED, PENDING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.spec import JobSpec, parse_spec
 from prefeed.jobs.work import Done, WorkEvents, do_job
 from prefeed.sampleset.records import SampleSet, find, note_progress, working_at
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 from prefeed.system.machine import Process
 
 TERMINATE_SECONDS: Final = 10.0

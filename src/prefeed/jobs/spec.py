@@ -14,7 +14,7 @@ from prefeed.jobs.patterns import Rule, Rules
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmupOptions
 from prefeed.sampleset.locations import require_no_credentials
 from prefeed.sampleset.spec import API_VERSION, take_metadata
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 
 KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"

@@ -14,10 +14,10 @@ import obstore
 from prefeed.config import Config
 from prefeed.copying.engine import Body
 from prefeed.errors import JobError, ObjectNotFoundError, TruncatedBodyError
-from prefeed.jobs.beneath import safe_parts
-from prefeed.jobs.listed import Listed, is_same_in_store, md5_of
+from prefeed.jobs.entries import Listed, is_same_in_store, md5_of
 from prefeed.jobs.ordering import checked_order, sorted_on_disk
 from prefeed.jobs.patterns import Rules
+from prefeed.jobs.rooted_dir import safe_parts
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.listing import version_of
 from prefeed.sources.objectstore import ObjectStoreSource

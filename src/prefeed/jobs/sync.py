@@ -29,7 +29,7 @@ from prefeed.copying.flow import CopyLimits
 from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
 from prefeed.jobs.directory_place import DirectoryPlace
-from prefeed.jobs.listed import Listed, is_newer, side_by_side
+from prefeed.jobs.entries import Listed, is_newer, side_by_side
 from prefeed.jobs.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in, parents_of
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.ordering import Spool

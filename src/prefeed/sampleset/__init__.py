@@ -2,7 +2,7 @@
 
 ``find`` returns what was applied, and ``resolve`` turns a ``sampleset://`` URL into an origin and the settings of the node that
 caches it. Inside, start with ``records``; ``spec`` reads documents of kind SampleSet, ``secrets`` those of kind Secret;
-``applying`` → ``bringing_up`` → ``observing`` is the life of a set, ``phases`` its states.
+``applying`` → ``provision`` → ``status`` is the life of a set, ``phases`` its states.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from prefeed.config import Config
 from prefeed.errors import CannotChangeError, SampleSetNotFoundError, SpecError
 from prefeed.sampleset import secrets
-from prefeed.sampleset.levels import plan_tiers
 from prefeed.sampleset.locations import Location, locate
 from prefeed.sampleset.records import SampleSet, applying, directory_of, find, names, write_record
 from prefeed.sampleset.secrets import Secret, entry_without_secret, find_secret, parse_secret, store_secret
 from prefeed.sampleset.spec import API_VERSION, KIND, Metadata, SampleSetSpec, parse_spec, take_kind, take_metadata
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.tiers import plan_tiers
+from prefeed.sampleset.yaml_fields import Section
 from prefeed.sources.credentials import Value, write_credentials
 from prefeed.system.paths import is_in
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefeed.config import EVERYTHING, MIB, Config
-from prefeed.sampleset.levels import Tiers, plan_tiers
 from prefeed.sampleset.options import MAPPED, MOUNT_OPTIONS
 from prefeed.sampleset.records import SampleSet
+from prefeed.sampleset.tiers import Tiers, plan_tiers
 
 _KUBERNETES = "no effect: it tells Kubernetes where to start pods, and here the node is the one that you are on"
 _METAURL = "no effect: it is JuiceFS's server of metadata, and prefeed needs none"

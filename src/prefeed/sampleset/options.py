@@ -8,7 +8,7 @@ from typing import Final
 
 from prefeed.config import SETTINGS
 from prefeed.errors import ConfigError, SpecError
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 
 OptionValue = str | int | float | bool
 

@@ -27,9 +27,9 @@ from typing import Any, Final, cast
 
 from prefeed.config import MIB, SETTINGS, Config
 from prefeed.errors import SampleSetError, SampleSetNotFoundError
-from prefeed.sampleset.levels import tier_settings
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
-from prefeed.sampleset.strict import Section, require_name
+from prefeed.sampleset.tiers import tier_settings
+from prefeed.sampleset.yaml_fields import Section, require_name
 from prefeed.sources.credentials import read_private
 from prefeed.store.node_directory import servers_elsewhere
 from prefeed.system.clock import repeating

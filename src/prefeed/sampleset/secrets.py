@@ -17,7 +17,7 @@ from prefeed.config import Config
 from prefeed.errors import SpecError
 from prefeed.sampleset.locations import Location, locate_bucket
 from prefeed.sampleset.spec import take_metadata
-from prefeed.sampleset.strict import Section, require_name
+from prefeed.sampleset.yaml_fields import Section, require_name
 from prefeed.sources.credentials import ACCESS_KEY, ENV, SECRET_KEY, Value, read_private
 from prefeed.system.files import write_private
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from prefeed.errors import SpecError
 from prefeed.sampleset.options import OptionValue, take_options
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 
 API_VERSION: Final = "batch.paddlepaddle.org/v1alpha1"
 KIND: Final = "SampleSet"

@@ -3,7 +3,7 @@
 main.py       start-up, which is recovery; the lock; the end
 loop.py       one thread: sockets, wake-ups, timers
 handlers.py   messages in, messages out
-openings.py   manifests on their way, listed in threads of their own
+dataset_opener.py   manifests on their way, listed in threads of their own
 warm_ups.py   filling the tier on request
 node.py       carries out what ``core`` decides: start reading here
 fetchers.py   threads that read origins

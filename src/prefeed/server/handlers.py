@@ -16,14 +16,14 @@ from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.core.window import MOST_BYTES
 from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
+from prefeed.server.dataset_opener import Openings, Waiter
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Answerer, Node
-from prefeed.server.observation import Observer
-from prefeed.server.openings import Openings, Waiter
 from prefeed.server.reach import reach_of, see_as
 from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
+from prefeed.server.status import Observer
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, is_of_store

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from prefeed.server.epochs import EpochTotals
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 from prefeed.types import PlanInfo, Statistics
 
 MOST_PLANS: Final = 64

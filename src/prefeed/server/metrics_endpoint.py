@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from prefeed.config import METRICS_PORT
 from prefeed.errors import PrefeedError
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 
 if TYPE_CHECKING:
     from prefeed.server.metrics_page import Pages

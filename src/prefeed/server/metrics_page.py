@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from prefeed.server.metrics import METRICS, PlanNumbers, rows
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 
 PATH: Final = "/metrics"
 _PLAIN: Final = "text/plain; charset=utf-8"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prefeed.core.actions import Free, Placement, Ticket
-from prefeed.core.holdings import Key
+from prefeed.core.inventory import Key
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT
 from prefeed.server.fetchers import NOTHING, Held, Result

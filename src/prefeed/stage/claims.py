@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from prefeed.store.own_file import OwnFile
+from prefeed.store.fork_safe_file import OwnFile
 from prefeed.system.byte_locks import lock_bytes
 
 _NAME: Final = "claims"

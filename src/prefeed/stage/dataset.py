@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
-from prefeed.stage.anatomy.parts import AsFarAsTold
 from prefeed.stage.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage.cache import CacheStatistics, DatasetCache
 from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.finding import ABSENT, Finder
 from prefeed.stage.fingerprint import describe
+from prefeed.stage.identity.parts import AsFarAsTold
 from prefeed.stage.lineage import Lineage
 from prefeed.stage.looking import Looking
 from prefeed.stage.making import Maker, is_checking, refusal

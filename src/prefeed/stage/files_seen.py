@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from prefeed.interception import FileReader
 from prefeed.interception.protocol import Answer
-from prefeed.stage.anatomy.installed import is_below_packages
+from prefeed.stage.identity.installed import is_below_packages
 from prefeed.stage.library_state import threads_now
 from prefeed.stage.notes import Note, is_being_written, key_now
 from prefeed.types import ENTRY_KEY_BYTES

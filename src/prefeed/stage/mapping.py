@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prefeed.stage.anatomy.parts import AsFarAsTold
 from prefeed.stage.cache import DatasetCache
 from prefeed.stage.dataset import CachedDataset, require_map_style
 from prefeed.stage.fingerprint import fingerprint
+from prefeed.stage.identity.parts import AsFarAsTold
 from prefeed.stage.lineage import Lineage, derived, lineage_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from prefeed.stage.anatomy.installed import is_installed, is_installed_name
+from prefeed.stage.identity.installed import is_installed, is_installed_name
 
 _MAX_NAMES: Final = 64
 _MISSING: Final = object()

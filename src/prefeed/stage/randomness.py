@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from prefeed.stage.anatomy.bytecode import (
+from prefeed.stage.generators import Watch
+from prefeed.stage.identity.bytecode import (
     External,
     Reference,
     attributes_named,
@@ -24,11 +25,10 @@ from prefeed.stage.anatomy.bytecode import (
     references,
     source_code,
 )
-from prefeed.stage.anatomy.installed import is_installed, is_installed_module
-from prefeed.stage.anatomy.parts import MARK, Anatomy, UntoldError
-from prefeed.stage.anatomy.patches import PatchedIn
-from prefeed.stage.anatomy.whole import anatomy_of
-from prefeed.stage.generators import Watch
+from prefeed.stage.identity.installed import is_installed, is_installed_module
+from prefeed.stage.identity.parts import MARK, Anatomy, UntoldError
+from prefeed.stage.identity.patches import PatchedIn
+from prefeed.stage.identity.whole import anatomy_of
 
 __all__ = ["Chance", "Watch", "find_random", "look_for_chance", "not_random"]
 

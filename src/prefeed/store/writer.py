@@ -42,7 +42,7 @@ from prefeed.store.layout import (
     stored_bytes,
     sums_bytes_for,
 )
-from prefeed.store.page_maker import PageMaker
+from prefeed.store.page_prefaulter import PageMaker
 from prefeed.store.pins import Pins
 from prefeed.store.sums import NOTHING, Found, Sums, examine
 from prefeed.store.translation import translated

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from prefeed.stage.anatomy.installed import is_installed
+from prefeed.stage.identity.installed import is_installed
 
 _SILENT: Final = frozenset(
     {"CACHE", "COPY", "EXTENDED_ARG", "KW_NAMES", "NOP", "NOT_TAKEN", "PRECALL", "PUSH_NULL", "RESUME"}

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from prefeed.torch.children import Child, before_each_fork
+from prefeed.torch.fork_tracking import Child, before_each_fork
 from prefeed.torch.pinning import CudaDriver, Driver, PinnedSlots
 from prefeed.torch.slots import Bytes, RingName, SlotMemory, memory_bytes
 

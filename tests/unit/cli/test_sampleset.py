@@ -17,8 +17,8 @@ from prefeed.cli.sampleset_view import format_age
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.sampleset.names import resolve as resolve_name
-from prefeed.sampleset.observing import observe
 from prefeed.sampleset.records import applying, find, is_worked_at, note_progress, read_progress, working_at
+from prefeed.sampleset.status import observe
 from process.conditions import wait_for
 from sandbox import Sandbox
 from servers import http_server, write_index

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from prefeed.advice.tuning_report import Trial, Tuning
-from prefeed.advice.tuning_settings import Settings, with_workers
 from prefeed.cli import tune
 from prefeed.cli.tune_view import setting_text, tuning_lines
+from prefeed.diagnose.tuning_report import Trial, Tuning
+from prefeed.diagnose.tuning_settings import Settings, with_workers
 
 NONE = Settings(num_workers=0)
 FOUR = with_workers(NONE, 4)

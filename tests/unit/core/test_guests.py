@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefeed.core.actions import Answer, Free, Outcome, Placement, Ticket
-from prefeed.core.holdings import Holdings
+from prefeed.core.inventory import Holdings
 from prefeed.core.table import RESIDENT
 
 COST = 10

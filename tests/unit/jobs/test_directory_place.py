@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
+from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import JobError, JobSpecError
 from prefeed.jobs import directory_place
 from prefeed.jobs import sync as sync_module
 from prefeed.jobs.directory_place import DirectorySink
-from prefeed.jobs.listed import Listed
+from prefeed.jobs.entries import Listed
 from prefeed.jobs.options import SyncOptions, SyncResult
+from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.sync import sync
-from prefeed.jobs.trees import WORK_NAME
-from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

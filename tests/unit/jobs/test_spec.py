@@ -7,7 +7,7 @@ import pytest
 from prefeed.errors import SpecError
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.spec import JobSpec, parse_job
-from prefeed.sampleset.strict import load_documents
+from prefeed.sampleset.yaml_fields import load_documents
 
 HEAD = "apiVersion: batch.paddlepaddle.org/v1alpha1\nkind: SampleJob\nmetadata: {name: one, namespace: paddle-system}\nspec:\n"
 

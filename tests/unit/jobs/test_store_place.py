@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import boto3
 import pytest
 from moto.s3.responses import S3Response
+from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import TruncatedBodyError
 from prefeed.jobs import store_place
 from prefeed.jobs.options import SyncOptions, SyncResult
+from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.rmr import remove
 from prefeed.jobs.store_place import StorePlace, StoreSink
 from prefeed.jobs.sync import sync
-from prefeed.jobs.trees import WORK_NAME
 from servers import S3_ENVIRONMENT, moto_server, put_into_moto
-from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import boto3
 import pytest
+from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
 from prefeed.jobs import directory_place
-from prefeed.jobs.beneath import Beneath
 from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions, SyncResult
+from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.patterns import Rule
+from prefeed.jobs.rooted_dir import Beneath
 from prefeed.jobs.sync import sync
-from prefeed.jobs.trees import WORK_NAME
 from servers import S3_ENVIRONMENT, http_server, moto_server, status, write_index
-from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -8,7 +8,7 @@ from prefeed.config import resolve
 from prefeed.errors import JobSpecError
 from prefeed.jobs.spec import parse_spec
 from prefeed.jobs.work import WorkEvents, do_job
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.objectstore import endpoint_of
 from sandbox import Sandbox

@@ -11,7 +11,7 @@ import pytest
 from prefeed.config import current
 from prefeed.errors import CannotPackError
 from prefeed.packing.environment import EnvironmentWriter, scan, value_offsets
-from prefeed.packing.foreign import index_files
+from prefeed.packing.index_existing import index_files
 from unit.packing.packs import read_back
 
 pytestmark = pytest.mark.usefixtures("sandbox")

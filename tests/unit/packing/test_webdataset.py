@@ -18,7 +18,7 @@ import servers
 from prefeed.config import current
 from prefeed.datasets import Packed
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError
-from prefeed.packing.foreign import index_files
+from prefeed.packing.index_existing import index_files
 from prefeed.packing.tar_shards import TarWriter, scan
 from unit.packing.packs import make_files, names, packed, read_back
 

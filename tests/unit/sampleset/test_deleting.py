@@ -15,8 +15,8 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import SampleSetInUseError
-from prefeed.sampleset import bringing_up, records
-from prefeed.sampleset.bringing_up import delete
+from prefeed.sampleset import provision, records
+from prefeed.sampleset.provision import delete
 from prefeed.sampleset.records import SampleSet, names, remove_deleted
 from prefeed.system import locks
 from prefeed.system.machine import Process
@@ -36,7 +36,7 @@ def test_what_other_nodes_use_stays_until_they_do_not(tmp_path: Path, monkeypatc
     for directory in (own, other, used):
         directory.mkdir(parents=True)
     running = [Process(pid=7, boot="b", host="node-b")]
-    for module in (bringing_up, records):
+    for module in (provision, records):
         monkeypatch.setattr(module, "servers_elsewhere", lambda _: running)
     with pytest.raises(SampleSetInUseError, match="process 7 of node-b"):
         delete(found, resolve())

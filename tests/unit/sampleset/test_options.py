@@ -7,7 +7,7 @@ import pytest
 
 from prefeed.errors import SpecError
 from prefeed.sampleset.options import MAPPED, MOUNT_OPTIONS, NO_EFFECT, REFUSED, take_options
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "sample-sets.md"
 

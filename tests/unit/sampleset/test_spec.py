@@ -5,7 +5,7 @@ import yaml
 
 from prefeed.errors import SpecError
 from prefeed.sampleset.spec import Level, SampleSetSpec, parse_spec
-from prefeed.sampleset.strict import Section
+from prefeed.sampleset.yaml_fields import Section
 from unit.sampleset.documents import apply, sample_set
 
 EVERY_FIELD = """

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import prefeed.server.openings as openings
 from desk import Client, Desk, desk
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, TransientSourceError
+from prefeed.server import dataset_opener
 from prefeed.sources import known_directories, library, urls
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
@@ -76,7 +76,7 @@ def origin(monkeypatch: pytest.MonkeyPatch) -> Held:
     def open_source(_: str, __: Config, **___: Any) -> Source:
         return held
 
-    monkeypatch.setattr(openings, "open_source", open_source)
+    monkeypatch.setattr(dataset_opener, "open_source", open_source)
     return held
 
 
@@ -227,7 +227,7 @@ class Spoken(MemorySource):
 @pytest.fixture
 def stores(monkeypatch: pytest.MonkeyPatch) -> Stores:
     made = Stores()
-    monkeypatch.setattr(openings, "open_source", made.open)
+    monkeypatch.setattr(dataset_opener, "open_source", made.open)
     return made
 
 

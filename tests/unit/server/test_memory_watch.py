@@ -12,8 +12,8 @@ import pytest
 from prefeed.config import resolve
 from prefeed.server.memory_watch import BUSY_SECONDS, CALM_SECONDS, GIVEN_BACK, TIGHT_SECONDS, MemoryWatch
 from prefeed.server.node import Node
-from prefeed.server.rooms import Room
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions
+from prefeed.server.tier_budget import Room
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierReader, TierWriter
 from prefeed.system.memory import Memory, MemoryGroup
 from sandbox import Sandbox

@@ -8,7 +8,7 @@ import pytest
 
 from observed import EMPTY, FULL, PLAN
 from prefeed.server.metrics import METRICS, MOST_CODES, MOST_PLANS, PlanNumbers, label, rows
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 from prefeed.types import PlanInfo, Statistics
 
 

@@ -18,7 +18,7 @@ from leaks import wait_until
 from observed import FULL
 from prefeed.config import METRICS_PORT
 from prefeed.server.metrics_endpoint import MOST_CLIENTS, MetricsEndpoint, Questions
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from observed import EMPTY, FULL, PLAN
 from prefeed.server.metrics import METRICS
 from prefeed.server.metrics_page import Pages
-from prefeed.server.observation import Observation
+from prefeed.server.status import Observation
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 

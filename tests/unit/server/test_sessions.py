@@ -14,8 +14,8 @@ from cache_user import cache_user
 from prefeed.config import KIB, MIB
 from prefeed.core.shares import OVERHEAD_BYTES
 from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreError
-from prefeed.server.rooms import Room
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions, only_numa_node
+from prefeed.server.tier_budget import Room
 from prefeed.store.directory import allocated_bytes
 from prefeed.store.read_counts import ReadCounts
 from prefeed.system.locks import directory_lock

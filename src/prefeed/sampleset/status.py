@@ -1,0 +1,230 @@
+"""What a sample set is doing now: looked up each time, so that it is true. No server is started for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefeed.client.node import NodeClient
+from prefeed.config import EVERYTHING, Config
+from prefeed.errors import PrefeedError, ServerUnavailableError
+from prefeed.sampleset.phases import Facts, error_of, phase_of
+from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
+from prefeed.sampleset.tiers import existing
+from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest
+from prefeed.store.node_directory import NODES, of_this_kernel
+from prefeed.store.reader import TierReader
+from prefeed.store.shared import SharedTier
+from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
+
+_GROUP: Final = 512
+"""Keys looked up in one transaction: a long one keeps what is freed from being used again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStatus:
+    """One tier of the node.
+
+    Attributes:
+        kind: ``memory`` or ``disk``.
+        path: Directory.
+        budget_bytes: The most that it may take.
+        used_bytes: What it takes.
+        free_bytes: What it can still take: what is left of the budget, or of the file system if that is less.
+    """
+
+    kind: str
+    path: str
+    budget_bytes: int
+    used_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSetStatus:
+    """What is known of a sample set now.
+
+    Attributes:
+        phase: See ``phases``.
+        error: Why it is not ready; empty: nothing has failed.
+        total_bytes: Size of all its objects; None: not known yet.
+        total_files: How many there are; None: not known yet.
+        has_unknown_sizes: Some of them the source did not tell the size of; ``total_bytes`` is that of the others.
+        cached_bytes: Size of those of its objects that are in a tier now, each counted once.
+        cached_files: How many these are.
+        tiers: Of the node; empty when its server does not run.
+        num_ready: Nodes of the set that serve it, as far as this one knows.
+        partitions: Nodes that were asked for.
+        sync_job: Id of the job that copies; empty: there is none.
+        warmup_job: Id of the last job that filled the tiers; empty: there was none.
+        pid: Of the node server; 0: none runs.
+    """
+
+    phase: str
+    error: str
+    total_bytes: int | None
+    total_files: int | None
+    has_unknown_sizes: bool
+    cached_bytes: int
+    cached_files: int
+    tiers: tuple[TierStatus, ...]
+    num_ready: int
+    partitions: int
+    sync_job: str
+    warmup_job: str
+    pid: int
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the tiers may take together."""
+        return sum(tier.used_bytes + tier.free_bytes for tier in self.tiers)
+
+    @property
+    def used_bytes(self) -> int:
+        """What they take."""
+        return sum(tier.used_bytes for tier in self.tiers)
+
+    @property
+    def free_bytes(self) -> int:
+        """What they can still take."""
+        return sum(tier.free_bytes for tier in self.tiers)
+
+
+def observe(found: SampleSet, base: Config) -> SampleSetStatus:
+    """Return what a sample set is doing now.
+
+    Args:
+        found: The set.
+        base: Settings in force.
+
+    **Blocking**: reads the keys of what is cached, about a second for a million objects.
+    """
+    settings = found.settings(base)
+    server = _ask_server(settings)
+    progress = read_progress(found)
+    manifest = manifest_of(found)
+    facts = Facts(
+        is_worked_at=is_worked_at(found),
+        has_server=server is not None,
+        has_begun=bool(progress.begun),
+        is_complete=bool(progress.listed),  # a listing that a job has let go is made anew by the next reader
+        error=progress.error,
+        num_ready=0 if server is None else 1,
+        partitions=found.spec.partitions,
+    )
+    cached = (0, 0) if manifest is None else _cached(manifest, settings, server)
+    nothing = 0 if progress.emptied else None
+    return SampleSetStatus(
+        phase=phase_of(facts),
+        error=error_of(facts),
+        total_bytes=nothing if manifest is None else manifest.total_bytes,
+        total_files=nothing if manifest is None else manifest.num_objects,
+        has_unknown_sizes=manifest is not None and manifest.header.num_unknown_sizes > 0,
+        cached_files=cached[0],
+        cached_bytes=cached[1],
+        tiers=() if server is None else tuple(_tiers(settings, *server)),
+        num_ready=facts.num_ready,
+        partitions=facts.partitions,
+        sync_job=progress.sync_job,
+        warmup_job=progress.warmup_job,
+        pid=0 if server is None else server[0].pid,
+    )
+
+
+def manifest_of(found: SampleSet) -> Manifest | None:
+    """Return the listing of what the set holds; None when there is none yet."""
+    return ManifestLibrary(found.home).newest(found.read_url)
+
+
+def _ask_server(settings: Config) -> tuple[ServerStatus, Statistics] | None:
+    try:
+        with NodeClient.connect(settings, autostart=False) as node:
+            return node.status(), node.statistics()
+    except (ServerUnavailableError, OSError):
+        return None
+
+
+# ---------------------------------------------------------------- tiers
+
+
+def _tiers(settings: Config, status: ServerStatus, counts: Statistics) -> Iterator[TierStatus]:
+    used = counts.resident_bytes + counts.transient_bytes
+    yield _tier("memory", Path(status.store), counts.budget_bytes, used, keep_free=0)
+    if counts.disk.budget_bytes:
+        path = settings.disk_path
+        keep = settings.disk_free
+        yield _tier("disk", path, min(counts.disk.budget_bytes, EVERYTHING), counts.disk.bytes, keep_free=keep)
+
+
+def _tier(kind: str, path: Path, budget: int, used: int, *, keep_free: int | None) -> TierStatus:
+    system = os.statvfs(existing(path))
+    keep = system.f_blocks * system.f_frsize // 10 if keep_free is None else keep_free
+    room = max(0, system.f_bavail * system.f_frsize - keep)
+    # A memory tier has its file's room reserved: what is free of the budget is free, however full the tmpfs is.
+    free = max(0, budget - used)
+    return TierStatus(
+        kind=kind, path=str(path), budget_bytes=budget, used_bytes=used,
+        free_bytes=free if kind == "memory" else min(free, room),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- what is cached
+
+
+def _cached(
+    manifest: Manifest, settings: Config, server: tuple[ServerStatus, Statistics] | None
+) -> tuple[int, int]:  # fmt: skip
+    """Return how many objects of the listing are in a tier, and their size."""
+    is_held = _on_disk(manifest, settings)
+    if server is not None:
+        is_held |= _in_memory(manifest, Path(server[0].store))
+    sizes = np.where(manifest.sizes == UNKNOWN_SIZE, 0, manifest.sizes)
+    return int(is_held.sum()), int(sizes[is_held].sum())
+
+
+def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
+    is_held = np.zeros(manifest.num_objects, dtype=np.bool_)
+    reader = TierReader(store)
+    try:
+        for start in range(0, manifest.num_objects, _GROUP):
+            ids = range(start, min(start + _GROUP, manifest.num_objects))
+            with reader.batch() as batch:
+                is_held[ids.start : ids.stop] = [
+                    view is not None for view in batch.get_views([manifest.key(object_id) for object_id in ids])
+                ]
+    except PrefeedError:
+        pass  # the server went away meanwhile
+    finally:
+        reader.close()
+    return is_held
+
+
+def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
+    # Of all servers of this kernel: containers have one each.
+    found = settings.disk_path.parent if settings.disk_dir else settings.home / NODES
+    below = "objects" if settings.disk_dir else "disk/objects"
+    directories = [path / below for path in of_this_kernel(found) if (path / below).is_dir()]
+    if not settings.disk or not directories:
+        return np.zeros(manifest.num_objects, dtype=np.bool_)
+    held = b""
+    for directory in directories:
+        tier = SharedTier(directory, limit_bytes=1, on_disk=True, adopts=False)
+        try:
+            held += b"".join(tier.keys())
+        finally:
+            tier.close()
+    key = f"V{ENTRY_KEY_BYTES}"
+    return np.isin(_as_numbers(np.frombuffer(manifest.keys, key)), _as_numbers(np.frombuffer(held, key)))
+
+
+def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Return half of each key, which is enough to tell them apart: they are hashes. Shape (n,)."""
+    halves = keys.view(np.uint64).reshape(-1, 2)  # halves: (n, 2)
+    return np.ascontiguousarray(halves[:, 0])
