@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-NAMES = ("prefeed", "prefeed.torch", "prefeed.testing", "prefeed.datasets", "prefeed.sampleset")
+NAMES = ("prefeed", "prefeed.torch", "prefeed.datasets", "prefeed.sampleset")
 SOURCES = {
     name: source
     for name in NAMES

@@ -1,9 +1,22 @@
-"""The client's half: reading from the tier, asking the server on a miss, going to the origin when nobody answers.
+"""The client's half: reads from the tier, asks the server on a miss, reads the origin when nobody answers.
 
-launch.py      start the node server, once, whoever comes first
-connection.py  one socket, one process, one thread at a time
-node.py        what commands ask: status, statistics, warm, clear, stop
-dataset.py     a dataset of the node: its manifest, its number, its order
-reader.py      the hit path, and what happens off it: start reading here
-direct.py      the origin, read in this process, when the cache cannot help
+``reader``      the hit path, and what happens off it: start reading here
+``files``       files that samples open by path
+``lending``     large files, of which parts are read
+``part_costs``  what such parts cost, beside the origin
+``beside``      files that are read beside the loop
+``writes``      files that this process changes
+``direct``      the origin, read in this process
+``access``      which objects each sample needs
+``active``      which reader serves the sample that this thread is making
+``readers``     readers that belong to no loader
+``shared``      what readers that take turns have in common
+``dataset``     a dataset of the node, as its readers see it
+``consumer``    tells the server what will be read, and how far it has come
+``connection``  one socket of one process
+``node``        what commands ask
+``sessions``    sessions and stage caches
+``launch``      starts the node server
+``ending``      ends it, whatever it does
+``waits``       epochs that no server was told of
 """

@@ -2,6 +2,13 @@
 
 In ``prefeed.DataLoader`` their objects are in memory before they are asked for; elsewhere each is fetched when it
 is first asked for, and kept.
+
+``origin``        a root that is read through the node's cache
+``objects``       ``Objects``: bytes of every object
+``labelled``      what datasets with labels share
+``image_folder``  ``ImageFolder``
+``image_list``    ``ImageList``
+``packed``        ``Packed``
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A message says what happened, how much, and what to change. Errors that stand for one of Python's own are
 also that built-in, so that ``except FileNotFoundError`` in a training script goes on working.
+
+``base``     the root of the tree, and wrong settings
+``origins``  of origins, and of what is packed or listed there
+``caches``   of tiers, stage caches, the node server, read-ahead
+``data``     of copies, sample sets and jobs
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
 """Reads of files by path, answered by a ``FileReader`` while a sample is made.
 
 ``reads_from(reader)`` is in force in the thread that entered it, and there alone; ``answer_everywhere(reader)`` wherever that
-is not: ``open``, ``numpy.fromfile``,
-``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and what it does not have is
-opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json``, ``gzip``)
-reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process changes. What a caller
-gets is told apart from the real thing by nobody who does not look for it.
+is not: ``open``, ``numpy.fromfile``, ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and
+what it does not have is opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``,
+``json``, ``gzip``) reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process
+changes. Nobody who does not look for it can tell what a caller gets from the real thing. A reader that is a ``Witness`` also
+hears of files that Python opens past these.
 
-A reader that is a ``Witness`` also hears of files that Python opens past these.
-
-Start reading in ``opening.py``; ``files.py`` is what an open file is made of, ``writing.py`` what changes
-files, ``scope.py`` when any of it is in place.
+``opening``   ``open``: start reading here
+``files``     what an open file is made of
+``arrays``    ``numpy.fromfile``
+``images``    ``cv2.imread`` and torchvision's readers
+``writing``   functions that change files
+``events``    files that are opened past all of these
+``asking``    who is asked in this thread
+``protocol``  what is asked
+``paths``     names of files, made absolute without touching the disk
+``scope``     when replacements are in place
+``places``    where they are put, and how everything is put back
 """
 
 from prefeed.interception.events import Witness as Witness

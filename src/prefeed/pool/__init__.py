@@ -1,1 +1,7 @@
-"""A cache that nodes share: memcached servers, and what prefeed keeps in them."""
+"""A cache that nodes share: memcached servers, and what prefeed keeps in them.
+
+``ring``        which server has which key
+``servers``     each server, and its failures
+``connection``  one connection, two commands
+``values``      header, parts and sums of a value
+"""

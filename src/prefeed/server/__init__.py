@@ -1,12 +1,29 @@
-"""The node server: one process a user a node, the only one that fetches ahead. Never on the hit path.
+"""The node server: one process per user and node, the only one that fetches ahead. It is never on the hit path.
 
-main.py       start-up, which is recovery; the lock; the end
-loop.py       one thread: sockets, wake-ups, timers
-handlers.py   messages in, messages out
-dataset_opener.py   manifests on their way, listed in threads of their own
-warm_ups.py   filling the tier on request
-node.py       carries out what ``core`` decides: start reading here
-fetchers.py   threads that read origins
-datasets.py   manifests opened, and what the tier holds of them
-sessions.py   stage caches: made, listed, given room, dropped; rooms.py and session_files.py: their room, their files
+``main``              start-up, which is recovery; the lock; the end
+``loop``              one thread: sockets, wake-ups, timers
+``handlers``          messages in, messages out
+``reach``             what each client sees of file systems, and who speaks for it
+``node``              carries out what ``core`` decides: start reading here
+``counting``          what is counted, and the snapshot of it
+``fetchers``          threads that read origins
+``registry``          the datasets in use, by number
+``datasets``          each dataset: its manifest, its source, what the tier holds of it
+``dataset_opener``    manifests on their way, listed in threads of their own
+``sharing``           files that several catalogues name
+``checks``            whether files have changed since they were read
+``rewritten``         files that loaders wrote, once they are closed
+``disk``              the disk tier of objects
+``pool``              the pool tier
+``opening_pool``      opens it where there is to be one
+``memory_watch``      gives memory back while jobs grow
+``warm_ups``          fills the tiers on request
+``sessions``          stage caches: made, listed, dropped
+``session_files``     where they lie
+``tier_budget``       how much memory and disk they may take
+``epochs``            what loaders said of their epochs
+``status``            what an operator sees
+``metrics``           what Prometheus is told
+``metrics_endpoint``  the socket at which it asks
+``metrics_page``      one answer
 """

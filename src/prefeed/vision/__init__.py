@@ -1,11 +1,11 @@
 """Lean preprocessing of pictures: fewer steps, fewer copies, the same result.
 
-decoding.py     ``decode_jpeg``, and ``Encoded``: a picture whose size is known before it is decoded
-pictures.py     whatever a data set hands over (bytes, path, file, PIL image, array) as a picture
-transforms.py   ``ResizeCropNormalize``: from any of these to a tensor
-normalizing.py  ``Normalize``: a whole batch, on the device
-
 Needs ``pip install 'prefeed[vision]'``. ``decode_jpeg`` works without torch: everything is imported at first use.
+
+``decoding``     ``decode_jpeg``, and ``Encoded``: a picture whose size is known before it is decoded
+``pictures``     whatever a data set hands over, as a picture
+``transforms``   ``ResizeCropNormalize``: from any of these to a tensor
+``normalizing``  ``Normalize``: a whole batch, on the device
 """
 
 from __future__ import annotations
