@@ -21,11 +21,13 @@ _WIDTH = max(len(name) for name in CASES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(CASES)))
 @click.option("--runs", type=click.IntRange(min=1), help="Runs of each variant.  [default: 3]")
 @click.option("--images", type=click.IntRange(min=_QUICK_PHOTOS), help="Pictures in the data set.  [default: 4000]")
-@click.option("--quick", is_flag=True, help="Small and once: shows that it works, its figures mean nothing.")
+@click.option(
+    "--quick", is_flag=True, help="Small data, one run: shows that the benchmark works; the figures mean nothing."
+)
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Where the pictures are kept for the next time.  [default: ~/.cache/prefeed-bench]")  # fmt: skip
+              help="Where the pictures are kept between runs.  [default: ~/.cache/prefeed-bench]")  # fmt: skip
 @click.option("--charts", type=click.Path(file_okay=False, path_type=Path), default=Path("bench-output"), metavar="DIR",
-              show_default=True, help="Where charts are drawn.")  # fmt: skip
+              show_default=True, help="Where charts are written.")  # fmt: skip
 @json_option
 def command(
     *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,

@@ -19,8 +19,8 @@ from prefeed.cli.url import located
 def command(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
     """Free what the cache holds of a URL, or all of it.
 
-    URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Nor are the caches of stages: `prefeed session drop` removes those.
-    What is in a pool stays: other nodes use it, and its bytes are never out of date.
+    URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Stage caches stay too: `prefeed session drop` removes those.
+    Objects in a pool stay as well: other nodes use them, and they are never out of date.
     """
     if (url is None) != everything:
         raise click.UsageError("give either a URL or --all")

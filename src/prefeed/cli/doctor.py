@@ -33,7 +33,7 @@ _LEAVE_SECONDS: Final = 10.0
 
 @click.command(name="doctor", context_settings={"allow_interspersed_args": False})
 @click.option("--steps", type=click.IntRange(min=2), default=_DEFAULT_STEPS, show_default=True,
-              help="Steps of each trial that count.")  # fmt: skip
+              help="Steps of each trial that are timed.")  # fmt: skip
 @home_option
 @json_option
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as with python -m.")

@@ -65,13 +65,13 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Most objects at a time. Default: as many as SRC answers well."
+    "--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: as many as SRC answers well."
 )
-@click.option("-u", "--update", is_flag=True, help="Replace what is there only where SRC has a newer one.")
-@click.option("-f", "--force-update", is_flag=True, help="Copy all, whatever is there.")
-@click.option("--check", is_flag=True, help="Read and compare what looks the same.")
+@click.option("-u", "--update", is_flag=True, help="Replace an object in DST only when SRC has a newer one.")
+@click.option("-f", "--force-update", is_flag=True, help="Copy every object, whatever DST has.")
+@click.option("--check", is_flag=True, help="Read and compare objects that look the same.")
 @click.option("--perms", is_flag=True, help="Keep modes and, as root, owners of files.")
-@click.option("--dirs", is_flag=True, help="Make empty directories, too.")
+@click.option("--dirs", is_flag=True, help="Create empty directories, too.")
 @click.option("--dry", is_flag=True, help="Show what would be done.")
 @click.option("--delete-src", is_flag=True, help="Remove from SRC what DST has, byte for byte.")
 @click.option("--delete-dst", is_flag=True, help="Remove from DST what SRC does not have.")
@@ -94,9 +94,9 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
 @json_option
 @click.pass_context
 def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_json: bool, **given: Any) -> None:
-    """Copy to DST what SRC has and DST has not, verified; the same command goes on after an interruption.
+    """Copy to DST what SRC has and DST lacks, verified; the same command resumes after an interruption.
 
-    Patterns: * and ? stop at slashes, ** does not, dir/ is a directory, a leading slash is the root. Ends with 1 when
+    Patterns: * and ? stop at slashes, ** does not, dir/ is a directory, a leading slash is the root. Exits with 1 when
     something failed.
     """
     options = SyncOptions(**given, rules=ctx.meta[_RULES])
@@ -131,25 +131,29 @@ def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_j
 @click.argument("url")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--strategy", type=click.Choice(STRATEGIES), default=SEQUENCE, show_default=True, help="The order.")
-@click.option("--seed", type=int, default=0, help="Of the random order.")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Nodes that share the work.")
-@click.option("--partition", type=click.IntRange(min=0), default=0, help="Which of them this is, from 0.")
+@click.option("--seed", type=int, default=0, help="Seed of the random order.")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Number of nodes that share the work.")
+@click.option("--partition", type=click.IntRange(min=0), default=0, help="Number of this node among them, from 0.")
 @click.option(
-    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Paths, one a line, in their order."
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with paths, one per line, in the order wanted.",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Most objects at a time. Default: as many as URL answers well."
+    "--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: as many as URL answers well."
 )
-@click.option("--refresh", is_flag=True, help="List the origin now, whatever age PREFEED_LISTING_AGE allows.")
+@click.option(
+    "--refresh", is_flag=True, help="List the origin now, even if PREFEED_LISTING_AGE allows an older listing."
+)
 @home_option
 @json_option
 @click.pass_context
 def warmup(
     ctx: click.Context, /, url: str, paths: tuple[str, ...], home: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Fill memory and disk tier of the node, in the order given.
+    """Fill the memory and disk tiers of the node, in the order given.
 
-    PATH is an object or a directory below URL; without any, all of it. Ends with 1 when an object could not be fetched.
+    PATH is an object or a directory below URL; without a PATH, everything below URL. Exits with 1 when an object could not be fetched.
     """
     config = config_of(home=home)
     options = WarmupOptions(paths=paths, **given)
@@ -167,7 +171,7 @@ def warmup(
 @command.command()
 @click.argument("url")
 @click.argument("paths", nargs=-1, metavar="PATH...")
-@click.option("--all", "everything", is_flag=True, help="All below URL, in place of PATH.")
+@click.option("--all", "everything", is_flag=True, help="Remove everything below URL, instead of PATH.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry", is_flag=True, help="Show what would be removed.")
 @click.option(
@@ -181,10 +185,10 @@ def rmr(  # noqa: PLR0913 - one parameter an option
     ctx: click.Context, url: str, paths: tuple[str, ...], *, everything: bool, yes: bool, dry: bool,
     one_file_system: bool, home: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Remove data AT ITS ORIGIN: what lies at each PATH below URL, with all below it.
+    """Remove data AT ITS ORIGIN: each PATH below URL, with everything in it.
 
-    Links are removed, not followed; what is mounted below stays. What the cache holds of it is freed, too. Ends with 1
-    when something is still there.
+    Links are removed, not followed; mounts below a PATH stay. The cache frees what it holds of the data. Exits with 1
+    when something is left.
     """
     config = config_of(home=home)
     with held_sets((url,), config):
@@ -214,11 +218,11 @@ def rmr(  # noqa: PLR0913 - one parameter an option
 @command.command()
 @click.argument("url", required=False)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--all", "everything", is_flag=True, help="All that this home holds, in place of URL.")
+@click.option("--all", "everything", is_flag=True, help="Free everything that this home holds, instead of URL.")
 @home_option
 @json_option
 def clear(url: str | None, paths: tuple[str, ...], *, everything: bool, home: str | None, as_json: bool) -> None:
-    """Free what memory and disk tier hold of URL, or of each PATH below it.
+    """Free what the memory and disk tiers hold of URL, or of each PATH below it.
 
     The data at the origin is never touched.
     """

@@ -36,15 +36,15 @@ EXIT_TERMINATED: Final = 143
     "-f", "--filename", "file", required=True, metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="YAML documents of kind SampleJob; - is stdin.",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Let each job run in a process of its own, and do not wait.")
+@click.option("--detach", is_flag=True, help="Run each job in a process of its own, and do not wait for it.")
 @click.option("--yes", is_flag=True, help="Do not ask before data is removed at its origin.")
 @home_option
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str | None, as_json: bool) -> None:
-    """Do the jobs of a YAML file, one after the other, and record them.
+    """Run the jobs of a YAML file one after the other, and record them.
 
-    A job that has succeeded is not done again. One that failed, or was killed, is. Ends with 1 when one failed.
+    A job that has succeeded is not run again; one that failed or was killed is. Exits with 1 when a job failed.
     """
     config = config_of(home=home)
     specs = _read(file)
@@ -84,7 +84,7 @@ def list_jobs(home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def describe(name: str, home: str | None, as_json: bool) -> None:
-    """Show all that is known of a job."""
+    """Show everything that is known about a job."""
     _, record = find_job(name, config_of(home=home))
     if as_json:
         render.print_json(job_view.record_object(record))
@@ -97,7 +97,7 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def terminate_jobs(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """End jobs that are queued or running; what they did stays whole."""
+    """End queued or running jobs; every object that they copied is complete."""
     config = config_of(home=home)
     said = {name: terminate(*find_job(name, config)) for name in names}
     if as_json:

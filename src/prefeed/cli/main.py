@@ -18,13 +18,13 @@ COMMANDS: Final = {
     "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
-    "run": ("prefeed.cli.run", "Run a training program with every DataLoader served."),
+    "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
     "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and say how they are."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
     "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
-    "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits, live."),
+    "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
     "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
     "unstage": ("prefeed.cli.unstage", "Remove what `prefeed stage` copied."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
@@ -56,10 +56,10 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(installed_version("prefeed"), prog_name="prefeed", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Say what is done; twice: everything, with tracebacks.")
+@click.option("-v", "--verbose", count=True, help="Log what is done; -vv adds details and tracebacks.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
-    """One cache a node, filled in the sampler's own order.
+    """A read-ahead cache that all training processes of a machine share: it asks your sampler which files come next, and loads them before the workers need them.
 
     Settings come from options, PREFEED_* in the environment, prefeed.toml and your config.toml, in that order.
     """

@@ -26,21 +26,23 @@ EXIT_INTERRUPTED: Final = 130
 @click.argument("source", metavar="SRC")
 @click.argument("out", metavar="OUT", required=False)
 @click.option("--format", "layout", type=click.Choice(LAYOUTS), help="What the data files are.")
-@click.option("--shard-size", metavar="SIZE", help="Most bytes of a data file, about; default: 1GiB. Not for lmdb.")
-@click.option("--shuffle", "seed", type=int, metavar="SEED", help="Pack the samples in an order drawn from this seed.")
+@click.option(
+    "--shard-size", metavar="SIZE", help="Approximate maximum size of a data file; default: 1GiB. Not for lmdb."
+)
+@click.option("--shuffle", "seed", type=int, metavar="SEED", help="Shuffle the samples with this seed.")
 @click.option("--verify", "is_verified", is_flag=True, help="Read everything back and compare checksums.")
-@click.option("--index", "index_only", is_flag=True, help="SRC is packed by another program: only make its index.")
+@click.option("--index", "index_only", is_flag=True, help="SRC was packed by another program: only write an index.")
 @home_option
 @json_option
 def command(  # noqa: PLR0913 - one parameter an option
     *, source: str, out: str | None, layout: str | None, shard_size: str | None, seed: int | None, is_verified: bool,
     index_only: bool, home: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Pack many small files into few large ones, and print the URL by which they are read.
+    """Pack many small files into few large ones, and print the URL to read them from.
 
     SRC is a directory or s3://, gs://, az://, http(s)://. OUT is a new directory, or s3://, gs://, az://. The same
-    command goes on after an interruption. With --index, SRC holds *.tar, *.tfrecord* or an LMDB environment, and the
-    index is written beside them or into the directory OUT. Ends with 1 when --verify finds damage.
+    command resumes after an interruption. With --index, SRC holds *.tar, *.tfrecord* or an LMDB environment, and the
+    index is written beside them or into the directory OUT. Exits with 1 when --verify finds damage.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)

@@ -33,19 +33,19 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
     name="run",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--memory", metavar="SIZE", help="Most bytes of the memory tier, such as 8GiB (PREFEED_MEMORY).")
+@click.option("--memory", metavar="SIZE", help="Size limit of the memory tier, such as 8GiB (PREFEED_MEMORY).")
 @click.option(
     "--root", "roots", multiple=True, metavar="DIR",
     help="Directory whose files are cached; may be repeated (PREFEED_ROOTS). Default: network file systems.",
 )  # fmt: skip
 @home_option
-@click.option("--read-once", is_flag=True, help="Keep nothing for the next epoch (PREFEED_RESIDENT=0).")
+@click.option("--read-once", is_flag=True, help="Do not keep data for the next epoch (PREFEED_RESIDENT=0).")
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
     help="Write what the last line says to FILE, as one JSON object.",
 )  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Say nothing but warnings and errors: no last line, none before it.")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors: no reports and no last line.")
 @click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
 @click.option("-c", "kind", flag_value="-c", help="PROGRAM is Python code, as with python -c.")
 @click.argument("program")
@@ -54,11 +54,11 @@ def command(
     *, roots: tuple[str, ...], read_once: bool, json_file: Path | None, quiet: bool, kind: str | None, program: str,
     arguments: tuple[str, ...], **settings: str | None,
 ) -> None:  # fmt: skip
-    """Run a training program with every DataLoader served.
+    """Run a training program unchanged, with every DataLoader read through the cache.
 
     PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
-    Python, such as torchrun. All that follows it is the program's own. Programs that it starts in turn are served as well.
-    When it ends, a last line says what was served, from where, and how long was waited.
+    Python, such as torchrun. Everything after it belongs to the program. Programs that it starts in turn are served as well.
+    At its end, a summary says what was served, from where, and how long the program waited.
     """
     given: dict[str, Any] = dict(settings)
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):

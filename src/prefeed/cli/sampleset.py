@@ -34,7 +34,7 @@ STDIN: Final = "-"
 
 @click.group(name="sampleset")
 def command() -> None:
-    """Give data sets names, a cache each, and say how they are.
+    """Give data sets a name and a cache of their own, and show their state.
 
     A sample set is a YAML document of kind SampleSet, as the Paddle operator has them: where the data is, and the levels
     of its cache. Programs name it as sampleset://NAME/PATH, and all of them use its node server.
@@ -43,15 +43,15 @@ def command() -> None:
 
 @command.command()
 @click.option("-f", "--filename", "file", required=True, metavar="FILE", help="YAML documents; - is stdin.")
-@click.option("--wait", is_flag=True, help="Return when the sets are ready, or could not be made so.")
+@click.option("--wait", is_flag=True, help="Wait until the sets are ready or have failed.")
 @home_option
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: bool) -> None:
-    """Record what FILE asks for, and bring it about.
+    """Record what FILE asks for, and set it up.
 
     FILE holds documents of kind SampleSet, and of kind Secret for those who need one. Without --wait a process in the
-    background lists and copies; `prefeed sampleset get` says how far it is. Ends with 1 when, with --wait, a set has not
+    background lists and copies; `prefeed sampleset get` says how far it is. Exits with 1 when, with --wait, a set has not
     become ready. Applied again, a set goes on from where it is.
     """
     config = config_of(home=home)
@@ -100,7 +100,7 @@ def get(name: str | None, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def describe(name: str, home: str | None, as_json: bool) -> None:
-    """Show all that is known of a sample set, and what each field of its document was mapped to."""
+    """Show everything that is known about a sample set, and what each field of its document was mapped to."""
     config = config_of(home=home)
     found = find(name, config)
     status, explained = observe(found, config), _explained(found, config)
@@ -113,7 +113,7 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
 
 @command.command(name="delete")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Although jobs of it run or programs read it.")
+@click.option("--force", is_flag=True, help="Delete it even while jobs or programs use it.")
 @home_option
 @json_option
 def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:

@@ -20,14 +20,14 @@ _ANSWER_SECONDS: Final = 5.0
 def command() -> None:
     """Start, stop and inspect the node server.
 
-    One server a user a node fills the cache for every training process there. The first loader starts it by itself;
-    these commands are for those who want it earlier, elsewhere or gone.
+    One server per user and node fills the cache for every training process there. The first loader starts it by itself;
+    these commands start it earlier or elsewhere, and stop it.
     """
 
 
 @command.command()
 @click.option("--foreground", is_flag=True, help="Stay attached, log to stderr, stop with Ctrl-C.")
-@click.option("--memory", metavar="SIZE", help="Most bytes of the memory tier, such as 8GiB (PREFEED_MEMORY).")
+@click.option("--memory", metavar="SIZE", help="Size limit of the memory tier, such as 8GiB (PREFEED_MEMORY).")
 @home_option
 @json_option
 @click.pass_context
@@ -78,7 +78,7 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Show whether the node server runs, since when, and for whom."""
+    """Show whether the node server runs, since when, and which processes use it."""
     missing_server_exits(ctx)
     backend, config = backend_of(ctx), node_config_of(home)
     try:

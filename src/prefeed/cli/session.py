@@ -55,7 +55,7 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
 def drop(ctx: click.Context, sessions: tuple[int, ...], home: str | None, as_json: bool) -> None:
     """Remove sessions with all that their caches hold, in memory and on disk.
 
-    Training that uses them goes on, and computes its samples anew. When one of the sessions does not exist, none is removed.
+    Training that uses them continues, and recomputes its samples. When one of the sessions does not exist, none is removed.
     """
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:

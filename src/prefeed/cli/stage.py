@@ -28,13 +28,13 @@ EXIT_INTERRUPTED: Final = 130
 @click.command(name="stage")
 @click.argument("source", metavar="SRC", required=False)
 @click.option("--to", default=MEMORY, metavar="memory|DIR", help="Where the copy goes; memory = PREFEED_MEMORY_DIR.")
-@click.option("--size", metavar="SIZE", help="The most that the copy may take, such as 30G.")
+@click.option("--size", metavar="SIZE", help="Size limit of the copy, such as 30G.")
 @click.option(
     "--order", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Paths, one a line: these get a copy first when not all fit. Default: small files first.",
+    help="File with paths, one per line, to copy first when not everything fits. Default: small files first.",
 )  # fmt: skip
-@click.option("--partial", is_flag=True, help="Of a store, a part will do when not all fits.")
-@click.option("--list", "list_only", is_flag=True, help="Show what is staged.")
+@click.option("--partial", is_flag=True, help="Copy a part of an object store when not everything fits.")
+@click.option("--list", "list_only", is_flag=True, help="List the copies.")
 @home_option
 @json_option
 def command(
@@ -43,9 +43,9 @@ def command(
 ) -> None:  # fmt: skip
     """Copy a data set into memory or onto a fast disk, and print the path to train from.
 
-    SRC is a directory or s3://, gs://, az://, http(s)://. The same command goes on after an interruption, and renews what
+    SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and renews what
     has changed at the origin. When a directory does not fit, the files that do are copied and the others are symbolic
-    links to it, so that every path can be read. Ends with 1 when a file could not be copied.
+    links to it, so that every path can be read. Exits with 1 when a file could not be copied.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)

@@ -27,15 +27,15 @@ _PLAIN_WIDTH = 100
 
 
 @click.command(name="top")
-@click.option("--once", is_flag=True, help="Print one frame as text and end; so it is without a terminal.")
+@click.option("--once", is_flag=True, help="Print one frame as text and exit; the default without a terminal.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between updates."
 )
 @node_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, once: bool, interval: float, home: str | None, as_json: bool) -> None:
-    """Watch tiers, plans, rates and waits, live.
+    """Watch tiers, plans, rates and waits live.
 
     The server is only looked at, and never started: without one, this waits until there is one. Rates are those
     between two looks, also with --once and --json.

@@ -36,7 +36,7 @@ _NOT_THE_USERS: Final = (
 
 @click.command(name="tune", context_settings={"allow_interspersed_args": False})
 @click.option("--budget", type=click.FloatRange(min=1), default=DEFAULT_BUDGET_SECONDS, show_default=True,
-              metavar="SECONDS", help="Time for all trials together.")  # fmt: skip
+              metavar="SECONDS", help="Total time for all trials.")  # fmt: skip
 @click.option(
     "--device", metavar="NAME", help="Where batches are copied to. Default: this machine's accelerator, if any."
 )

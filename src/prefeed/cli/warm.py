@@ -18,7 +18,9 @@ from prefeed.types import WarmResult
 
 @click.command(name="warm")
 @click.argument("url")
-@click.option("--refresh", is_flag=True, help="List the origin now, whatever age PREFEED_LISTING_AGE allows.")
+@click.option(
+    "--refresh", is_flag=True, help="List the origin now, even if PREFEED_LISTING_AGE allows an older listing."
+)
 @home_option
 @json_option
 @click.pass_context
@@ -26,7 +28,7 @@ def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_js
     """Fill the cache from a URL before training starts.
 
     URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME. Fills memory, then the disk tier, until everything is
-    in one of them or both are full. Ends with 1 when an object could not be fetched.
+    in one of them or both are full. Exits with 1 when an object could not be fetched.
     """
     where, config = located(url, config_of(home=home))
     with backend_of(ctx).connect(config) as client:
