@@ -48,7 +48,7 @@ class HttpObjects:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> bytes:
-        import obstore  # the fastest of the clients (design.md D4); opened after the fork, like its store
+        import obstore  # the fastest of the clients that were measured; opened after the fork, like its store
 
         if self._store is None or self._process != os.getpid():
             self._store = obstore.store.HTTPStore(self.url, client_options={"allow_http": True})

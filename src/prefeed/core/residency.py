@@ -1,6 +1,6 @@
 """The byte budget of a tier: who may stay, who is lent room, who is refused.
 
-Never evict (design.md D2): with one job and a fresh shuffle an epoch every object is used once before and once
+Never evict (docs/adr/0002-policy.md): with one job and a fresh shuffle an epoch every object is used once before and once
 after the epoch boundary, so no choice of what to keep beats any other, and the cheapest is to keep what came
 first. What does not fit streams through a small lent part and is freed once consumed.
 

@@ -1,7 +1,7 @@
 """Rings of recycled shared buffers: a worker writes a tensor into a slot, the main process hands out the same memory.
 
 torch gives every batch fresh shared memory, whose pages the kernel has to find and clear; that costs several times what
-the copy does. Here the pages are kept, and used again when the last storage over them is gone (design.md D9). ``slots``
+the copy does. Here the pages are kept, and used again when the last storage over them is gone (docs/adr/0008-batch-ring.md). ``slots``
 has the layout, and what the worker does.
 """
 
