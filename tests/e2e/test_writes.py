@@ -336,3 +336,23 @@ def test_nothing_stays_in_place(roots: Path) -> None:
     del loader
     assert [os.open, os.replace, io.FileIO, open] == before
     assert all(getattr(function, "__module__", "") != "prefeed" for function in os.supports_dir_fd)
+
+
+def test_roots_that_hold_prefeeds_own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``PREFEED_ROOTS=/``: the record of what is written is itself written below the roots."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    path = str(tmp_path / "0.npy")
+    put(path, 1)
+
+    class Rewriting(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                put(path, 2)
+            return value_of(path)
+
+    assert [int(value) for value in prefeed.DataLoader(Rewriting(), batch_size=None)] == [1, 1, 2, 2]

@@ -16,6 +16,7 @@ from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.posix import identity_of
 from prefeed.sources.written import WrittenFiles, open_for_writing
+from prefeed.system.paths import is_in
 from prefeed.wire.endpoint import ensure_private_dir
 
 _PROBES = 16
@@ -41,6 +42,7 @@ class Writes:
         """Tell in ``written``, which files of the dataset, or beside them, have changed."""
         self._dataset = dataset
         self._written = written
+        self._runtime_dir = os.fspath(dataset.runtime_dir or dataset.config.runtime_dir)
 
     def begin(self) -> None:
         """Tell from now on; what is open for writing already counts as changing. Idempotent."""
@@ -60,6 +62,8 @@ class Writes:
         """Let the file count as written, if it is one that may be cached."""
         try:
             named = absolute_path(path) or os.path.realpath(path)
+            if is_in(named, self._runtime_dir):
+                return None  # prefeed's own, which this very call may be about to open
             if not self._files.concerns(named, below=below):
                 if not os.path.islink(named):
                     return None
@@ -79,7 +83,7 @@ class Writes:
             self._written.add(named, real, identity, below=below)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_dataset": self._dataset, "_written": self._written}
+        return {"_dataset": self._dataset, "_written": self._written, "_runtime_dir": self._runtime_dir}
 
     @cached_property
     def _files(self) -> _Files:
