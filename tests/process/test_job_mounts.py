@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from unit.jobs.ordered_walk import make, tree
 
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.cli.main import cli
@@ -22,6 +21,7 @@ from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
+from unit.jobs.trees import make, tree
 
 pytestmark = needs_root
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from unit.jobs.ordered_walk import make, tree
 
 from mounting import bind, needs_root, unmount, with_own_mounts
 from prefeed.config import resolve
@@ -17,6 +16,7 @@ from prefeed.copying.unstaging import unstage
 from prefeed.errors import CopyError
 from prefeed.system.removing import remove_tree
 from sandbox import Sandbox
+from unit.jobs.trees import make, tree
 
 pytestmark = needs_root
 

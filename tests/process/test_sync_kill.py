@@ -9,7 +9,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.jobs import directory_place
@@ -19,6 +18,7 @@ from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.sync import sync
 from prefeed.system.machine import process_mark
 from process.children import child_running
+from unit.jobs.trees import make, tree
 
 FILES = {f"c{number % 4}/{number}": bytes([number]) * (number * 700) for number in range(60)}
 STALE = {"c0/4": b"old", "c1/1": b"older", "gone/1": b"g", "gone": b""}

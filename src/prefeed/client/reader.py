@@ -314,8 +314,6 @@ class ObjectReader:
     ) -> tuple[Buffer | StoredValue | None, int | None]:
         """Return the bytes, None if only the origin can give them, and the object's id, None if nobody told it."""
         self.last_key = b""
-        if self._unreported_bytes > self._most_unreported_bytes:
-            self._report()  # what it holds for this reader may be in the way of what is asked for
         try:
             answer = connection.request(question, m.Answered)
             object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id

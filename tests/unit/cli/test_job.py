@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from unit.jobs.ordered_walk import make, names, tree
 
 from leaks import wait_until
 from prefeed.config import resolve
@@ -21,6 +20,7 @@ from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records, all_jobs
 from prefeed.system.machine import Process
 from servers import http_server, silent, write_index
+from unit.jobs.trees import make, names, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

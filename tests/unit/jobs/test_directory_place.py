@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import JobError, JobSpecError
@@ -19,6 +18,7 @@ from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.sync import sync
+from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from unit.jobs.ordered_walk import make
 
 from prefeed.errors import TransientSourceError
 from prefeed.jobs import ordered_walk
 from prefeed.jobs.ordered_walk import Problem, Tree, TreeEvents
+from unit.jobs.trees import make
 
 
 @pytest.mark.usefixtures("sandbox")

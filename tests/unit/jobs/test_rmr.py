@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError, ObjectNotFoundError
 from prefeed.jobs import rmr as rmr_module
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from profiles import examples
+from unit.jobs.trees import make, tree
 
 FILES = {"train/a/1": b"1", "train/a/2": b"22", "train/b/3": b"333", "val/4": b"4444"}
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import boto3
 import pytest
 from moto.s3.responses import S3Response
-from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import TruncatedBodyError
@@ -21,6 +20,7 @@ from prefeed.jobs.rmr import remove
 from prefeed.jobs.store_place import StorePlace, StoreSink
 from prefeed.jobs.sync import sync
 from servers import S3_ENVIRONMENT, moto_server, put_into_moto
+from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import boto3
 import pytest
-from unit.jobs.ordered_walk import make, tree
 
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
@@ -18,6 +17,7 @@ from prefeed.jobs.patterns import Rule
 from prefeed.jobs.rooted_dir import Beneath
 from prefeed.jobs.sync import sync
 from servers import S3_ENVIRONMENT, http_server, moto_server, status, write_index
+from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-from unit.jobs.ordered_walk import make
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.jobs.warming import WarmEvents, WarmupOptions, order_of, warm_up
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
+from unit.jobs.trees import make
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
