@@ -127,7 +127,7 @@ def test_a_server_that_says_nothing_costs_all_threads_together_one_time_out() ->
         assert results == [None] * 32
         assert only(ring).failures == 1
         assert only(ring).is_out
-        assert ring.server_of(b"k") is None
+        assert soon(lambda: ring.server_of(b"k") is None)  # another thread, which asked first, may be telling the ring
         server.resume()
         assert soon(lambda: not only(ring).is_out)
         assert bytes(only(ring).read(b"k") or b"") == VALUE
