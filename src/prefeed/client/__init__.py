@@ -1,8 +1,8 @@
-"""The client's half: reads from the tier, asks the server on a miss, reads the origin when nobody answers.
+"""The client's half: reads from the tier, asks the server on a miss, reads the origin when no server answers.
 
 ``reader``      the hit path, and what happens off it: start reading here
 ``files``       files that samples open by path
-``lending``     large files, of which parts are read
+``lending``     large files that are read in parts
 ``part_costs``  what such parts cost, beside the origin
 ``beside``      files that are read beside the loop
 ``writes``      files that this process changes

@@ -164,14 +164,6 @@ def _heard_other(arguments: tuple[Any, ...]) -> None:
 def _opened(directory: str, name: str, mode: Any, flags: int) -> None:
     if flags & _NOT_READ or name.endswith(_CODE) or not is_counting():
         return
-    frame = sys._getframe(2)
-    kind = _kinds.get(frame.f_code.co_filename)
-    while kind == _BETWEEN and frame.f_back is not None and frame.f_code.co_qualname not in _STANDS_FOR:
-        frame = frame.f_back
-        kind = _kinds.get(frame.f_code.co_filename)
-    if kind == _OWN and (_watch.covers is None or _covers(directory)):  # as most are
-        _count("os.open" if mode is None else "open")
-        return
     call = _call_of(sys._getframe(2), "os.open" if mode is None else "open")
     if call and _covers(directory):
         _count(call)
