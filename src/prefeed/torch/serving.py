@@ -66,10 +66,10 @@ class Served:
         written = written_files(access.dataset)
         self.writes = None if written is None else Writes(access.dataset, written)
         self._epoch = 0
-        self._shared: Shared | None = None
+        self._shared: SharedState | None = None
         if isinstance(access.dataset.manifest, Catalogue):
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
-            self._shared = Shared()
+            self._shared = SharedState()
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -147,7 +147,7 @@ class Served:
         if self._shared is not None:
             self._shared.epoch_begins()
 
-    def _look_at_epoch(self, shared: Shared, files: SampleFiles) -> None:
+    def _look_at_epoch(self, shared: SharedState, files: SampleFiles) -> None:
         epoch = shared.epoch
         if epoch != self._epoch:
             self._epoch = epoch
@@ -163,7 +163,7 @@ class Served:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
-class Shared:
+class SharedState:
     """What the processes of a loader tell each other: which epoch it is, what parts of files cost, and whether that is too much.
 
     **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.

@@ -26,7 +26,7 @@ from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Lent, Served, Shared, WorkerStart, _end_orphan
+from prefeed.torch.serving import Lent, Served, SharedState, WorkerStart, _end_orphan
 from sandbox import Sandbox
 
 CACHED = b"from the cache"
@@ -111,7 +111,7 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
         _access=access,
         _files=SampleFiles(cache, access, roots) if files else None,
         _epoch=0,
-        _shared=Shared() if files else None,
+        _shared=SharedState() if files else None,
     )
     return made
 
@@ -237,7 +237,7 @@ def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: S
     made = served(Files(paths, read), paths, cache)
     assert made.why_slower() == ""
     slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    process = torch.multiprocessing.get_context(method).Process(target=Shared.add, args=(made._shared, slower))
+    process = torch.multiprocessing.get_context(method).Process(target=SharedState.add, args=(made._shared, slower))
     process.start()
     process.join()
     assert made.__getitems__([2, 0]) == [CACHED, CACHED]
