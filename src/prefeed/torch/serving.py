@@ -75,17 +75,13 @@ class Served:
         return len(self.inner)
 
     def __getitem__(self, index: Any) -> Any:
-        if self._shared is not None and self._files is not None:
-            self._look_at_epoch(self._shared, self._files)
         with self._reading(), self._making(index):
             return self.inner[index]
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
-        if self._shared is not None and self._files is not None:
-            if self._shared.is_over:
-                return _as_torch(self.inner, indices)
-            self._look_at_epoch(self._shared, self._files)
+        if self._shared is not None and self._shared.is_over:
+            return _as_torch(self.inner, indices)
         self._access.refresh()
         try:
             with self._reading():
@@ -147,14 +143,13 @@ class Served:
         if self._shared is not None:
             self._shared.epoch_begins()
 
-    def _look_at_epoch(self, shared: SharedState, files: SampleFiles) -> None:
-        epoch = shared.epoch
-        if epoch != self._epoch:
-            self._epoch = epoch
-            files.epoch_begins()
-
     def _reading(self) -> AbstractContextManager[None]:
-        return serving(self.reader) if self._files is None else reads_from(self._files)
+        if self._files is None:
+            return serving(self.reader)
+        if self._shared is not None and self._epoch != self._shared.epoch:
+            self._epoch = self._shared.epoch
+            self._files.epoch_begins()
+        return reads_from(self._files)
 
     def _parts(self) -> AbstractContextManager[None]:
         return self._files.parts() if self._files is not None and _is_stacked(self.inner) else nullcontext()
@@ -233,8 +228,6 @@ class ServedItems(Served):
         batches = iter(source.create_batches(self._noting(source.sample())))
         while True:
             self._access.refresh()
-            if self._shared is not None and self._files is not None:
-                self._look_at_epoch(self._shared, self._files)
             with self._reading(), ExitStack() as self._made:
                 batch = next(batches, _END)
             self.reader.report()
