@@ -62,10 +62,11 @@ def test_files_of_cached_samples_are_opened_once(slow: SlowDirectory, make: Any,
     del loader  # workers that are kept tell of their audits when they end
     assert cached.get_stat().misses == NUM_IMAGES  # and this process does now
     statistics = prefeed.statistics()
-    audits = statistics.sessions.audits  # these read what nobody else would read again
-    assert slow.opens() - before <= NUM_IMAGES + audits
+    audits = statistics.sessions.audits  # these read files again, and so does one that the end of its worker cuts off
+    most = NUM_IMAGES + audits + workers["num_workers"]
+    assert slow.opens() - before <= most
     assert audits <= ON_CREDIT + 3
-    assert statistics.origin_requests <= NUM_IMAGES + audits
+    assert statistics.origin_requests <= most
     assert statistics.resident_objects == 0  # what is made of them is kept, they are not
     assert statistics.direct_reads == 0
 
