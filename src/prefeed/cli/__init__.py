@@ -44,6 +44,4 @@ text or JSON without knowing where it came from. Exit codes: 0 done, 1 failed, 2
 ``top_model``        numbers (pure)
 ``top_view``         one frame (pure)
 ``top_app``          the screen
-``bench``            ``prefeed bench``
-``demo``             ``prefeed demo``
 """

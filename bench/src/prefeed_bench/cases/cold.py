@@ -1,0 +1,11 @@
+"""An epoch of ResNet preprocessing from an empty cache: 20 ms latency, batch 64, 2 workers."""
+
+from __future__ import annotations
+
+from prefeed_bench.cases._cold import run_cold
+from prefeed_bench.harness import BenchResult, Options
+
+
+def run(options: Options) -> BenchResult:
+    """Measure images a second of the first epoch: local files, slow server, slow server with prefeed."""
+    return run_cold("cold", options, sample="imagenet", latency_seconds=0.02)
