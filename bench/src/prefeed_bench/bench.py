@@ -9,9 +9,9 @@ import click
 from prefeed.cli import render
 from prefeed.cli.options import json_option
 from prefeed_bench.cases import CASES, run_case
+from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.harness import BenchResult, Options
-from prefeed_bench.requirements import MissingRequirementError
-from prefeed_bench.signals import terminated_like_interrupted
+from prefeed_bench.processes import terminated_like_interrupted
 
 _QUICK_PHOTOS = 200
 _WIDTH = max(len(name) for name in CASES)

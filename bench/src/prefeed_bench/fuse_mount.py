@@ -1,4 +1,4 @@
-"""A bucket as a directory: rclone's FUSE mount, set up as its documentation advises for data that is only read."""
+"""FUSE mounts: rclone's of a bucket, as its documentation advises for data that is only read, and a directory that is slow."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from prefeed.testing.slow_directory import fuse_missing
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
+from prefeed.testing.slow_directory import FuseUnavailableError, SlowDirectory, fuse_missing, slow_directory
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 from prefeed_bench.s3_origin import Bucket
 
 CacheMode = Literal["off", "full"]
@@ -35,6 +35,22 @@ _OPTIONS: Final = (
     "--vfs-cache-poll-interval=24h",
     "--vfs-cache-max-age=24h",
 )
+
+_OPEN_SECONDS: Final = 0.02
+
+
+@contextlib.contextmanager
+def slow_mount(root: Path) -> Iterator[SlowDirectory]:
+    """Mount a directory, for the time of the block, where every open takes 20 ms; the kernel's cache has nothing of it.
+
+    Raises:
+        MissingRequirementError: FUSE is missing.
+    """
+    try:
+        with slow_directory(root, open_seconds=_OPEN_SECONDS) as slow:
+            yield slow
+    except FuseUnavailableError as err:
+        raise MissingRequirementError(str(err)) from err
 
 
 @contextlib.contextmanager

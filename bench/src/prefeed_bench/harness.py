@@ -6,11 +6,13 @@ import importlib.metadata
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from prefeed_bench.photos import PhotoFolder, PhotoRecipe, make_photos
 
@@ -84,10 +86,16 @@ class BenchResult:
 
 
 class Samples:
-    """Figures of several runs: collects values by field, gives medians and spreads."""
+    """Figures of several runs: collects values by field, gives medians and spreads.
 
-    def __init__(self) -> None:
+    Args:
+        runs: Figures of each run, where they are there already.
+    """
+
+    def __init__(self, runs: Iterable[Mapping[str, float]] = ()) -> None:
         self._values: dict[str, list[float]] = {}
+        for figures in runs:
+            self.add(**figures)
 
     def add(self, **figures: float) -> None:
         """Add the figures of one run."""
@@ -105,6 +113,21 @@ class Samples:
     def spread(self) -> dict[str, tuple[float, float]]:
         """Return lowest and highest value of every field."""
         return {name: (min(values), max(values)) for name, values in self._values.items()}
+
+    def result(
+        self, name: str, runs: Mapping[str, Sequence[Any]], *notes: str, **more: float | str | None
+    ) -> BenchResult:
+        """Return the outcome of a benchmark.
+
+        Args:
+            name: The benchmark.
+            runs: What each run of each variant measured: figures, or ``msgspec`` structures of them.
+            *notes: What a reader must know to read the figures.
+            **more: Figures that no run has; they follow the medians.
+        """
+        fields = {**self.medians(), **more}
+        detail = {variant: msgspec.to_builtins(list(done)) for variant, done in runs.items()}
+        return BenchResult(name=name, fields=fields, spread=self.spread(), runs=detail, notes=notes)
 
 
 def alternate(variants: Mapping[str, Callable[[], T]], *, runs: int, say: Say = _silent) -> dict[str, list[T]]:

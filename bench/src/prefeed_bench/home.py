@@ -12,12 +12,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
+from prefeed.types import Statistics
 from prefeed.wire.endpoint import remove_runtime_dirs
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.errors import BenchFailedError
+
+_ENTRY_HEADER_BYTES: Final = 8192
+"""More than an entry takes beside its values: header, note, the rest of its last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,17 @@ def temporary_home(memory_bytes: int | None = None, **settings: str) -> Iterator
         finally:
             _stop(config, pid)
             remove_runtime_dirs(config)
+
+
+def stage_home(num_entries: int, entry_bytes: int) -> contextlib.AbstractContextManager[Home]:
+    """Start a server that has room for all entries of a stage cache in memory, with its share of objects beside them."""
+    return temporary_home(256 * 1024**2 + num_entries * (entry_bytes + _ENTRY_HEADER_BYTES) * 3 // 2)
+
+
+def statistics_of(home: Home) -> Statistics:
+    """Return what the server has counted."""
+    with NodeClient.connect(home.config, autostart=False) as client:
+        return client.statistics()
 
 
 def _start(env: dict[str, str]) -> int:

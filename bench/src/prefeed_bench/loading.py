@@ -7,16 +7,17 @@ variant before it.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import xxhash
 
-from prefeed_bench.child import main_of_child, run_child
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.origin import RequestCounter
+from prefeed_bench.processes import main_of_child, run_child
 
 if TYPE_CHECKING:
     import torch.utils.data
@@ -105,6 +106,20 @@ def run_loading(job: LoadingJob, *, env: Mapping[str, str] | None = None) -> Loa
         BenchFailedError: The child failed; the end of what it wrote is in the message.
     """
     return run_child("prefeed_bench.loading", job, LoadingOutcome, name=f"the {job.loader} variant", env=env)
+
+
+def check_same_batches(outcomes: Iterable[LoadingOutcome]) -> None:
+    """Raise unless all variants saw the same batches in the same order in the epochs that they share.
+
+    Raises:
+        BenchFailedError: They did not.
+    """
+    for number, epochs in enumerate(zip_longest(*(outcome.epochs for outcome in outcomes)), start=1):
+        digests = {epoch.digest for epoch in epochs if epoch is not None}
+        if len(digests) != 1:
+            raise BenchFailedError(
+                f"the variants saw different batches in epoch {number}: digests {', '.join(sorted(digests))}"
+            )
 
 
 def measure(job: LoadingJob) -> LoadingOutcome:
@@ -260,4 +275,4 @@ def _statistics(job: LoadingJob, dataset: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main_of_child(LoadingJob, measure, sys.argv[1])
+    main_of_child(LoadingJob, measure)

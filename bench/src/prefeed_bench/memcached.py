@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 
 _START_SECONDS: Final = 15.0
 _STOP_SECONDS: Final = 5.0

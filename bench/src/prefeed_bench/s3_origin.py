@@ -1,6 +1,6 @@
 """An S3 endpoint on loopback that is read only: nginx sends the objects, which are files; listings come from a thread here.
 
-Made because a mount and prefeed are to read the same endpoint, and moto's gives 240 objects of 90 KB a second (2026-11, 2
+Made because a mount and prefeed are to read the same endpoint, and moto gives 240 objects of 90 KB a second (2026-11, 2
 cores), half of what an epoch needs. Signatures are made by the clients, and not looked at.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from xml.sax.saxutils import escape
 
 from prefeed_bench.origin import Origin, nginx_origin
+from prefeed_bench.photos import PhotoFolder
 
 _PAGE_KEYS: Final = 1000
 """Names in one answer, as in Amazon's."""
@@ -188,3 +190,24 @@ def _lister(entries: Sequence[Entry], latency_seconds: float) -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+_NAME: Final = "photos"
+
+
+@contextlib.contextmanager
+def photo_bucket(photos: PhotoFolder, latency_seconds: float = 0.0) -> Iterator[Bucket]:
+    """Serve the pictures for the time of the block; servers started meanwhile find them by the environment.
+
+    Args:
+        photos: What is in the bucket.
+        latency_seconds: Added to each answer, listings included.
+
+    Raises:
+        MissingRequirementError: nginx or its echo module is not installed.
+        BenchFailedError: nginx does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="prefeed-bucket-") as scratch:
+        (Path(scratch) / _NAME).symlink_to(photos.root.resolve())
+        with s3_bucket(Path(scratch), _NAME, latency_seconds) as bucket, environment(bucket.env):
+            yield bucket

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from prefeed.cli.main import cli
 from prefeed_bench import bench
+from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.harness import BenchResult, Options
-from prefeed_bench.requirements import MissingRequirementError
 
 
 @pytest.fixture

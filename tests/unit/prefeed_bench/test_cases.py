@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefeed_bench.cases import CASES, module_of, run_case
-from prefeed_bench.cases._cold import check_same_batches
+from prefeed_bench.cases import CASES, case_of, run_case
 from prefeed_bench.cases.partial import lru_requests_per_epoch
 from prefeed_bench.cases.scale import write_synthetic_manifest
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import Options
-from prefeed_bench.loading import LoadingJob, LoadingOutcome, run_loading
+from prefeed_bench.loading import EpochOutcome, LoadingJob, LoadingOutcome, check_same_batches, run_loading
 from prefeed_bench.photos import PhotoRecipe, make_photos
-from prefeed_bench.requirements import BenchFailedError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -30,7 +29,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_benchmark_can_be_run(name: str) -> None:
-    assert callable(module_of(name).run)
+    assert callable(case_of(name))
 
 
 def test_unknown_benchmark_is_refused() -> None:
@@ -65,13 +64,23 @@ def test_variant_that_fails_says_what_it_said(tmp_path: Path) -> None:
         run_loading(LoadingJob(loader="torch", data=str(tmp_path / "nothing")))
 
 
-def test_different_batches_are_an_error() -> None:
-    one = LoadingOutcome(open_seconds=0, epochs=[], digest="aa", statistics={})
-    other = LoadingOutcome(open_seconds=0, epochs=[], digest="bb", statistics={})
+def loading(*digests: str) -> LoadingOutcome:
+    epochs = [
+        EpochOutcome(samples=1, seconds=1, first_batch_seconds=1, origin_requests=-1, digest=digest)
+        for digest in digests
+    ]
+    return LoadingOutcome(open_seconds=0, epochs=epochs, digest=digests[-1], statistics={})
 
-    check_same_batches([one, one])
-    with pytest.raises(BenchFailedError, match="different batches: digests aa, bb"):
-        check_same_batches([one, other])
+
+def test_different_batches_are_an_error() -> None:
+    check_same_batches([loading("a"), loading("a", "b"), loading("a", "b", "c")])
+    with pytest.raises(BenchFailedError, match="different batches in epoch 2: digests b, c"):
+        check_same_batches([loading("a"), loading("a", "b"), loading("a", "c")])
+
+
+def test_different_first_batches_are_an_error() -> None:
+    with pytest.raises(BenchFailedError, match="different batches in epoch 1: digests a, b"):
+        check_same_batches([loading("a"), loading("b")])
 
 
 def test_lru_needs_what_the_formula_says() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from prefeed_bench.cases import run_case
+from prefeed_bench.cases.decode import differences, levels, normalized, one_thread, random_levels
 from prefeed_bench.harness import Options
 from prefeed_bench.photos import PhotoRecipe, make_photos
-from prefeed_bench.preparing import differences, levels, normalized, one_thread, random_levels
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

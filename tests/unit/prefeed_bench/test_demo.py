@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from prefeed_bench.demo.report import make_summary, make_table, write_chart
-from prefeed_bench.demo.runner import DemoOptions, DemoResult, compared
-from prefeed_bench.demo.training import EpochReport
+from prefeed_bench.demo import DemoOptions, DemoResult, compared, make_summary, make_table, write_chart
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.training import EpochReport
 
 PHOTOS = PhotoFolder(root=Path("/pictures"), num_photos=200, total_bytes=200 * 84_000)
 

@@ -15,8 +15,8 @@ import pytest
 
 from leaks import parent_of, processes, read_proc, wait_until
 from prefeed_bench import fuse_mount as module
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 from prefeed_bench.fuse_mount import CacheMode, mounted, rclone_mount
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed_bench.s3_origin import Bucket, s3_bucket
 
 pytestmark = pytest.mark.usefixtures("sandbox")

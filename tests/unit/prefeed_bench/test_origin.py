@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from prefeed_bench import origin as module
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 from prefeed_bench.origin import Origin, nginx_origin, python_origin
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from prefeed_bench import photos as module
+from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.photos import INDEX_NAME, PHOTOGRAPHS, PhotoRecipe, make_photos
-from prefeed_bench.requirements import MissingRequirementError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

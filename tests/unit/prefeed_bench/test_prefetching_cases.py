@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from prefeed_bench.cases import background, run_case
+from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.harness import Options
-from prefeed_bench.requirements import MissingRequirementError
 
 
 @pytest.mark.usefixtures("sandbox")

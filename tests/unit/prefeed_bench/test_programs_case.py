@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from prefeed_bench.cases import programs
-from prefeed_bench.cases._slow import Run
+from prefeed_bench.cases.zero_code import Run
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import Options
 from prefeed_bench.photos import PhotoFolder, PhotoRecipe, make_photos
-from prefeed_bench.program import run_program
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.processes import run_program
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -54,7 +54,7 @@ def test_a_library_that_is_not_installed_has_a_note_and_no_field() -> None:
         "unet_over_plain",
     }
     assert "huggingface: not measured, datasets is not installed" in found["notes"]
-    assert "pip install 'prefeed[programs]' brings the libraries" in found["notes"]
+    assert "pip install 'prefeed-bench[programs]' brings the libraries" in found["notes"]
 
 
 def test_different_batches_are_an_error_that_names_the_library() -> None:

@@ -8,19 +8,13 @@ import pytest
 import torch
 
 from prefeed_bench.cases import run_case
-from prefeed_bench.cases._mindspore import VARIABLE, mindspore_python
-from prefeed_bench.cases._stages import check_same_epochs
-from prefeed_bench.cases.loader_ceiling import _check_same_batches, _figures
-from prefeed_bench.cases.multi import _check_samples
-from prefeed_bench.cases.stage_hit import _result
-from prefeed_bench.ceiling import CeilingOutcome
+from prefeed_bench.cases.loader_ceiling import CeilingOutcome, _check_same_batches, _figures
+from prefeed_bench.cases.multi import PhaseOutcome, SharingJob, _check_samples, sharing_process
+from prefeed_bench.cases.stage_hit import VARIABLE, HitOutcome, _result, mindspore_python
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 from prefeed_bench.harness import Options
-from prefeed_bench.hits import HitOutcome
-from prefeed_bench.loading import EpochOutcome, LoadingOutcome
 from prefeed_bench.photos import PhotoRecipe, make_photos
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
 from prefeed_bench.rows import SHAPE, DType, LoggedPictures, MadeRows, ReadyRows, row_bytes, times_made
-from prefeed_bench.sharing import PhaseOutcome, SharingJob, sharing_process
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -95,20 +89,6 @@ def test_who_makes_a_sample_writes_it_down(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what spoils figures
-
-
-def loading(*digests: str) -> LoadingOutcome:
-    epochs = [
-        EpochOutcome(samples=1, seconds=1, first_batch_seconds=1, origin_requests=-1, digest=digest)
-        for digest in digests
-    ]
-    return LoadingOutcome(open_seconds=0, epochs=epochs, digest=digests[-1], statistics={})
-
-
-def test_different_epochs_are_an_error() -> None:
-    check_same_epochs([loading("a"), loading("a", "b"), loading("a", "b", "c")])
-    with pytest.raises(BenchFailedError, match="different batches in epoch 2"):
-        check_same_epochs([loading("a"), loading("a", "b"), loading("a", "c")])
 
 
 def test_loaders_that_bring_different_batches_are_an_error() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from prefeed_bench.cases._slow import Run, check_same_batches
-from prefeed_bench.cases.zero_code import _check_intercepted, _result
+from prefeed_bench.cases.zero_code import Run, _check_intercepted, _result, check_same_batches
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.photos import PhotoFolder, PhotoRecipe, make_photos
-from prefeed_bench.program import SCRIPTS, run_program
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.processes import SCRIPTS, run_program
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -1,9 +1,10 @@
-"""One module a benchmark, each with ``run(options) -> BenchResult``; imported only when it is run."""
+"""The benchmarks, each a function of ``(options) -> BenchResult``; a module is imported only when one of its own is run."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from prefeed_bench.harness import BenchResult, Options
 
@@ -36,9 +37,17 @@ CASES: Final = {
     "background": "Cost of a background generator an item, against prefetch_generator, and what it hides.",
     "device": "Batches to a CUDA device while it computes; not run without one.",
 }
-"""Name to what it measures; each is a module of this package, ``eval`` is ``eval_pass``."""
+"""Name to what it measures."""
 
-_MODULES: Final = {"eval": "eval_pass"}
+_PLACES: Final = {
+    "cold_bytes": "cold.run_bytes",
+    "refill": "cold.run_refill",
+    "epoch_start": "partial.run_epoch_start",
+    "eval": "stage_fill.run_eval",
+    "pool_read": "pool.run_read",
+    "pool_fault": "pool.run_fault",
+}
+"""Where those are that are not the function ``run`` of the module of their name."""
 
 
 def run_case(name: str, options: Options) -> BenchResult:
@@ -51,10 +60,13 @@ def run_case(name: str, options: Options) -> BenchResult:
     """
     if name not in CASES:
         raise ValueError(f"no benchmark is called {name!r}; known are {', '.join(CASES)}")
-    result: BenchResult = module_of(name).run(options)
-    return result
+    return case_of(name)(options)
 
 
-def module_of(name: str) -> Any:
-    """Return the module of a benchmark."""
-    return importlib.import_module(f"prefeed_bench.cases.{_MODULES.get(name, name)}")
+def case_of(name: str) -> Callable[[Options], BenchResult]:
+    """Return the function that runs a benchmark."""
+    module, _, function = _PLACES.get(name, f"{name}.run").partition(".")
+    found: Callable[[Options], BenchResult] = getattr(
+        importlib.import_module(f"prefeed_bench.cases.{module}"), function
+    )
+    return found

@@ -1,18 +1,27 @@
-"""Decode, resize to 256, crop to 224: torchvision over Pillow against ``prefeed.vision``, one thread each."""
+"""JPEGs to a network's input: torchvision over Pillow, with and without ``draft``, against ``prefeed.vision``, one thread each."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from prefeed.vision.normalizing import IMAGENET_MEAN, IMAGENET_STD
+from prefeed.vision.transforms import ResizeCropNormalize
 from prefeed_bench.harness import BenchResult, Options, Samples
 from prefeed_bench.photos import PHOTOGRAPHS, PhotoRecipe, make_photos
-from prefeed_bench.requirements import MissingRequirementError
 
-if TYPE_CHECKING:
-    from prefeed_bench.preparing import Way
+Way = Callable[[bytes], torch.Tensor]
 
 _NUM_PICTURES = 400
 """Decoded in one run of one variant; twenty times fewer of the large ones, which are ten times as large."""
@@ -20,18 +29,20 @@ _NUM_PICTURES = 400
 _LARGE_SIDE = 1600
 _TURNS = 20
 
+_SIDE: Final = 224
+_SHORTER_SIDE: Final = 256
+
 
 def run(options: Options) -> BenchResult:
     """Measure pictures a second from bytes in memory to a tensor, and how far apart the results are."""
-    preparing = _preparing()
     pictures, large = _pictures(options)
-    floats, levels, random = preparing.normalized(), preparing.levels(), preparing.random_levels()
+    floats, plain, random = normalized(), levels(), random_levels()
     small_ways: dict[str, Way] = {
         "pillow": floats.pillow,
         "pillow_draft": floats.pillow_draft,
         "prefeed": floats.prefeed,
-        "u8_pillow": levels.pillow,
-        "u8_prefeed": levels.prefeed,
+        "u8_pillow": plain.pillow,
+        "u8_prefeed": plain.prefeed,
         "train_u8_pillow": random.pillow,
         "train_u8_prefeed": random.prefeed,
     }
@@ -40,28 +51,17 @@ def run(options: Options) -> BenchResult:
         "large_pillow_draft": floats.pillow_draft,
         "large_prefeed": floats.prefeed,
     }
-    with preparing.one_thread():
+    with one_thread():
         runs: list[dict[str, float]] = []
         for number in range(options.runs + 1):
             options.say(f"run {number} of {options.runs}" if number else "warming up")
             runs.append(_race(small_ways, pictures) | _race(large_ways, large))
         apart = {
-            **preparing.differences(levels.prefeed, levels.pillow, pictures),
-            **_large(preparing.differences(levels.prefeed, levels.pillow, large)),
-            **{
-                f"large_draft_{k}": v
-                for k, v in preparing.differences(levels.pillow_draft, levels.pillow, large).items()
-            },
+            **differences(plain.prefeed, plain.pillow, pictures),
+            **_large(differences(plain.prefeed, plain.pillow, large)),
+            **_large(differences(plain.pillow_draft, plain.pillow, large), "large_draft"),
         }
     return _result(runs[1:], apart, pictures, large)
-
-
-def _preparing() -> Any:
-    try:
-        from prefeed_bench import preparing
-    except ImportError as err:
-        raise MissingRequirementError(f"{err}; this benchmark needs prefeed[torch,vision,demo]") from err
-    return preparing
 
 
 def _pictures(options: Options) -> tuple[list[bytes], list[bytes]]:
@@ -92,8 +92,8 @@ def _race(ways: dict[str, Way], pictures: Sequence[bytes]) -> dict[str, float]:
     return {name: len(pictures) / spent for name, spent in seconds.items()}
 
 
-def _large(figures: dict[str, float]) -> dict[str, float]:
-    return {f"large_{name}": value for name, value in figures.items()}
+def _large(figures: dict[str, float], prefix: str = "large") -> dict[str, float]:
+    return {f"{prefix}_{name}": value for name, value in figures.items()}
 
 
 def _result(
@@ -110,19 +110,102 @@ def _result(
             large_draft_ratio=speed["large_prefeed"] / speed["large_pillow_draft"],
         )
     sizes = {"image_kb": _mean_kb(pictures), "large_image_kb": _mean_kb(large)}
-    return BenchResult(
-        name="decode",
-        fields={**samples.medians(), **apart, **sizes, "images": len(pictures), "large_images": len(large)},
-        spread=samples.spread(),
-        runs={name: [speed[name] for speed in runs] for name in runs[0]},
-        notes=(
-            "JPEGs in memory, 500 x 375 and (large_) 1600 x 1200 or upright; one thread; wall time; variants in turn, every twentieth of the pictures",
-            "both: resize 256, centre crop 224, normalised float32; u8_: uint8; train_: RandomResizedCrop and flip, uint8",
-            "pillow_draft: image.draft('RGB', (256, 256)) before it is converted; it scales only what is twice too large",
-            "_abs_diff: of the uint8 results from those of Pillow without draft, in levels of 0 to 255",
-        ),
+    return samples.result(
+        "decode",
+        {name: [speed[name] for speed in runs] for name in runs[0]},
+        "JPEGs in memory, 500 x 375 and (large_) 1600 x 1200 or upright; one thread; wall time; variants in turn, every twentieth of the pictures",
+        "both: resize 256, centre crop 224, normalised float32; u8_: uint8; train_: RandomResizedCrop and flip, uint8",
+        "pillow_draft: image.draft('RGB', (256, 256)) before it is converted; it scales only what is twice too large",
+        "_abs_diff: of the uint8 results from those of Pillow without draft, in levels of 0 to 255",
+        **apart,
+        **sizes,
+        images=len(pictures),
+        large_images=len(large),
     )
 
 
 def _mean_kb(pictures: Sequence[bytes]) -> float:
     return sum(map(len, pictures)) / len(pictures) / 1000
+
+
+# ---------------------------------------------------------------- ways from bytes to a tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Three ways to the same kind of result.
+
+    Attributes:
+        pillow: What the examples of torchvision do.
+        pillow_draft: The same, with Pillow told beforehand how small the picture may be.
+        prefeed: ``ResizeCropNormalize``.
+    """
+
+    pillow: Way
+    pillow_draft: Way
+    prefeed: Way
+
+
+def normalized() -> Ways:
+    """Return the ways to float32, normalised: what an ImageNet script of torchvision does."""
+    after = [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    return _ways([*_centre(), *after], ResizeCropNormalize(_SHORTER_SIDE, _SIDE))
+
+
+def levels() -> Ways:
+    """Return the ways to uint8, to be normalised on the device."""
+    return _ways([*_centre(), transforms.PILToTensor()], ResizeCropNormalize(_SHORTER_SIDE, _SIDE, normalize=False))
+
+
+def random_levels() -> Ways:
+    """Return the ways to uint8 with a random crop and flip, as in training."""
+    steps = [transforms.RandomResizedCrop(_SIDE), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+    return _ways(steps, ResizeCropNormalize(crop=_SIDE, train=True, normalize=False))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch and OpenCV to the calling thread, as workers of a loader do."""
+    before = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        cv2.setNumThreads(before[1])
+
+
+def differences(one: Way, other: Way, pictures: Sequence[bytes]) -> dict[str, float]:
+    """Return how far apart two ways to uint8 are, in levels of 0 to 255: mean, 99.9th percentile, most."""
+    counts = np.zeros(256, np.int64)  # counts[d]: values that are d apart
+    for data in pictures:
+        apart = np.abs(one(data).numpy().astype(np.int16) - other(data).numpy())
+        counts += np.bincount(apart.ravel(), minlength=256)
+    below = np.cumsum(counts) / counts.sum()
+    return {
+        "mean_abs_diff": float((counts * np.arange(256)).sum() / counts.sum()),
+        "p999_abs_diff": float(np.searchsorted(below, 0.999)),
+        "max_abs_diff": float(np.flatnonzero(counts).max()),
+    }
+
+
+def _centre() -> list[torch.nn.Module]:
+    return [transforms.Resize(_SHORTER_SIDE), transforms.CenterCrop(_SIDE)]
+
+
+def _ways(steps: Sequence[object], lean: Way) -> Ways:
+    rest = transforms.Compose(steps)
+
+    def pillow(data: bytes) -> torch.Tensor:
+        with Image.open(io.BytesIO(data)) as image:
+            result: torch.Tensor = rest(image.convert("RGB"))
+        return result
+
+    def pillow_draft(data: bytes) -> torch.Tensor:
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft("RGB", (_SHORTER_SIDE, _SHORTER_SIDE))
+            result: torch.Tensor = rest(image.convert("RGB"))
+        return result
+
+    return Ways(pillow=pillow, pillow_draft=pillow_draft, prefeed=lean)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
-from prefeed_bench.requirements import MissingRequirementError
 
 if TYPE_CHECKING:
     import torch

@@ -13,17 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
+from prefeed_bench.errors import BenchFailedError
+from prefeed_bench.fuse_mount import slow_mount
 from prefeed_bench.harness import BenchResult, Options, Samples
 from prefeed_bench.home import temporary_home
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.program import SCRIPTS, run_program
-from prefeed_bench.requirements import BenchFailedError, MissingRequirementError
-
-_OPEN_SECONDS: Final = 0.02
+from prefeed_bench.processes import SCRIPTS, run_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +95,7 @@ def run(options: Options) -> BenchResult:
             figures = {"predicted": predicted, "measured": measured, "error": measured / predicted - 1}
             samples.add(**{f"{name}_{key}": value for key, value in figures.items()})
             samples.add(**{f"{name}_waiting": found["waiting"]})
-    return BenchResult(
-        name="doctor", fields=samples.medians(), spread=samples.spread(), runs={"jobs": detail}, notes=NOTES
-    )
+    return samples.result("doctor", {"jobs": detail}, *NOTES)
 
 
 def _compare(photos: PhotoFolder, job: _Job, size: _Size) -> dict[str, Any]:
@@ -132,26 +127,14 @@ def _data(photos: PhotoFolder, job: _Job) -> Iterator[str]:
     if not job.is_slow:
         yield str(photos.root)
         return
-    try:
-        with slow_directory(Path(photos.root), open_seconds=_OPEN_SECONDS) as slow:
-            yield str(slow.path)
-    except FuseUnavailableError as err:
-        raise MissingRequirementError(str(err)) from err
+    with slow_mount(photos.root) as slow:
+        yield str(slow.path)
 
 
 def _examine(arguments: Sequence[str], *, steps: int) -> dict[str, Any]:
     """Return what ``prefeed doctor --json`` says of the job."""
-    line = [
-        sys.executable,
-        "-m",
-        "prefeed",
-        "doctor",
-        "--json",
-        "--steps",
-        str(steps),
-        str(SCRIPTS / "job.py"),
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "prefeed", "doctor", "--json", "--steps", str(steps)]
+    line = [*command, str(SCRIPTS / "job.py"), *arguments]
     with temporary_home() as home:
         done = subprocess.run(line, env={**os.environ, **home.env}, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -11,10 +11,10 @@ import numpy as np
 from prefeed.client.node import NodeClient
 from prefeed.sources.manifest import Manifest
 from prefeed.store.tier import TierReader
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.requirements import BenchFailedError
 
 _BATCH = 64
 _PASSES = 10
@@ -90,14 +90,10 @@ def _result(runs: dict[str, list[float]]) -> BenchResult:
     for values in zip(*runs.values(), strict=True):
         figures = dict(zip(runs, values, strict=True))
         samples.add(**figures, ratio=figures["page_cache_us_per_sample"] / figures["us_per_sample"])
-    return BenchResult(
-        name="hit",
-        fields=samples.medians(),
-        spread=samples.spread(),
-        runs=runs,
-        notes=(
-            "us_per_sample: entering the batch, 64 views by key, leaving it; the bytes are not touched",
-            "by_id_us_per_sample: the same with keys looked up in the manifest; copied_us_per_sample: bytes(view)",
-            "page_cache_us_per_sample: open(path, 'rb').read()",
-        ),
+    return samples.result(
+        "hit",
+        runs,
+        "us_per_sample: entering the batch, 64 views by key, leaving it; the bytes are not touched",
+        "by_id_us_per_sample: the same with keys looked up in the manifest; copied_us_per_sample: bytes(view)",
+        "page_cache_us_per_sample: open(path, 'rb').read()",
     )

@@ -13,9 +13,9 @@ from torchvision import datasets as torchvision_datasets
 
 from prefeed.datasets.image_folder import ImageFolder
 from prefeed.sources.library import ManifestLibrary
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import Home, temporary_home
-from prefeed_bench.requirements import BenchFailedError
 
 _LAYOUTS: Final = {"wide": (1000, 100), "deep": (10, 10_000)}
 """Class folders, and files in each."""
@@ -42,16 +42,12 @@ def run(options: Options) -> BenchResult:
                 }
             )
         runs.update({f"{layout}_{name}": times for name, times in done.items()})
-    return BenchResult(
-        name="listing",
-        fields=samples.medians(),
-        spread=samples.spread(),
-        runs=runs,
-        notes=(
-            "wide: 1,000 folders of 100 files; deep: 10 folders of 10,000; files and directories are in the page cache",
-            "first: the root was never listed in this home; again: nothing changed, names are checked by directory",
-            "ready, first_ready: the same, and sizes and times of all files are known, so that samples may be read",
-        ),
+    return samples.result(
+        "listing",
+        runs,
+        "wide: 1,000 folders of 100 files; deep: 10 folders of 10,000; files and directories are in the page cache",
+        "first: the root was never listed in this home; again: nothing changed, names are checked by directory",
+        "ready, first_ready: the same, and sizes and times of all files are known, so that samples may be read",
     )
 
 

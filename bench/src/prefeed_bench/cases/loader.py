@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
-from prefeed_bench.charts import Bars, write_bars
+from prefeed_bench.fuse_mount import slow_mount
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.program import run_program
-from prefeed_bench.requirements import MissingRequirementError
+from prefeed_bench.processes import run_program
 
-_OPEN_SECONDS: Final = 0.02
 _EPOCHS: Final = 2
 _USUAL: Final = ("--workers", "4")
 _QUICK: Final = ("--workers", "1", "--batch-size", "4", "--step-ms", "3")
@@ -48,6 +45,9 @@ _LABELS: Final = {
     "lean": "lean preprocessing",
 }
 
+_BASE: Final = "#8a8f98"
+_BAR: Final = "#3b6ea5"
+
 
 def run(options: Options) -> BenchResult:
     """Run all variants in turn, and draw the three charts."""
@@ -58,7 +58,7 @@ def run(options: Options) -> BenchResult:
     samples = Samples()
     for number in range(options.runs):
         samples.add(**_figures({name: _seconds(epochs[number]) for name, epochs in runs.items()}))
-    result = BenchResult(name="loader", fields=samples.medians(), spread=samples.spread(), runs=dict(runs), notes=NOTES)
+    result = samples.result("loader", runs, *NOTES)
     for path in write_charts(result, options.charts_dir):
         options.say(f"chart: {path}")
     return result
@@ -88,14 +88,11 @@ def _job(data: str, *arguments: str, env: Mapping[str, str] | None = None) -> li
 
 def _slow(photos: PhotoFolder, *arguments: str, is_served: bool = False) -> list[dict[str, Any]]:
     """Run the job on a slow mount of its own: nothing of it is in the kernel's cache."""
-    try:
-        with slow_directory(Path(photos.root), open_seconds=_OPEN_SECONDS) as slow:
-            if not is_served:
-                return _job(str(slow.path), *arguments)
-            with temporary_home() as home:
-                return _job(str(slow.path), *arguments, env={**home.env, "PREFEED_ROOTS": str(slow.path)})
-    except FuseUnavailableError as err:
-        raise MissingRequirementError(str(err)) from err
+    with slow_mount(photos.root) as slow:
+        if not is_served:
+            return _job(str(slow.path), *arguments)
+        with temporary_home() as home:
+            return _job(str(slow.path), *arguments, env={**home.env, "PREFEED_ROOTS": str(slow.path)})
 
 
 @contextlib.contextmanager
@@ -127,11 +124,31 @@ def write_charts(result: BenchResult, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, (title, fields, base) in experiments.items():
-        bars = Bars(title=title, base=base)
+        rows = [(base, 1.0, (1.0, 1.0))]
         for field in fields:
-            low, high = result.spread[field]
             value = result.fields[field]
             assert isinstance(value, float)
-            bars.add(_LABELS[field], value, low, high)
-        paths.append(write_bars(bars, directory / f"loader-{name}.png"))
+            rows.append((_LABELS[field], value, result.spread[field]))
+        paths.append(_write_bars(title, rows, directory / f"loader-{name}.png"))
     return paths
+
+
+def _write_bars(title: str, rows: Sequence[tuple[str, float, tuple[float, float]]], path: Path) -> Path:
+    """Draw a bar for each name, median and spread, the base first; lines show the lowest and the highest run."""
+    from matplotlib.figure import Figure  # takes a second to import, and the figures are shown first
+
+    figure = Figure(figsize=(8, 0.9 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    values = [median for _, median, _ in rows]
+    spread = [[median - low for _, median, (low, _) in rows], [high - median for _, median, (_, high) in rows]]
+    colors = [_BASE] + [_BAR] * (len(rows) - 1)
+    axes.barh([name for name, *_ in rows], values, xerr=spread, color=colors, ecolor="#222222", capsize=3)
+    for row, (_, median, (_, high)) in enumerate(rows):
+        axes.text(max(median, high), row, f"  {median:.2f}", va="center")
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * max(high for _, _, (_, high) in rows))
+    axes.set_xlabel("time of two epochs, relative")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=11)
+    figure.savefig(path, dpi=130)
+    return path

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from prefeed_bench.cases._slow import PLAIN_BATCHES, Run, check_same_batches, run_local, run_plain, run_prefeed
+from prefeed_bench.cases.zero_code import PLAIN_BATCHES, Run, check_same_batches, run_local, run_plain, run_prefeed
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.requirements import BenchFailedError
 
 _SCRIPT: Final = "library.py"
 _MODULES: Final = {
@@ -93,9 +93,9 @@ def _result(found: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> BenchRes
         for number in range(len(local)):
             samples.add(**_figures(name, plain[number], local[number], prefeed[number]))
     missing = [f"{name}: not measured, {_MODULES[name]} is not installed" for name in _MODULES if name not in found]
-    notes = [*NOTES, *missing, *(["pip install 'prefeed[programs]' brings the libraries"] if missing else [])]
+    notes = [*NOTES, *missing, *(["pip install 'prefeed-bench[programs]' brings the libraries"] if missing else [])]
     detail = {name: [run.summary() for run in of_variant] for name, of_variant in runs.items()}
-    return BenchResult(name="programs", fields=samples.medians(), spread=samples.spread(), runs=detail, notes=notes)
+    return samples.result("programs", detail, *notes)
 
 
 def _figures(name: str, plain: Run, local: Run, prefeed: Run) -> dict[str, float]:

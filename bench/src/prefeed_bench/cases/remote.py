@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from prefeed_bench.fuse_mount import CacheMode, rclone_mount
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
-from prefeed_bench.loading import EpochOutcome, LoadingJob, LoadingOutcome, run_loading
+from prefeed_bench.loading import EpochOutcome, LoadingJob, LoadingOutcome, check_same_batches, run_loading
 from prefeed_bench.photos import PhotoFolder
 from prefeed_bench.plain import LIST_NAME
-from prefeed_bench.requirements import BenchFailedError
 from prefeed_bench.s3_origin import Bucket, environment, s3_bucket
 
 _LATENCY_SECONDS: Final = 0.02
@@ -58,7 +55,7 @@ def run(options: Options) -> BenchResult:
             "zero_code": lambda: _zero_code(place),
         }
         runs = alternate(variants, runs=options.runs, say=options.say)
-    check_same_epochs([outcome.epochs for outcomes in runs.values() for outcome in outcomes])
+    check_same_batches(outcome for outcomes in runs.values() for outcome in outcomes)
     return _result(runs)
 
 
@@ -107,27 +104,12 @@ def _zero_code(place: _Place) -> LoadingOutcome:
         return run_loading(job, env={**home.env, "PREFEED_ROOTS": str(mount)})
 
 
-def check_same_epochs(variants: Sequence[Sequence[EpochOutcome]]) -> None:
-    """Raise unless all variants saw the same batches in the same order in the epochs that they share.
-
-    Raises:
-        BenchFailedError: They did not.
-    """
-    for epoch in range(max(map(len, variants))):
-        digests = {epochs[epoch].digest for epochs in variants if len(epochs) > epoch}
-        if len(digests) != 1:
-            raise BenchFailedError(
-                f"the variants saw different batches in epoch {epoch + 1}: digests {', '.join(sorted(digests))}"
-            )
-
-
 def _result(runs: Mapping[str, Sequence[LoadingOutcome]]) -> BenchResult:
     samples = Samples()
     for number in range(len(runs["local"])):
         done = {name: outcomes[number].epochs for name, outcomes in runs.items()}
         samples.add(**_figures(done))
-    detail = {name: [msgspec.to_builtins(outcome) for outcome in outcomes] for name, outcomes in runs.items()}
-    return BenchResult(name="remote", fields=samples.medians(), spread=samples.spread(), runs=detail, notes=NOTES)
+    return samples.result("remote", runs, *NOTES)
 
 
 def _figures(done: Mapping[str, Sequence[EpochOutcome]]) -> dict[str, float]:

@@ -40,21 +40,15 @@ def run(options: Options) -> BenchResult:
                 with temporary_home(_MEMORY_BYTES) as home:
                     return _measure(home, origin, order)
 
-            runs = alternate({"prefeed": prefeed}, runs=options.runs, say=options.say)["prefeed"]
-    samples = Samples()
-    for figures in runs:
-        samples.add(**figures)
-    return BenchResult(
-        name="scale",
-        fields={**samples.medians(), "objects": num_objects},
-        spread=samples.spread(),
-        runs={"prefeed": runs},
-        notes=(
-            "open_s: the server opens the manifest on disk and the client maps it; the listing was written before",
-            "plan_register_s: the order is written to a file, sent, and the server has taken it in",
-            "server_rss_mib: VmRSS after planning, mapped manifest and memory tier (64 MiB) included",
-            "server_private_mib: the anonymous part of it; server_peak_rss_mib: VmHWM",
-        ),
+            runs = alternate({"prefeed": prefeed}, runs=options.runs, say=options.say)
+    return Samples(runs["prefeed"]).result(
+        "scale",
+        runs,
+        "open_s: the server opens the manifest on disk and the client maps it; the listing was written before",
+        "plan_register_s: the order is written to a file, sent, and the server has taken it in",
+        "server_rss_mib: VmRSS after planning, mapped manifest and memory tier (64 MiB) included",
+        "server_private_mib: the anonymous part of it; server_peak_rss_mib: VmHWM",
+        objects=num_objects,
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
-from prefeed_bench.program import run_program
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.processes import run_program
 
 _NUM_FILES: Final = 4
 _FILE_BYTES: Final = 60_000_000
@@ -65,4 +65,4 @@ def _result(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> BenchR
             first_us_per_slice=prefeed[0]["seconds"] / count * 1e6,
             over_plain=prefeed[-1]["seconds"] / plain[-1]["seconds"],
         )
-    return BenchResult(name="slices", fields=samples.medians(), spread=samples.spread(), runs=dict(runs), notes=NOTES)
+    return samples.result("slices", runs, *NOTES)

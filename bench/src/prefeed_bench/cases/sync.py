@@ -10,10 +10,10 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.sync import sync
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.origin import Origin, nginx_origin
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.requirements import BenchFailedError
 
 LATENCY_SECONDS: Final = 0.020
 _TARGETS: Final = Path("/dev/shm")
@@ -23,19 +23,9 @@ def run(options: Options) -> BenchResult:
     """Measure a sync of all pictures into an empty directory, and one that finds all of them there."""
     photos = options.photos()
     with nginx_origin(photos.root, LATENCY_SECONDS) as origin:
-        runs = alternate({"sync": lambda: _sync(origin, photos)}, runs=options.runs, say=options.say)["sync"]
-    samples = Samples()
-    for figures in runs:
-        samples.add(**figures)
-    return BenchResult(
-        name="sync",
-        fields=samples.medians(),
-        spread=samples.spread(),
-        runs={"sync": runs},
-        notes=(
-            "into a new directory on tmpfs; each file is read back before it gets its name; nginx shares the cores",
-        ),
-    )
+        runs = alternate({"sync": lambda: _sync(origin, photos)}, runs=options.runs, say=options.say)
+    note = "into a new directory on tmpfs; each file is read back before it gets its name; nginx shares the cores"
+    return Samples(runs["sync"]).result("sync", runs, note)
 
 
 def _sync(origin: Origin, photos: PhotoFolder) -> dict[str, float]:

@@ -10,13 +10,19 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from prefeed_bench.cases._slow import PLAIN_BATCHES, Run, check_same_batches, run_local, run_plain, run_prefeed
+from prefeed_bench.errors import BenchFailedError
+from prefeed_bench.fuse_mount import slow_mount
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
+from prefeed_bench.home import temporary_home
 from prefeed_bench.photos import PhotoFolder
-from prefeed_bench.requirements import BenchFailedError
+from prefeed_bench.processes import run_program
 
+PLAIN_BATCHES: Final = 10
+"""Batches of the slow variant: its rate is even, and the whole epoch would take most of the benchmark's time."""
 _NUMBERED: Final = 640
 """Pictures of the script that computes its paths."""
 _OPENED: Final = 10
@@ -69,7 +75,7 @@ def _result(photos: PhotoFolder, runs: Mapping[str, Sequence[Run]]) -> BenchResu
         samples.add(**_numbered(done["plain"], done["numbered_prefeed"], done["numbered_local"]))
         samples.add(**_open_cost(done["open_plain"], done["open_prefeed"]))
     detail = {name: [run.summary() for run in of_variant] for name, of_variant in runs.items()}
-    return BenchResult(name="zero_code", fields=samples.medians(), spread=samples.spread(), runs=detail, notes=NOTES)
+    return samples.result("zero_code", detail, *NOTES)
 
 
 def _listed(plain: Run, prefeed: Run, local: Run, num_photos: int) -> dict[str, float]:
@@ -100,3 +106,54 @@ def _open_cost(plain: Run, prefeed: Run) -> dict[str, float]:
     # Not the first epoch: what a sample opens is only known, and served, from the second one on.
     without, replaced = (statistics.median(epoch["open_us"] for epoch in run.epochs[1:]) for run in (plain, prefeed))
     return {"open_us": without, "interception_overhead_us": replaced - without}
+
+
+# ---------------------------------------------------------------- a program as it is, under prefeed run, and on files in the page cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one process printed, an epoch an item, and the opens of the slow directory meanwhile."""
+
+    epochs: Sequence[Mapping[str, Any]]
+    opens: int = 0
+    start_seconds: float = 0.0
+
+    def rate(self, epoch: int, *, with_start: bool = False) -> float:
+        """Return images a second."""
+        found = self.epochs[epoch]
+        rate: float = found["images"] / (found["seconds"] + (self.start_seconds if with_start else 0.0))
+        return rate
+
+    def summary(self) -> dict[str, Any]:
+        """Return what goes into the result: all but the checksums."""
+        epochs = [{key: value for key, value in epoch.items() if key != "checksums"} for epoch in self.epochs]
+        return {"epochs": epochs, "opens": self.opens, "start_seconds": self.start_seconds}
+
+
+def run_local(script: str, root: Path, arguments: Sequence[str] = ()) -> Run:
+    """Run ``script root arguments`` on files in the page cache."""
+    return Run(epochs=run_program(script, [str(root), *arguments]))
+
+
+def run_plain(script: str, root: Path, arguments: Sequence[str] = ()) -> Run:
+    """Run it on the slow directory, without prefeed."""
+    with slow_mount(root) as slow:
+        epochs = run_program(script, [str(slow.path), *arguments])
+        return Run(epochs=epochs, opens=slow.opens())
+
+
+def run_prefeed(script: str, root: Path, arguments: Sequence[str] = ()) -> Run:
+    """Run it on the slow directory under ``prefeed run``, from an empty cache."""
+    with slow_mount(root) as slow, temporary_home() as home:
+        epochs = run_program(script, [str(slow.path), *arguments], prefeed_env=home.env)
+        return Run(epochs=epochs, opens=slow.opens(), start_seconds=home.start_seconds)
+
+
+def check_same_batches(runs: Sequence[Run]) -> None:
+    """Raise unless all epochs of the same number saw the same batches, as far as each went."""
+    for epoch in range(max(len(run.epochs) for run in runs)):
+        seen = [run.epochs[epoch]["checksums"] for run in runs if epoch < len(run.epochs)]
+        longest = max(seen, key=len)
+        if any(checksums != longest[: len(checksums)] for checksums in seen):
+            raise BenchFailedError(f"the variants saw different batches in epoch {epoch + 1}")

@@ -1,6 +1,6 @@
 """One training of the demo: ResNet-18 on pictures from a slow server, in a process of its own.
 
-Run as ``python -m prefeed_bench.demo.training JOB``: writes one ``Step`` or ``EpochReport`` as JSON a line.
+Run as ``python -m prefeed_bench.training JOB``: writes one ``Step`` or ``EpochReport`` as JSON a line.
 """
 
 from __future__ import annotations
