@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from prefeed import Statistics
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
-from prefeed.types import Statistics
 from prefeed.wire.endpoint import remove_runtime_dirs
 from prefeed_bench.errors import BenchFailedError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import xxhash
@@ -21,6 +21,9 @@ from prefeed_bench.processes import main_of_child, run_child
 
 if TYPE_CHECKING:
     import torch.utils.data
+
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 
 Sample = Literal["imagenet", "listed", "bytes"]
 Loader = Literal["torch", "prefeed"]
@@ -186,7 +189,7 @@ def imagenet_transform() -> Callable[[Any], torch.Tensor]:
             transforms.Resize(256),
             transforms.CenterCrop(224),
             transforms.ToTensor(),
-            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
     )
     return chain
@@ -201,7 +204,7 @@ def training_transform() -> Callable[[Any], torch.Tensor]:
             transforms.RandomResizedCrop(224),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
-            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
     )
     return chain
@@ -213,7 +216,7 @@ def loader_class(loader: Loader) -> Any:
         import torch.utils.data  # as above
 
         return torch.utils.data.DataLoader
-    from prefeed.torch.loader import DataLoader
+    from prefeed import DataLoader
 
     return DataLoader
 
@@ -248,8 +251,8 @@ def _torch_dataset(job: LoadingJob) -> Any:
 
 def _prefeed_dataset(job: LoadingJob) -> Any:
     """Return prefeed's data set, or torchvision's, cached or not."""
+    from prefeed import CachedDataset
     from prefeed.datasets import ImageFolder, ImageList, Objects  # as above
-    from prefeed.stage import CachedDataset
 
     if job.torchvision or job.cached:
         pictures = _torch_dataset(job)

@@ -6,7 +6,7 @@ Every picture is a random crop of one photograph, flipped, brightened and graine
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.resources
 import io
 import json
 import multiprocessing
@@ -18,16 +18,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from prefeed.places import default_home
 from prefeed_bench.errors import MissingRequirementError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
 
 PHOTOGRAPHS: Final = {
     "astronaut": "astronaut.png",
@@ -134,7 +132,7 @@ def make_photos(
         progress: Told how far it is.
 
     Raises:
-        MissingRequirementError: scikit-image or Pillow is not installed, or a photograph is not in it.
+        MissingRequirementError: scikit-image does not ship a photograph.
     """
     cache_dir = default_photo_cache() if cache_dir is None else cache_dir
     final = cache_dir / recipe.folder_name
@@ -208,8 +206,6 @@ def _write_chunk(images: Path, recipe: PhotoRecipe, numbers: range) -> list[tupl
 
 def _picture(name: str, recipe: PhotoRecipe, number: int) -> bytes:
     """Return the JPEG of one random crop."""
-    from PIL import Image  # Pillow comes with the demo extra, and this module is imported without it
-
     rng = np.random.default_rng([recipe.seed, number])
     sides = (recipe.long_side, recipe.long_side * 3 // 4)
     width, height = sides if rng.random() < 0.7 else sides[::-1]
@@ -247,19 +243,14 @@ def _noise(height: int, width: int) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=len(PHOTOGRAPHS))
-def _photograph(name: str) -> Picture:
-    from PIL import Image  # as above
-
+def _photograph(name: str) -> Image.Image:
     with Image.open(_photograph_paths()[name]) as opened:
         return opened.convert("RGB")
 
 
 @lru_cache(maxsize=1)
 def _photograph_paths() -> dict[str, Path]:
-    spec = importlib.util.find_spec("skimage")
-    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("PIL") is None:
-        raise MissingRequirementError("scikit-image and Pillow are not installed: pip install 'prefeed[demo]'")
-    data = Path(next(iter(spec.submodule_search_locations))) / "data"
+    data = Path(str(importlib.resources.files("skimage"))) / "data"
     paths = {name: data / file for name, file in PHOTOGRAPHS.items()}
     missing = sorted(str(path) for path in paths.values() if not path.exists())
     if missing:

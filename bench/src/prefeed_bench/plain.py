@@ -109,7 +109,7 @@ class PicturesOf:
         return len(self._objects)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        from PIL import Image  # Pillow comes with the demo extra, and this module is imported without it
+        from PIL import Image  # those who read bytes do without
 
         with Image.open(io.BytesIO(self._objects[index])) as picture:
             return self._transform(picture.convert("RGB")), self.targets[index]

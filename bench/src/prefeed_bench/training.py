@@ -190,8 +190,8 @@ def _make_loader(job: TrainingJob) -> torch.utils.data.DataLoader[Any]:
 
 
 def _prefeed_parts(job: TrainingJob, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
+    from prefeed import DataLoader
     from prefeed.datasets import ImageFolder  # as above
-    from prefeed.torch.loader import DataLoader
 
     return DataLoader, ImageFolder(job.url, transform=transform)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from prefeed.prefetching import BackgroundGenerator
+from prefeed import BackgroundGenerator
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 
 _ITEMS: Final = 10_000

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from prefeed.vision.normalizing import IMAGENET_MEAN, IMAGENET_STD
-from prefeed.vision.transforms import ResizeCropNormalize
+from prefeed.vision import ResizeCropNormalize
 from prefeed_bench.harness import BenchResult, Options, Samples
+from prefeed_bench.loading import IMAGENET_MEAN, IMAGENET_STD
 from prefeed_bench.photos import PHOTOGRAPHS, PhotoRecipe, make_photos
 
 Way = Callable[[bytes], torch.Tensor]

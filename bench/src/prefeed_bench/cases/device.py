@@ -142,7 +142,7 @@ class _Apex:
 
 
 def _prefeeds(loader: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    from prefeed.torch.device import DevicePrefetcher
+    from prefeed import DevicePrefetcher
 
     return DevicePrefetcher(loader, "cuda")
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torchvision import datasets as torchvision_datasets
 
-from prefeed.datasets.image_folder import ImageFolder
+from prefeed.datasets import ImageFolder
 from prefeed.sources.library import ManifestLibrary
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate

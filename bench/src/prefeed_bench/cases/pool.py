@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
+from prefeed import Statistics
 from prefeed.client.node import NodeClient
 from prefeed.errors import TierFullError
-from prefeed.types import Statistics
 from prefeed_bench.cases.fetch import measure_warming
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
@@ -97,8 +97,8 @@ def _node_process(job: NodeJob, env: Mapping[str, str]) -> PhasedProcess[EpochOu
 
 def _serve(job: NodeJob) -> None:
     """Read as standard input says, until it ends."""
+    from prefeed import DataLoader
     from prefeed.datasets import Objects
-    from prefeed.torch.loader import DataLoader
 
     dataset = Objects(job.url, pattern="**/*.jpg")
     sampler = _sampler(job, dataset)

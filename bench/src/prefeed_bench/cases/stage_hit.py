@@ -29,7 +29,7 @@ from prefeed_bench.rows import SHAPE, MadeRows, ReadyRows, row_bytes
 if TYPE_CHECKING:
     import torch
 
-    from prefeed.stage import CachedDataset
+    from prefeed import CachedDataset
 
 VARIABLE: Final = "PREFEED_BENCH_MINDSPORE"
 """Names a Python that can import mindspore; its cache server's command lies beside it."""
@@ -154,7 +154,7 @@ def measure(job: HitJob) -> HitOutcome:
     """Do the job in this process."""
     import torch  # bench modules are imported by the command line, which must start without torch
 
-    from prefeed.stage import CachedDataset
+    from prefeed import CachedDataset
 
     torch.set_num_threads(1)  # as in a loader's worker
     order = np.random.default_rng(0).permutation(job.num_rows).tolist()

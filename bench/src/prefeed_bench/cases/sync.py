@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from prefeed.config import Config
+from prefeed import Config
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.sync import sync
 from prefeed_bench.errors import BenchFailedError

@@ -49,14 +49,14 @@ def make_loader(options: argparse.Namespace) -> Iterable[Any]:
     """Return the loader, wrapped in what was asked for."""
     dataset: Any = make_dataset(options)
     if options.cached:
-        from prefeed.stage import CachedDataset
+        from prefeed import CachedDataset
 
         dataset = CachedDataset(dataset)
     loader: Any = DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers)
     if options.background and not options.device:
         return Background(loader)
     if options.device:
-        from prefeed.torch.device import DevicePrefetcher
+        from prefeed import DevicePrefetcher
 
         return DevicePrefetcher(Background(loader) if options.background else loader)
     return loader  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ class Background:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        from prefeed.prefetching import BackgroundGenerator
+        from prefeed import BackgroundGenerator
 
         return BackgroundGenerator(self.loader)
 
