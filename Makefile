@@ -6,9 +6,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 PYTEST ?= $(BIN)/python -m pytest
 
-# Bytecode of src/ is kept, or each of the many interpreters that tests start would compile it.
+# Bytecode of src/ and bench/ is kept, or each of the many interpreters that tests start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
+PROJECTS := pyproject.toml bench/pyproject.toml
 PARALLEL := -n 2 --dist loadgroup
 QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 
@@ -67,23 +68,23 @@ system:  ## the servers that the tests talk to, from apt, when they are missing
 	@sh tests/system-packages.sh
 
 clean:  ## remove the virtual environment and everything that was generated
-	rm -rf $(VENV) $(PROGRAMS) $(FRAMEWORKS:%=$(VENV)-%) build dist demo-output bench-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(PROGRAMS) $(FRAMEWORKS:%=$(VENV)-%) build dist bench/dist demo-output bench-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---------------------------------------------------------------- installation, once per pyproject.toml
+# ---------------------------------------------------------------- installation, once per change of a pyproject.toml
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
-	@echo "installing prefeed and what the demo needs into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[torch,vision,pool,top,demo]'
+$(VENV)/.installed-demo: $(PROJECTS) | $(VENV)/bin/python
+	@echo "installing prefeed, its benchmarks and its demo into $(VENV): a few minutes and 6 GB, once"
+	$(PIP) '.[top]' --editable ./bench
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	@echo "installing prefeed and the tools for its development into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[torch,vision,pack,pool,top,demo,dev,integrations]'
+$(VENV)/.installed-dev: $(PROJECTS) | $(VENV)/bin/python
+	@echo "installing prefeed, its benchmarks and the tools for their development into $(VENV): a few minutes and 6 GB, once"
+	$(PIP) '.[pack,top,dev,integrations]' --editable ./bench
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
 
@@ -95,12 +96,12 @@ $(VENV)-%/.installed: pyproject.toml
 	@touch $@
 
 # What $(VENV) has, torch above all, is seen from here and not installed twice; what this environment has of its own comes first.
-$(PROGRAMS)/.installed: pyproject.toml $(VENV)/.installed-dev
+$(PROGRAMS)/.installed: $(PROJECTS) $(VENV)/.installed-dev
 	@echo "installing what public programs train with into $(PROGRAMS): a minute and 1 GB, once"
 	$(PYTHON) -m venv $(PROGRAMS)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(PROGRAMS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
-	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[programs]'
+	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check --editable . --editable './bench[programs]'
 	@touch $@
 
 # A torch build of one kind (say +cpu, from a find-links folder) beside a torchvision of another installs and then

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from prefeed.bench.memcached import Memcached, memcached, memcached_ring
+from prefeed_bench.memcached import Memcached, memcached, memcached_ring
 
 __all__ = ["Impostor", "Memcached", "impostor", "memcached", "memcached_ring", "proxy"]
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 PYTHON: Final = sys.executable
 TESTS: Final = Path(__file__).parent
-SOURCE: Final = TESTS.parent / "src"
+BENCH: Final = TESTS.parent / "bench" / "src" / "prefeed_bench"
 EXAMPLES: Final = TESTS.parent / "examples"
 SCRIPTS: Final = Path(PYTHON).parent
 
@@ -47,14 +47,13 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed.cli.main": _WITH_PREFEED,
     "-m prefeed": _WITH_PREFEED,
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
-    **{
-        f"-m prefeed.{name}": _WITH_PREFEED
-        for name in ("bench.file_server", "sources.helper", "testing.slow_directory_server")
-    },
+    **{f"-m prefeed.{name}": _WITH_PREFEED for name in ("sources.helper", "testing.slow_directory_server")},
+    "-m prefeed_bench.origin": _WITH_PREFEED,
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),
-    **{f"-m prefeed.bench.{name}": _WITH_TORCH for name in ("ceiling", "fleet", "hits", "loading", "sharing")},
-    **{f"{SOURCE}/prefeed/bench/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
+    "-m prefeed_bench.loading": _WITH_TORCH,
+    **{f"-m prefeed_bench.cases.{name}": _WITH_TORCH for name in ("loader_ceiling", "multi", "pool", "stage_hit")},
+    **{f"{BENCH}/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
     **{f"{EXAMPLES}/{path.name}": _WITH_TORCH for path in EXAMPLES.glob("*.py")},
     "-m e2e.home_node": _WITH_TORCH,
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,

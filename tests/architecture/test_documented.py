@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.bench.cases._mindspore import VARIABLE as INTERPRETER
 from prefeed.config import SETTINGS, resolve
+from prefeed_bench.cases.stage_hit import VARIABLE as INTERPRETER
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| `(?P<variable>PREFEED_\w+)` \| (?P<default>.+?) \| (?P<meaning>.+) \|$", re.M)

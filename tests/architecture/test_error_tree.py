@@ -7,13 +7,15 @@ import pickle
 import pkgutil
 
 import prefeed
+import prefeed_bench
 from prefeed.errors import PrefeedError
 
 
 def every_error() -> set[type[PrefeedError]]:
-    for module in pkgutil.walk_packages(prefeed.__path__, "prefeed."):
-        if not module.name.endswith(("__main__", "prefeed.auto", "sitecustomize")):  # these act when imported
-            importlib.import_module(module.name)
+    for package in (prefeed, prefeed_bench):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(("__main__", "prefeed.auto", "sitecustomize")):  # these act when imported
+                importlib.import_module(module.name)
     return set(below(PrefeedError))
 
 

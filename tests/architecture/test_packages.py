@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import prefeed
+import prefeed_bench
 
 ROOT = Path(prefeed.__file__).parent
+BENCH = Path(prefeed_bench.__file__).parent
 PACKAGES = sorted(
     folder
-    for folder in ROOT.iterdir()
+    for folder in [*ROOT.iterdir(), BENCH]
     if (folder / "__init__.py").exists() and sum(not one.stem.startswith("__") for one in folder.glob("*.py")) > 1
 )
 ROW = re.compile(r"^``(\w+)``  +\S", re.MULTILINE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from prefeed.bench.photos import PhotoRecipe, make_photos
+from prefeed_bench.photos import PhotoRecipe, make_photos
 
 NUM_PICTURES = 40
 NUM_PAIRS = 24

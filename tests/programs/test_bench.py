@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.bench.program import run_program
+from prefeed_bench.processes import run_program
 from programs.data import NUM_PICTURES, write_data
 
 if importlib.util.find_spec("timm") is None:

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from leaks import SHM, parent_of, processes, read_proc, wait_until
-from prefeed.bench.memcached import Memcached, memcached
+from prefeed_bench.memcached import Memcached, memcached
 from sandbox import SERVER_MODULE
 from soak.origin import FINE, REFUSING, STALLING, Changes, StoreServer, Table, write_files
 from soak.trainer import COUNTS, EPOCHS, ERRORS, SAMPLES, WORKERS_LOST, WRONG

@@ -2,7 +2,7 @@
 
 A command asks the node server for a value (``backend``), and ``render``, or the ``..._view`` of the command, turns the value into
 text or JSON without knowing where it came from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server is running
-(``status``, ``stop``, ``stats``).
+(``status``, ``stop``, ``stats``). Other distributions bring commands by entry points; ``prefeed bench`` and ``prefeed demo`` are prefeed-bench's.
 
 ``main``             the ``prefeed`` command: start reading here
 ``backend``          what commands need from the rest; tests hand in a fake
@@ -44,6 +44,4 @@ text or JSON without knowing where it came from. Exit codes: 0 done, 1 failed, 2
 ``top_model``        numbers (pure)
 ``top_view``         one frame (pure)
 ``top_app``          the screen
-``bench``            ``prefeed bench``
-``demo``             ``prefeed demo``
 """

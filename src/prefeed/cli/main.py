@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import logging
+from importlib.metadata import entry_points
 from importlib.metadata import version as installed_version
 from typing import Any, Final, cast
 
 import click
 
 from prefeed.cli import failure
+from prefeed.errors import PrefeedError
 
 COMMANDS: Final = {
-    "bench": ("prefeed.cli.bench", "Measure prefeed beside the same work without it."),
     "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
-    "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
     "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
@@ -32,26 +32,52 @@ COMMANDS: Final = {
 """Name: (module with a ``command``, one line for ``prefeed --help``)."""
 
 
+FROM_BENCH: Final = {
+    "bench": "Measure prefeed beside the same work without it.",
+    "demo": "Train on a slow object store, with and without prefeed.",
+}
+"""Name: one line for ``prefeed --help``; of the commands that another distribution, prefeed-bench, brings."""
+
+ENTRY_POINTS: Final = "prefeed.commands"
+"""Group of entry points by which a distribution brings commands: each names a ``click.Command``."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and first lines without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *FROM_BENCH, *entry_points(group=ENTRY_POINTS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _ = COMMANDS[cmd_name]
-        return cast(click.Command, importlib.import_module(module).command)
+        if cmd_name in COMMANDS:
+            module, _ = COMMANDS[cmd_name]
+            return cast(click.Command, importlib.import_module(module).command)
+        for point in entry_points(group=ENTRY_POINTS, name=cmd_name):
+            return cast(click.Command, point.load())
+        return _not_installed(cmd_name) if cmd_name in FROM_BENCH else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = {name: line for name, (_, line) in COMMANDS.items()} | FROM_BENCH
+        for name in self.list_commands(ctx):
+            if name not in lines and (command := self.get_command(ctx, name)) is not None:
+                lines[name] = command.get_short_help_str()
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl(sorted(lines.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a PrefeedError becomes one line on stderr and an exit code."""
         with failure.reported(ctx):
             return super().invoke(ctx)
+
+
+def _not_installed(name: str) -> click.Command:
+    """Return a command that takes any arguments and says what to install."""
+
+    def say() -> None:
+        raise PrefeedError(f"`prefeed {name}` comes with another package: pip install prefeed-bench")
+
+    takes_all = {"allow_extra_args": True, "ignore_unknown_options": True}
+    return click.Command(name, callback=say, add_help_option=False, context_settings=takes_all)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from prefeed.bench.photos import PhotoRecipe, make_photos
+from prefeed_bench.photos import PhotoRecipe, make_photos
 
 SIDES = {"small": 500, "large": 1600}
 

@@ -1,0 +1,99 @@
+"""Views of objects in the memory tier, against the same files read from the page cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from prefeed.client.node import NodeClient
+from prefeed.sources.manifest import Manifest
+from prefeed.store.tier import TierReader
+from prefeed_bench.errors import BenchFailedError
+from prefeed_bench.harness import BenchResult, Options, Samples, alternate
+from prefeed_bench.home import temporary_home
+from prefeed_bench.photos import PhotoFolder
+
+_BATCH = 64
+_PASSES = 10
+"""Passes over all objects in one run of the fast variants."""
+
+
+def run(options: Options) -> BenchResult:
+    """Measure one object inside a batch of 64 in random order, once every object is in the memory tier."""
+    photos = options.photos()
+    url = str(photos.root)
+    with ExitStack() as stack:
+        home = stack.enter_context(temporary_home(2 * photos.total_bytes))
+        client = stack.enter_context(NodeClient.connect(home.config))
+        manifest = Manifest.open(client.open_dataset(url).manifest_dir)
+        warmed = client.warm(url)
+        if warmed.resident != warmed.objects:
+            raise BenchFailedError(f"only {warmed.resident} of {warmed.objects} objects fit into the memory tier")
+        reader = stack.enter_context(closing(TierReader(client.status().store)))
+        pictures = [i for i in range(len(manifest)) if manifest.path(i).endswith(".jpg")]
+        order = np.random.default_rng(0).permutation(pictures).tolist()
+        batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
+        runs = alternate(_variants(photos, manifest, reader, batches), runs=options.runs + 1, say=options.say)
+    return _result({name: done[1:] for name, done in runs.items()})  # the first run touches every page once
+
+
+def _variants(
+    photos: PhotoFolder, manifest: Manifest, reader: TierReader, batches: list[list[int]]
+) -> dict[str, Callable[[], float]]:
+    keys = [[manifest.key(i) for i in batch] for batch in batches]
+    paths = [[str(photos.root / manifest.path(i)) for i in batch] for batch in batches]
+    num_objects = sum(len(batch) for batch in batches)
+
+    def views() -> None:
+        for batch in keys:
+            with reader.batch() as open_batch:
+                if not all(open_batch.get_views(batch)):
+                    raise BenchFailedError("an object left the memory tier during the benchmark")
+
+    def views_by_id() -> None:
+        for batch in batches:
+            with reader.batch() as open_batch:
+                open_batch.get_views([manifest.key(i) for i in batch])
+
+    def copies() -> None:
+        for batch in keys:
+            with reader.batch() as open_batch:
+                for view in open_batch.get_views(batch):
+                    bytes(view or b"")
+
+    def files() -> None:
+        for batch in paths:
+            for path in batch:
+                with open(path, "rb") as file:
+                    file.read()
+
+    return {
+        "us_per_sample": lambda: _microseconds(views, num_objects, passes=_PASSES),
+        "page_cache_us_per_sample": lambda: _microseconds(files, num_objects, passes=2),
+        "by_id_us_per_sample": lambda: _microseconds(views_by_id, num_objects, passes=_PASSES),
+        "copied_us_per_sample": lambda: _microseconds(copies, num_objects, passes=2),
+    }
+
+
+def _microseconds(work: Callable[[], None], num_objects: int, *, passes: int) -> float:
+    started = time.perf_counter()
+    for _ in range(passes):
+        work()
+    return (time.perf_counter() - started) * 1e6 / (num_objects * passes)
+
+
+def _result(runs: dict[str, list[float]]) -> BenchResult:
+    samples = Samples()
+    for values in zip(*runs.values(), strict=True):
+        figures = dict(zip(runs, values, strict=True))
+        samples.add(**figures, ratio=figures["page_cache_us_per_sample"] / figures["us_per_sample"])
+    return samples.result(
+        "hit",
+        runs,
+        "us_per_sample: entering the batch, 64 views by key, leaving it; the bytes are not touched",
+        "by_id_us_per_sample: the same with keys looked up in the manifest; copied_us_per_sample: bytes(view)",
+        "page_cache_us_per_sample: open(path, 'rb').read()",
+    )
