@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
-    from prefeed.diagnose.doctor import doctor
-    from prefeed.diagnose.tuning import tune
+    from prefeed.diagnose.doctor.examination import doctor
+    from prefeed.diagnose.tune.tuning import tune
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage.cache import DatasetCache
     from prefeed.stage.dataset import CachedDataset
@@ -64,14 +64,14 @@ _HOMES = {
     "background": "prefeed.prefetching",
     "configure": "prefeed.config",
     "datasets": None,
-    "doctor": "prefeed.diagnose.doctor",
+    "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
     "map": "prefeed.stage.mapping",
     "not_random": "prefeed.stage.randomness",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
-    "tune": "prefeed.diagnose.tuning",
+    "tune": "prefeed.diagnose.tune.tuning",
     "vision": None,
 }
 

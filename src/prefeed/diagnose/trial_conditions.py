@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.datasets.origin import Origin
-from prefeed.diagnose.tuning_settings import Settings
+from prefeed.diagnose.tune.search import Settings
 from prefeed.errors import PrefeedError
 from prefeed.torch.loader import DataLoader
 from prefeed.wire.endpoint import remove_runtime_dirs

@@ -17,9 +17,8 @@ from prefeed.config import Config
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
 from prefeed.packing import environment, tar_shards, tfrecord
 from prefeed.packing.driver import PackResult
-from prefeed.packing.finishing import starts_of
 from prefeed.packing.records import Record
-from prefeed.packing.work import PackProgress
+from prefeed.packing.writing import PackProgress, starts_of
 from prefeed.sources.asking_again import patiently
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index

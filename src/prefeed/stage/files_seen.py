@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from prefeed.interception import FileReader
-from prefeed.interception.protocol import Answer
+from prefeed.interception.asking import Answer
 from prefeed.stage.identity.installed import is_below_packages
 from prefeed.stage.library_state import threads_now
 from prefeed.stage.notes import Note, is_being_written, key_now

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from prefeed.errors import CannotEncodeError, RandomStageError
 from prefeed.interception import current_reader, reads_from, watch_opens
-from prefeed.interception.protocol import Answer
+from prefeed.interception.asking import Answer
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.codec import Encoder

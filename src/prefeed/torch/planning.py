@@ -30,7 +30,7 @@ from torch.utils.data import DistributedSampler
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.core.window import Ids, Window
+from prefeed.core.plan import Ids, Window
 from prefeed.torch.guesses import LOOK, Guess, Supposing
 from prefeed.torch.order import (
     Order,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.diagnose.cures import Cure, cures_of
+from prefeed.diagnose.doctor.verdict import Cure, cures_of
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 

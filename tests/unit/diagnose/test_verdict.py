@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from prefeed.diagnose.doctor.verdict import Verdict, beside_the_prediction, judge, sentences
 from prefeed.diagnose.measurement import Timing
-from prefeed.diagnose.verdict import Verdict, beside_the_prediction, judge, sentences
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 

@@ -13,7 +13,7 @@ import pytest
 from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
-from prefeed.core.window import MOST_BYTES
+from prefeed.core.plan import MOST_BYTES
 from prefeed.sources.manifest import Manifest
 from prefeed.store.namespaces import pid_namespace
 from prefeed.wire import messages as m

@@ -182,7 +182,7 @@ def _jpeg_saved(files: TimedFiles, decoding: float, samples: float) -> float | N
     if not files.jpegs:
         return None
     try:
-        from prefeed.diagnose.jpegs import saved_seconds  # noqa: PLC0415 - its libraries are an extra
+        from prefeed.diagnose.doctor.jpegs import saved_seconds  # noqa: PLC0415 - its libraries are an extra
     except ImportError:
         return None
     jpegs = samples * files.num_jpegs / len(files.paths)

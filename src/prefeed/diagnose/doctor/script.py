@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, SequentialSampler, get_worker_info
 
-from prefeed.diagnose.examination import Examination
-from prefeed.diagnose.verdict import Verdict, judge
+from prefeed.diagnose.doctor.examination import Examination
+from prefeed.diagnose.doctor.verdict import Verdict, judge
 from prefeed.errors import CannotExamineError
 from prefeed.torch.loader import DataLoader
 

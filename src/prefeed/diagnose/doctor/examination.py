@@ -9,11 +9,12 @@ The loop is never called: it asks for the next batch, and gets one from whatever
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,15 +22,48 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.config import Config, current
-from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, is_stream, num_samples_in, samples_in, twin_of
+from prefeed.diagnose.doctor.sample_costs import TimedFiles, costs_of
+from prefeed.diagnose.doctor.verdict import WORTH_WHILE, Verdict, judge
+from prefeed.diagnose.loader_clones import (
+    Batch,
+    Batches,
+    facts_of,
+    is_stream,
+    num_samples_in,
+    require_loader,
+    samples_in,
+    twin_of,
+)
 from prefeed.diagnose.measurement import Costs, Measurement, Timing
-from prefeed.diagnose.repeating import again_and_again
-from prefeed.diagnose.sample_costs import TimedFiles, costs_of
 from prefeed.diagnose.trial_conditions import private_home, reason_of, synchronize, without_advice
-from prefeed.diagnose.verdict import WORTH_WHILE
 from prefeed.errors import CannotExamineError, PrefeedError
 from prefeed.stage import CachedDataset
+from prefeed.torch.loader import DataLoader
+from prefeed.torch.nesting import map_tensors, tensors_in
 from prefeed.torch.stages import has_cached_stage
+
+_FIRST_COPIES: Final = 4
+"""More than a thread between the loader and the loop holds: by then it shows whether the steps change batches."""
+
+
+def again_and_again(batch: Any) -> Iterator[Any]:
+    """Yield the same batch; some steps take the labels out of it, or scale it in place: then, copies of it."""
+    shared, first = _copy_of(batch), [_copy_of(batch) for _ in range(_FIRST_COPIES)]
+    tensors = list(tensors_in([shared, *first]))
+    versions = [tensor._version for tensor in tensors]
+    yield from first
+    while [tensor._version for tensor in tensors] == versions:
+        yield map_tensors(shared, lambda tensor: tensor, copy.copy)
+    while True:
+        yield _copy_of(batch)
+
+
+def _copy_of(batch: Any) -> Any:
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone().pin_memory() if tensor.is_pinned() else tensor.clone()
+
+    return map_tensors(batch, copied, copy.deepcopy)
+
 
 MakeIterator = Callable[[TorchDataLoader[Any]], Iterator[Any]]
 """How a loader is iterated as it is, past whatever is in the way for the sake of the examination."""
@@ -350,3 +384,51 @@ def _tops(roots: Sequence[str]) -> tuple[str, ...]:
     while len(tops) > many:
         tops = {top.rpartition("/")[0] or "/" for top in tops}
     return tuple(sorted(tops))
+
+
+DEFAULT_STEPS: Final = 20
+
+
+def doctor(
+    loader: TorchDataLoader[Any],
+    step: Callable[[Any], Any],
+    *,
+    steps: int = DEFAULT_STEPS,
+    device: torch.device | str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Verdict:
+    """Return whether a training loop waits for data, for what, and what to do about it.
+
+    The loop ``for batch in loader: step(batch)`` is run several times over a few batches: as it is, with the same batch
+    again and again, with its files in memory, its samples in a stage cache, with more workers. So the model is trained a
+    little, on some batches more than once: examine a copy, or throw it away.
+
+    Args:
+        loader: Any ``torch.utils.data.DataLoader``; it is iterated, and not changed.
+        step: What is done with a batch: forward, backward, optimizer.
+        steps: Steps of each trial that count.
+        device: Where ``step`` copies the batch to: then the copy is timed, too. None: nowhere.
+        say: Shows what is tried.
+
+    Returns:
+        The verdict; ``str(verdict)`` is what a person reads, ``verdict.to_json()`` the rest.
+
+    Raises:
+        TypeError: ``loader`` is no DataLoader, or ``step`` cannot be called.
+        ValueError: ``steps`` is less than 2.
+    """
+    require_loader(loader, "doctor", step=step, needs_step=True)
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 2:
+        raise ValueError(f"a trial needs at least 2 steps to be timed, a whole number, not {steps!r}")
+    examination = Examination(
+        loader,
+        steps=steps,
+        device=None if device is None else torch.device(device),
+        is_served=isinstance(loader, DataLoader),
+        say=say,
+    )
+    with closing(examination.feed()) as feed:
+        for batch in feed:
+            step(batch)
+    assert examination.measurement is not None
+    return judge(examination.measurement)

@@ -8,9 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from prefeed.diagnose.tuning_plan import Found, Run
-from prefeed.diagnose.tuning_ratio import Ratio
-from prefeed.diagnose.tuning_settings import Settings, lines_to_paste
+from prefeed.diagnose.tune.search import Found, Ratio, Run, Settings, lines_to_paste
 
 Data = Literal["warm", "fresh", "stream"]
 

@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, is_stream, require_loader
 from prefeed.diagnose.trial_conditions import served_by
-from prefeed.diagnose.trials import Step, Supply, Trials
-from prefeed.diagnose.tuning_memory import Free, free_memory
-from prefeed.diagnose.tuning_plan import Ask, Found, Search
-from prefeed.diagnose.tuning_report import Data, Tuning, tuning_of
-from prefeed.diagnose.tuning_settings import Settings, Space, with_workers
+from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
+from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
+from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
 from prefeed.torch.generators import GlobalStates, own_states, set_own_states
 from prefeed.torch.loader import DataLoader
