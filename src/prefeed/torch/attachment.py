@@ -15,7 +15,6 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
-from torch.utils.data.dataloader import _DatasetKind
 
 from prefeed.client import waits
 from prefeed.client.access import AccessMap
@@ -27,14 +26,13 @@ from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, Pre
 from prefeed.tally import program
 from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
-from prefeed.torch.items import ItemLoader
+from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
-from prefeed.torch.pinning import can_pin
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
 from prefeed.torch.resuming import Position, Rest, length_of
-from prefeed.torch.ring import Lease, Rings
+from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
 from prefeed.torch.stages import begin_pass, has_cached_stage
 from prefeed.types import EpochWait, ReadCounts
@@ -129,7 +127,7 @@ class Attachment:
 
     def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
         """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
-        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader) or _is_stream(loader):
+        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader) or is_stream(loader):
             return None
         config = self.config
         if not config.enabled:
@@ -177,19 +175,14 @@ class Attachment:
         if served is not None:
             view.dataset = served
         if served is not None and served is self.served and self.planned is not None:
-            if isinstance(loader, ItemLoader):
-                self.planned.resume(loader.order())
-            elif rest is None:
-                self.planned.resume(None)
-            else:
-                self.planned.resume(rest.batches, num_seen=rest.num_seen)
+            shown_as(loader).begin(self.planned, rest)
             sampler = self.planned
         if self.explicit and not isinstance(loader.dataset, IterableDataset):
             sampler = self.position.watched(loader, sampler, rest)
         if sampler is not None:
             view._index_sampler = sampler
-        if isinstance(loader, ItemLoader) and served is not None and served is self.served:
-            loader.serve(view, served)
+        if served is not None and served is self.served:
+            shown_as(loader).serve(view, served)
         return view
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
@@ -328,11 +321,8 @@ class Attachment:
     def _open(self, loader: Any, config: Config) -> str:
         if not config.enabled:
             return "PREFEED_ENABLED is 0"
-        if isinstance(loader, ItemLoader):
-            if reason := loader.why_unknown():
-                return reason
-        elif _is_stream(loader):
-            return "an IterableDataset has no order to know beforehand"
+        if reason := shown_as(loader).why_unknown():
+            return reason
         if not samples_as_torchs(loader):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
         open_access = access_of(loader.dataset, config, explicit=self.explicit)
@@ -479,11 +469,6 @@ def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
     except Exception:  # noqa: BLE001 - it is the user's
         return None
     return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=getattr(loader, "batch_size", None))
-
-
-def _is_stream(loader: TorchDataLoader[Any]) -> bool:
-    """Return True when torch's iterators iterate the dataset; False: they ask it for samples by index."""
-    return isinstance(loader.dataset, IterableDataset) or loader._dataset_kind == _DatasetKind.Iterable
 
 
 def works_in_threads(loader: TorchDataLoader[Any]) -> bool:

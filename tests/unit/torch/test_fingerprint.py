@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from prefeed.sources.file_catalogues import directory_of, name_of_learned
-from prefeed.torch.fingerprint import fingerprint
+from prefeed.torch.access import fingerprint
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -178,7 +178,7 @@ def test_few_entries_of_a_long_list_are_looked_at() -> None:
 def test_it_does_not_depend_on_addresses_or_order_of_hashes() -> None:
     """Every rank, and the next run, gets the same."""
     code = (
-        "from prefeed.torch.fingerprint import fingerprint\n"
+        "from prefeed.torch.access import fingerprint\n"
         "from torch.utils.data import Dataset\n"
         "class Files(Dataset):\n"
         "    def __init__(self):\n"

@@ -18,9 +18,9 @@ from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
-from prefeed.torch.generators import GlobalStates, own_states, set_own_states
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors
+from prefeed.torch.resuming import GlobalStates, own_states, set_own_states
 
 DEFAULT_BUDGET_SECONDS: Final = 60.0
 _LEAST_BUDGET_SECONDS: Final = 1.0
