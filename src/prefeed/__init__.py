@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage.cache import DatasetCache
-    from prefeed.stage.dataset import CachedDataset
-    from prefeed.stage.mapping import map
+    from prefeed.stage.dataset import CachedDataset, map
     from prefeed.stage.randomness import not_random
     from prefeed.torch.declared import Accessor
     from prefeed.torch.device import DevicePrefetcher
@@ -66,7 +65,7 @@ _HOMES = {
     "datasets": None,
     "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
-    "map": "prefeed.stage.mapping",
+    "map": "prefeed.stage.dataset",
     "not_random": "prefeed.stage.randomness",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",

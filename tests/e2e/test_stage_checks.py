@@ -23,8 +23,8 @@ from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
 from prefeed.stage.auditing import ON_CREDIT
+from prefeed.stage.files_seen import Standing
 from prefeed.stage.making import is_checking
-from prefeed.stage.standing import Standing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -509,7 +509,7 @@ def test_files_that_are_opened_past_every_replacement(tmp_path: Path, how: str) 
 def test_many_files_that_are_kept_end_the_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefeed.stage.standing._MAX_FILES", 3)
+    monkeypatch.setattr("prefeed.stage.files_seen._MAX_FILES", 3)
     kept: dict[int, str] = {}
 
     def make(index: int) -> str:

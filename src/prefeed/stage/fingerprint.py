@@ -10,10 +10,9 @@ from typing import Any
 from xxhash import xxh3_128, xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
+from prefeed.stage.identity.anatomy import anatomy_of, cells_of
 from prefeed.stage.identity.bytecode import External
-from prefeed.stage.identity.functions import cells_of
 from prefeed.stage.identity.parts import Anatomy, AsFarAsTold, Part, UntoldError
-from prefeed.stage.identity.whole import anatomy_of
 from prefeed.stage.slots import Slots, noted_in
 
 __all__ = ["describe", "fingerprint"]

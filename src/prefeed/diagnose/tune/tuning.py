@@ -18,9 +18,10 @@ from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
+from prefeed.stage.randomness import left_alone
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors
-from prefeed.torch.resuming import GlobalStates, own_states, set_own_states
+from prefeed.torch.resuming import own_states, set_own_states
 
 DEFAULT_BUDGET_SECONDS: Final = 60.0
 _LEAST_BUDGET_SECONDS: Final = 1.0
@@ -231,9 +232,9 @@ def _copy_to(device: torch.device | None) -> Step:
 @contextmanager
 def _generators_as_before(loader: TorchDataLoader[Any]) -> Iterator[None]:
     """Leave every random generator as it was: what comes after a tuning in the same program is what it would have been."""
-    everybodys, own = GlobalStates(), own_states(loader)
-    try:
-        yield
-    finally:
-        set_own_states(loader, own)
-        everybodys.restore()
+    own = own_states(loader)
+    with left_alone():
+        try:
+            yield
+        finally:
+            set_own_states(loader, own)

@@ -98,7 +98,7 @@ _CODE_SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
 
 def binary_of(dotted: str) -> str:
     """Return what tells the compiled module of the user's own that a name comes from by its bytes; "" for others."""
-    for name in dotted.split(":"):  # of a class and what it made, see ``whole.py``
+    for name in dotted.split(":"):  # of a class and what it made, see ``anatomy.py``
         while name:
             module = sys.modules.get(name)
             file = getattr(module, "__file__", None)
