@@ -26,7 +26,7 @@ from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config
-from prefeed.core.retry import Again
+from prefeed.core.requests import Again
 from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
 from prefeed.interception import answer_everywhere, install
 from prefeed.interception.asking import Answer

@@ -12,7 +12,6 @@ every time-out and every crash is a plain unit test. The server is the only inte
 ``shares``       one budget divided between objects and stage caches
 ``table``        state and size of every object of a manifest
 ``checks``       which files to ask whether they have changed, ahead of their reader
-``concurrency``  how many requests may be in flight
-``retry``        when a failed fetch, or a failed connection, is tried again
+``requests``     how many may be in flight, and when a failed one is tried again
 ``policy``       what the best possible policy would reach
 """

@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from prefeed.config import Config
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
-from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.plan import Window
-from prefeed.core.retry import RetryPolicy
+from prefeed.core.requests import ConcurrencyLimit, RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError

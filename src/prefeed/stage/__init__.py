@@ -12,8 +12,7 @@
 ``identity``       what functions and objects are made of, for the fingerprint
 ``library_state``  settings of libraries that change samples
 ``randomness``     which steps draw random numbers, and the global generators
-``files_seen``     which files a sample opens, and which stay open for later samples
-``notes``          what an entry says of itself
+``files_seen``     which files a sample opens, what its entry's note says of them, and which serve later samples
 ``codec``          samples to bytes and back, without pickle
 ``encoding``       samples taken apart
 ``decoding``       samples put together

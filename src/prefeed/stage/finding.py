@@ -11,9 +11,8 @@ from prefeed.errors import EntryFormatError
 from prefeed.interception import current_reader
 from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.codec import decode, note_of
-from prefeed.stage.files_seen import FilesSeen
+from prefeed.stage.files_seen import FilesSeen, Note, decode_note, keys_now
 from prefeed.stage.layout import Header, unpack_header
-from prefeed.stage.notes import Note, decode_note, keys_now
 
 _log = logging.getLogger("prefeed")
 

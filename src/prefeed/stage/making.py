@@ -18,11 +18,10 @@ from prefeed.interception.asking import Answer
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.stage.changes import Changes
 from prefeed.stage.codec import Encoder, decode
-from prefeed.stage.files_seen import FilesSeen, standing, way_here
+from prefeed.stage.files_seen import FilesSeen, Note, encode_note, standing, way_here
 from prefeed.stage.fingerprint import describe
 from prefeed.stage.layout import Header, unpack_header
 from prefeed.stage.library_state import computing_with
-from prefeed.stage.notes import Note, encode_note
 from prefeed.stage.randomness import Watch, left_alone
 from prefeed.types import Buffer
 

@@ -31,9 +31,8 @@ from prefeed.stage.identity.bytecode import (
     references,
     source_code,
 )
-from prefeed.stage.identity.installed import is_installed, is_installed_module
+from prefeed.stage.identity.installed import PatchedIn, is_installed, is_installed_module
 from prefeed.stage.identity.parts import MARK, Anatomy, UntoldError
-from prefeed.stage.identity.patches import PatchedIn
 
 _HEAD_BYTES: Final = object.__basicsize__
 """Of an object in memory: its reference count and type."""

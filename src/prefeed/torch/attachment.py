@@ -21,7 +21,7 @@ from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
-from prefeed.core.retry import Again
+from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.tally import program
 from prefeed.torch.access import access_of, guess_of, node_settings

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.stage.files_seen import FilesSeen, Standing
-from prefeed.stage.notes import ABSENT, Note
+from prefeed.stage.files_seen import ABSENT, FilesSeen, Note, Standing
 
 
 def opened(*names: str, way: int = 1) -> FilesSeen:

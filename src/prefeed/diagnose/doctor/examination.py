@@ -30,12 +30,15 @@ from prefeed.diagnose.loader_clones import (
     facts_of,
     is_stream,
     num_samples_in,
+    private_home,
+    reason_of,
     require_loader,
     samples_in,
+    synchronize,
     twin_of,
+    without_advice,
 )
 from prefeed.diagnose.measurement import Costs, Measurement, Timing
-from prefeed.diagnose.trial_conditions import private_home, reason_of, synchronize, without_advice
 from prefeed.errors import CannotExamineError, PrefeedError
 from prefeed.stage import CachedDataset
 from prefeed.torch.loader import DataLoader

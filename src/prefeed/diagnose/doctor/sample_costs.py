@@ -12,9 +12,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.diagnose.loader_clones import Batch, num_samples_in
+from prefeed.diagnose.loader_clones import Batch, num_samples_in, synchronize, threads
 from prefeed.diagnose.measurement import Costs
-from prefeed.diagnose.trial_conditions import synchronize, threads
 from prefeed.interception import reads_from
 from prefeed.torch.nesting import tensors_in
 from prefeed.types import Buffer

@@ -16,14 +16,17 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.config import GIB, KIB, Config
-from prefeed.diagnose.loader_clones import Batch, is_stream, stream_twin_of, twin_of
-from prefeed.diagnose.trial_conditions import (
+from prefeed.diagnose.loader_clones import (
+    Batch,
     LoaderFailed,
+    is_stream,
     read_through,
     reason_of,
     served_by,
+    stream_twin_of,
     synchronize,
     threads,
+    twin_of,
     without_advice,
 )
 from prefeed.diagnose.tune.search import LONGEST, Ask, Run, Settings, with_workers

@@ -12,8 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, is_stream, require_loader
-from prefeed.diagnose.trial_conditions import served_by
+from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, is_stream, require_loader, served_by
 from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory

@@ -4,7 +4,6 @@
 
 anatomy.py    ``anatomy_of`` any value: start reading here
 bytecode.py   what code says, and what it refers to outside itself
-installed.py  whose code it is: a package's, known by its version, or the user's own
-patches.py    functions that stand in packages in place of what was installed
+installed.py  whose code it is: a package's, known by its version, the user's own, or put into a package
 parts.py      what all of these return
 """

@@ -31,14 +31,17 @@ from prefeed.stage.identity.bytecode import (
     source_code,
 )
 from prefeed.stage.identity.installed import (
+    PatchedIn,
     binary_of,
+    is_foreign,
     is_installed,
     is_installed_module,
     is_installed_name,
+    look_at_patches,
+    patches_of,
     version_of,
 )
 from prefeed.stage.identity.parts import MARK, Anatomy, AsFarAsTold, Part, UntoldError, attributes
-from prefeed.stage.identity.patches import PatchedIn, is_foreign, look_at_patches, patches_of
 from prefeed.stage.plug_ins import plug_in
 
 # ---------------------------------------------------------------- code
