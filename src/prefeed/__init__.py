@@ -1,4 +1,6 @@
-"""prefeed keeps accelerators fed: one cache a node, filled in the sampler's own order.
+"""prefeed keeps accelerators fed: a read-ahead cache shared by all training processes on a machine.
+
+It asks your sampler which files come next and loads them before the workers need them.
 
     import prefeed
     loader = prefeed.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)

@@ -222,7 +222,7 @@ def test_an_audit_empties_a_cache_that_is_wrong(
     if not workers["num_workers"]:
         assert "sample[0]" not in caplog.text
         assert (
-            "stage-audit-failed: sample 1 of Hidden is not what the cache has (sample['image'][0]: 1, now 3 (3 of 3"
+            "stage-audit-failed: sample 1 of Hidden differs from the cached one (sample['image'][0]: 1, now 3 (3 of 3"
             in caplog.text
         )
 
@@ -522,4 +522,4 @@ def test_many_files_that_are_kept_end_the_cache(
     cached = prefeed.CachedDataset(Numbers(make, 8), version="1")
     assert [cached[index] for index in range(8)] == [str(index) for index in range(8)]
     assert cached.get_stat().num_mem_cached == 3
-    assert caplog.text.count("has kept something of more than 3 files") == 1
+    assert caplog.text.count("keeps data of more than 3 files") == 1

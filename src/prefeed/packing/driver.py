@@ -179,10 +179,10 @@ def _errors_of_the_place(place: Place) -> Iterator[None]:
             raise
         if any(os.strerror(code) in str(err) for code in _NO_ROOM):
             raise PackFullError(
-                f"{place.work} is full; what is packed stays: free some space and run the same command again"
+                f"{place.work} is full; the files packed so far are kept: free some space and run the same command again"
             ) from err
         where = getattr(err, "filename", None) or place.work
-        raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; what is packed stays") from err
+        raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; the files packed so far are kept") from err
 
 
 def _run(work: Work, source_url: str, config: Config) -> PackResult:

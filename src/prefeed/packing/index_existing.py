@@ -106,9 +106,9 @@ def _data_files(source: RangeSource, layout: str | None) -> tuple[str, list[Obje
         return layout, [info for info in listed if info.path != INDEX_NAME]
     compressed = [info.path for info in listed if info.path.endswith((".tgz", ".gz", ".zst", ".bz2", ".xz"))]
     advice = (
-        f"{compressed[0]} is compressed, so that nothing in it can be read by itself: unpack it"
+        f"{compressed[0]} is compressed, so no file in it can be read alone: unpack it"
         if compressed
-        else "wanted *.tar, *.tfrecord* or *.mdb; where names say nothing, say --format"
+        else "wanted *.tar, *.tfrecord* or *.mdb; if the names do not tell the format, pass --format"
     )
     raise EmptyListingError(f"{source.url} has no data files of a pack among its {len(listed)} files: {advice}")
 

@@ -108,7 +108,7 @@ def check_unchanged(source: Source, manifest: Manifest, object_id: int, *, versi
     if is_other or listed_size not in (None, size_bytes):
         where = source.locate(manifest.path(object_id))
         raise PackSourceChangedError(
-            f"{where} changed after it was listed: run the same command again; what is packed and unchanged stays",
+            f"{where} changed after it was listed: run the same command again; packed files that are unchanged are kept",
             path=where,
         )
 
@@ -325,7 +325,7 @@ def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArr
     try:
         for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
             if _sum_of(descriptor, int(offsets[i]), int(sizes[i])) != int(checksums[i]):
-                raise PackError(f"{data_file} does not hold what was written; remove its directory and pack anew")
+                raise PackError(f"{data_file} does not hold what was written; remove its directory and pack again")
     finally:
         os.close(descriptor)
     return offsets

@@ -325,9 +325,9 @@ class CachedDataset:
             return True
         is_used = asked.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
         _log.warning(
-            "prefeed: stage-audit-failed: sample %r of %s is not what the cache has (%s): the cache is emptied, and %s",
+            "prefeed: stage-audit-failed: sample %r of %s differs from the cached one (%s): the cache is emptied, and %s",
             asked.index, describe(self.dataset), failed,
-            "its samples are made anew" if is_used else "this process does not use it any more",
+            "its samples are recomputed" if is_used else "this process stops using it",
         )  # fmt: skip
         if not is_used:
             self._place = replace(self._place, store=None)

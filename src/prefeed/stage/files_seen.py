@@ -353,8 +353,8 @@ class Standing:
         if len(self._files) > _MAX_FILES:
             files.is_complete = False
             self._say_once(
-                f"this process has kept something of more than {_MAX_FILES} files that it opened while it made samples: its "
-                "samples are not cached any more; read them when the dataset is made, or each time"
+                f"this process keeps data of more than {_MAX_FILES} files that it opened while it made samples, so its "
+                "samples are no longer cached; read those files when the dataset is made, or for each sample"
             )
         elif self._files:
             files.tie(self._files)
@@ -373,8 +373,8 @@ class Standing:
             self._has_changed = bool(changed)
             if changed:
                 self._say_once(
-                    f"{changed[0]} has changed since this process read it and kept something of it: samples that are made here "
-                    "are not cached any more, start the process anew"
+                    f"{changed[0]} has changed since this process read it and kept data of it: samples that are made here "
+                    "are no longer cached; restart the process"
                 )
         return self._has_changed
 

@@ -101,7 +101,7 @@ class Finder:
         try:
             return decode(entry.view, entry.header, copy=copy, allow_pickle=self._allow_pickle)
         except EntryFormatError as err:
-            _log.warning("prefeed: an entry is damaged and made anew: %s", str(err))
+            _log.warning("prefeed: a damaged entry is recomputed: %s", str(err))
             return ABSENT
 
 

@@ -364,9 +364,7 @@ def _indexed(access: AccessMap, indices: np.ndarray[Any, np.dtype[np.int64]] | N
 
 
 def _roots_absent(absent: Sequence[str]) -> str:
-    return (
-        f"PREFEED_ROOTS names what is no directory here: {', '.join(absent)}; correct it, or mount what belongs there"
-    )
+    return f"PREFEED_ROOTS names paths that are no directories here: {', '.join(absent)}; correct them, or mount the file systems"
 
 
 def _roots_that_are_absent(config: Config) -> list[str]:
@@ -381,7 +379,7 @@ def _require_slow(declared: Declared, name: str, config: Config, *, explicit: bo
         where = (
             "on a network file system" if config.roots is None else f"below PREFEED_ROOTS, {', '.join(config.roots)}"
         )
-        cure = "set PREFEED_ROOTS to their directory to cache them all the same"
+        cure = "set PREFEED_ROOTS to their directory to cache them anyway"
         if absent := _roots_that_are_absent(config):
             cure = _roots_absent(absent)
         raise FilesUnknownError(f"the files of its dataset, {name}, such as {probes[0]}, do not lie {where}; {cure}")

@@ -398,7 +398,7 @@ def _pass(drawn: Iterator[Any], number: int, expected: list[Any], loader: TorchD
     last = list(deque(itertools.islice(drawn, number), maxlen=len(expected)))
     if not np.array_equal(drawn_order(last), drawn_order(expected)):
         _log.warning(
-            "prefeed: a %s drew other batches for the epoch that goes on than before it was interrupted: some samples may "
+            "prefeed: a %s drew other batches when the epoch resumed than before it was interrupted: some samples may "
             "come twice, others not at all; give it state_dict and load_state_dict, or let it draw from torch's generators",
             type(samplers_of(loader._index_sampler)[-1]).__name__,
         )

@@ -189,7 +189,7 @@ def find_columns(
             found.append(column)  # noqa: PERF402 - what was found before an error counts
     except _OutOfTimeError:
         _log.info(
-            "prefeed: the attributes of %s were searched for paths for %g s, and not to the end: what was not found is learned",
+            "prefeed: the search for paths in the attributes of %s stopped after %g s: other files are learned as samples open them",
             type(dataset).__name__, seconds,
         )  # fmt: skip
     except Exception:  # noqa: BLE001 - whatever the dataset is made of, it must not be noticed

@@ -64,7 +64,7 @@ def _cache(m: Measurement, cached: Timing) -> Cure:
     # What does not fit is fetched ahead in every epoch, as all is in the first.
     seconds = share * cached.step_seconds + (1 - share) * first.step_seconds
     room = _size(needed)
-    held = "" if share == 1.0 else f", of which {share:.0%} fit".replace("%", " %")
+    held = "" if share == 1.0 else f"; {share:.0%} of it fits".replace("%", " %")
     return Cure(
         name=CACHE,
         what=f"files read ahead and kept in memory ({room}{held})",
@@ -320,7 +320,7 @@ def _conclusions(v: Verdict) -> list[str]:
     if v.perfect_speedup < WORTH_WHILE:
         lines.append(
             f"With perfect data loading it would be {_percent(v.perfect_speedup - 1)} faster: "
-            "no cache can help; what takes the time is the computing."
+            "no cache can help; computing takes the time."
         )
         return lines
     lines.append(f"With perfect data loading it would be {_times(v.perfect_speedup)} as fast.{_not_by_waiting(v)}")
@@ -358,7 +358,7 @@ def _not_by_waiting(v: Verdict) -> str:
     """Return what to say where more would be gained than is waited."""
     if 1 - 1 / v.perfect_speedup - v.waiting < _WORTH_SAYING:
         return ""
-    return " More than it waits: making batches takes processors, or memory, from the computing."
+    return " That is more than it waits: making batches takes processors, or memory, from the computing."
 
 
 def _times(speedup: float) -> str:

@@ -13,8 +13,8 @@ from prefeed.diagnose.tune.search import Found, Ratio, Run, Settings, lines_to_p
 Data = Literal["warm", "fresh", "stream"]
 
 _DATA: Final = {
-    "warm": "Every trial read the same samples, all of which had been read once: as in later epochs, from memory that holds them.",
-    "fresh": "Every trial read samples that no other had read, as long as there were any: the data are more than memory holds.",
+    "warm": "Every trial read the same samples, which had all been read once: as in later epochs, from memory.",
+    "fresh": "Each trial read samples that no other trial had read, as long as there were any: the data do not fit into memory.",
     "stream": "Every trial read the stream from its beginning, which had been read once before.",
 }
 """What was measured, by which samples the trials read."""
