@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, IterableDataset, Subset
+from torch.utils.data import BatchSampler, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.client.node import NodeClient
@@ -26,8 +26,9 @@ from prefeed.diagnose.measurement import LoaderFacts
 from prefeed.diagnose.tune.search import Settings
 from prefeed.errors import PrefeedError
 from prefeed.store.capacity import default_budget_bytes, memory_limits
+from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
-from prefeed.torch.order import indices_of
+from prefeed.torch.order import indices_of, length_of
 from prefeed.wire.endpoint import remove_runtime_dirs
 
 Batch = Any
@@ -77,11 +78,6 @@ def require_loader(loader: Any, function: str, *, step: Callable[[Any], Any] | N
         )
     if not callable(step) and (needs_step or step is not None):
         raise TypeError(f"prefeed.{function} takes a step that is called with each batch, and not {step!r}")
-
-
-def is_stream(loader: TorchDataLoader[Any]) -> bool:
-    """Return True when the dataset has no samples by index: no twin can be made of it."""
-    return isinstance(loader.dataset, IterableDataset)
 
 
 def twin_of(
@@ -177,7 +173,7 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool
     """Return what the loader and the machine are."""
     return LoaderFacts(
         dataset=type(loader.dataset).__name__,
-        samples=_num_samples(loader),
+        samples=None if is_stream(loader) else length_of(loader.dataset),
         batch_size=batch_size,
         num_workers=loader.num_workers,
         prefetch_factor=(loader.prefetch_factor or 2) if loader.num_workers else 0,
@@ -186,13 +182,6 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
     )
-
-
-def _num_samples(loader: TorchDataLoader[Any]) -> int | None:
-    try:
-        return None if is_stream(loader) else len(loader.dataset)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - it is the user's: it may have no length, where its sampler knows the indices
-        return None
 
 
 class LoaderFailed(Exception):

@@ -31,7 +31,8 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.declared import Declared, declared_paths, is_in_memory
 from prefeed.torch.guesses import Guess
-from prefeed.torch.searching import attributes_of, find_columns, length_of
+from prefeed.torch.order import length_of
+from prefeed.torch.searching import attributes_of, find_columns
 from prefeed.torch.stages import peeled
 
 _LAYOUT: Final = "2"
@@ -84,7 +85,7 @@ class _Reading:
 
     def __init__(self, dataset: Any, roots: Roots) -> None:
         self._dataset = dataset
-        self._length = -1  # of the dataset that is being looked at
+        self._length: int | None = None  # of the dataset that is being looked at
         self._roots = roots
         self._left = _MOST_VALUES
         self._paths: list[str] = []
@@ -108,10 +109,10 @@ class _Reading:
         elif isinstance(value, list | tuple | np.ndarray | Tensor) or _is_of_pandas(value):
             yield from self._of_list(name, value, depth)
         elif value is self._dataset or _is_dataset(value) or _is_record(value):
+            length, around = length_of(value), self._length
             if value is self._dataset or isinstance(value, Dataset):
-                yield f"{name}:{type(value).__module__}.{type(value).__qualname__} {length_of(value)}"
-            around = self._length
-            self._length = length_of(value) if _is_dataset(value) else around
+                yield f"{name}:{type(value).__module__}.{type(value).__qualname__} {-1 if length is None else length}"
+            self._length = length if _is_dataset(value) else around
             for attribute, held in sorted(attributes_of(value).items()):
                 yield from self._of(f"{name}.{attribute}", held, depth - 1)
             self._length = around
@@ -141,7 +142,7 @@ class _Reading:
 
     def _of_list(self, name: str, value: Any, depth: int) -> Iterator[str]:
         length = length_of(value)
-        if length <= 0:
+        if not length:
             return
         is_whole = length == self._length
         if isinstance(value, list | tuple) and not is_whole and length <= _MOST_OF_ENTRY:

@@ -28,10 +28,10 @@ from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
-from prefeed.torch.order import pass_length
+from prefeed.torch.order import length_of, pass_length
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
-from prefeed.torch.resuming import Position, Rest, length_of
+from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
 from prefeed.torch.stages import begin_pass, has_cached_stage
@@ -201,7 +201,7 @@ class Attachment:
                 tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self.turn += 1
-        length, num_a_pass = length_of(loader), _pass_length(loader)
+        length, num_a_pass = num_batches_of(loader), _pass_length(loader)
         left = None if length is None else max(0, length - num_seen)
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
@@ -464,9 +464,8 @@ def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
     """Return after how many batches a new epoch begins, if the iterator goes on."""
     if isinstance(loader.dataset, IterableDataset):
         return None
-    try:
-        num_samples = len(loader.dataset)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - it is the user's
+    num_samples = length_of(loader.dataset)
+    if num_samples is None:
         return None
     return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=getattr(loader, "batch_size", None))
 

@@ -96,10 +96,10 @@ def repeated_by(index_sampler: Any) -> Any:
 
     timm, ultralytics and YOLOv5 have one: their loaders make one iterator, which lasts for the whole run.
     """
-    if _name_of(index_sampler) in _WRAPPERS or _length_of(index_sampler) is not None:
+    if _name_of(index_sampler) in _WRAPPERS or length_of(index_sampler) is not None:
         return None
     inner = getattr(index_sampler, "sampler", None)
-    return inner if batch_size_of(inner) is not None and _length_of(inner) else None
+    return inner if batch_size_of(inner) is not None and length_of(inner) else None
 
 
 def pass_length(index_sampler: Any, *, num_samples: int, batch_size: int | None) -> int | None:
@@ -113,8 +113,8 @@ def pass_length(index_sampler: Any, *, num_samples: int, batch_size: int | None)
         num_samples: Of the dataset.
         batch_size: Of the loader; None when it has none.
     """
-    repeated = _length_of(repeated_by(index_sampler))
-    return repeated or max(_length_of(index_sampler) or 0, -(-num_samples // (batch_size or 1))) or None
+    repeated = length_of(repeated_by(index_sampler))
+    return repeated or max(length_of(index_sampler) or 0, -(-num_samples // (batch_size or 1))) or None
 
 
 def drawn_order(batches: list[Any]) -> Order:
@@ -179,9 +179,10 @@ def with_epoch(index_sampler: Any, epoch: int) -> Any:
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
 
 
-def _length_of(sampler: Any) -> int | None:
+def length_of(value: Any) -> int | None:
+    """Return the length that a dataset, a sampler or anything of the user's says it has; None where it says none."""
     try:
-        return len(sampler)
+        return len(value)
     except Exception:  # noqa: BLE001 - it is the user's
         return None
 

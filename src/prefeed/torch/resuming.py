@@ -37,6 +37,7 @@ from prefeed.torch.order import (
     batch_size_of,
     drawn_order,
     is_readable_ahead,
+    length_of,
     read_ahead,
     samplers_of,
     yields_integers,
@@ -275,7 +276,7 @@ class Position:
             _YIELDED: self._num_yielded,
             _FINISHED: self._finished,
             "batch_size": loader.batch_size,
-            "num_batches": length_of(loader),
+            "num_batches": num_batches_of(loader),
             "last": _plain([batch for batch in self._last if not isinstance(batch, Iterator)]),
             "ahead": _plain(list(self._ahead)),
             "read_ahead": 0 if self._planned is None else self._planned.num_read_ahead,
@@ -299,7 +300,7 @@ class Position:
         chain, began = samplers_of(loader._index_sampler), state["began"]
         for name, saved, own in (
             ("batch_size", state["batch_size"], loader.batch_size),
-            ("num_batches", state["num_batches"], length_of(loader)),
+            ("num_batches", state["num_batches"], num_batches_of(loader)),
             ("number of samplers, one inside the other,", len(began["epochs"]), len(chain)),
             ("number of generators", len(began["own"]), len(own_generators(loader))),
         ):
@@ -418,14 +419,9 @@ def _drawn_from(here: GlobalStates, drawn: Iterator[Any]) -> Iterator[Any]:
     yield from drawn
 
 
-def length_of(loader: TorchDataLoader[Any]) -> int | None:
+def num_batches_of(loader: TorchDataLoader[Any]) -> int | None:
     """Return how many batches an epoch has; None when that is not known."""
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    try:
-        return len(loader._index_sampler)
-    except Exception:  # noqa: BLE001 - it is the user's
-        return None
+    return None if isinstance(loader.dataset, IterableDataset) else length_of(loader._index_sampler)
 
 
 def _is_where_it_began(state: State) -> bool:

@@ -31,6 +31,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from prefeed.system.clock import Clock
 from prefeed.torch.declared import declared_paths
 from prefeed.torch.guesses import Column
+from prefeed.torch.order import length_of
 from prefeed.torch.path_forms import PathForms, directories_of, text_of
 
 Entries = Callable[[int], Any]
@@ -301,7 +302,7 @@ class _Search:
 
     def _of_inner(self, dataset: Any, length: int, mappings: tuple[_Mapping, ...], depth: int) -> Iterator[Files]:
         """Yield what a held dataset has, for the samples that are passed on to it."""
-        inner = length_of(dataset)
+        inner = length_of(dataset) or 0
         passed_on = _passed_on(inner, length, mappings)
         if not passed_on:
             return
@@ -370,20 +371,12 @@ def _attribute(holder: Any, name: str) -> Any:
     return attributes_of(holder)[name]
 
 
-def length_of(value: Any) -> int:
-    """Return the length that an object says it has; -1 where it says none."""
-    try:
-        return len(value)
-    except Exception:  # noqa: BLE001 - it is the user's
-        return -1
-
-
 def _parts_in_a_row(dataset: Any, length: int) -> list[tuple[Any, int]]:
     """Return the datasets that this one is a concatenation of, with their lengths; none where it is none."""
     datasets = attributes_of(dataset).get("datasets") if _is(dataset, ConcatDataset) else None
     if type(datasets) is not list:
         return []
-    parts = [(part, length_of(part)) for part in datasets]
+    parts = [(part, length_of(part) or 0) for part in datasets]
     return parts if sum(count for _, count in parts) == length else []
 
 

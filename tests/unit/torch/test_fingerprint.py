@@ -149,6 +149,18 @@ def test_what_chooses_no_file_does_not_count(attributes: dict[str, Any]) -> None
     assert mark(Subset(Files(**attributes), [0, 1])) == mark(Subset(Files(), [0, 1]))
 
 
+@dataclass(slots=True)
+class Slotted:
+    split: str
+    rank: int = 0
+
+
+def test_attributes_in_slots_count_as_others_do() -> None:
+    assert mark(Files(settings=Slotted("train"))) != mark(Files(settings=Slotted("val")))
+    assert mark(Files(settings=Slotted("train"))) == mark(Files(settings=Slotted("train", rank=1)))
+    assert mark(Files(samples=[Slotted("/data/a")] * 3)) != mark(Files(samples=[Slotted("/data/b")] * 3))
+
+
 def test_an_open_file_does_not_count(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as log:
         assert mark(Files(log=log)) == mark(Files())

@@ -28,7 +28,6 @@ from prefeed.diagnose.loader_clones import (
     Batch,
     Batches,
     facts_of,
-    is_stream,
     num_samples_in,
     private_home,
     reason_of,
@@ -41,6 +40,7 @@ from prefeed.diagnose.loader_clones import (
 from prefeed.diagnose.measurement import Costs, Measurement, Timing
 from prefeed.errors import CannotExamineError, PrefeedError
 from prefeed.stage import CachedDataset
+from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors, tensors_in
 from prefeed.torch.stages import has_cached_stage

@@ -19,7 +19,6 @@ from prefeed.config import GIB, KIB, Config
 from prefeed.diagnose.loader_clones import (
     Batch,
     LoaderFailed,
-    is_stream,
     read_through,
     reason_of,
     served_by,
@@ -33,6 +32,7 @@ from prefeed.diagnose.tune.search import LONGEST, Ask, Run, Settings, with_worke
 from prefeed.system.machine import read_text
 from prefeed.system.memory import read_memory
 from prefeed.system.units import in_gib
+from prefeed.torch.items import is_stream
 from prefeed.torch.nesting import tensors_in
 
 _MARGIN: Final = 1.2

@@ -12,12 +12,14 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, is_stream, require_loader, served_by
+from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, require_loader, served_by
 from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
 from prefeed.stage.randomness import left_alone
+from prefeed.torch.device import default_device, moved
+from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors
 from prefeed.torch.resuming import own_states, set_own_states
@@ -77,7 +79,9 @@ def tune(
     if budget < _LEAST_BUDGET_SECONDS:
         raise ValueError(f"trials need at least {_LEAST_BUDGET_SECONDS:g} second of budget, not {budget:g}")
     with _generators_as_before(loader):
-        return _Tuner(loader, step, _device_of(device), budget, say, free).tune()
+        return _Tuner(
+            loader, step, default_device() if device is None else torch.device(device), budget, say, free
+        ).tune()
 
 
 def _is_number(value: Any) -> bool:
@@ -91,7 +95,7 @@ class _Tuner:
         self,
         loader: TorchDataLoader[Any],
         step: Step | None,
-        device: torch.device | None,
+        device: torch.device,
         budget: float,
         say: Say,
         free: Callable[[], Free],
@@ -170,7 +174,7 @@ class _Tuner:
             lookahead = config.lookahead if has_plan and config is not None and config.enabled else None
         return Space(
             cores=facts_of(self._loader, 1, is_served=False).cores,
-            has_device=self._device is not None and self._device.type != "cpu",
+            has_device=self._device.type != "cpu",
             threads=None if self._step is None else torch.get_num_threads(),
             lookahead=lookahead,
             compute_seconds=compute_seconds,
@@ -211,21 +215,12 @@ def _batches_an_epoch(loader: TorchDataLoader[Any]) -> float:
         return float("inf")
 
 
-def _device_of(device: torch.device | str | None) -> torch.device | None:
-    if device is not None:
-        return torch.device(device)
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-
-
-def _copy_to(device: torch.device | None) -> Step:
+def _copy_to(device: torch.device) -> Step:
     """Return a step that does no more than any training has to: it has the batch copied to where it computes."""
-    if device is None or device.type == "cpu":
+    if device.type == "cpu":
         return lambda batch: None
 
-    def copy(batch: Any) -> None:
-        map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), lambda moves: moves.to(device))
-
-    return copy
+    return lambda batch: map_tensors(batch, lambda tensor: moved(tensor, device), lambda value: moved(value, device))
 
 
 @contextmanager
