@@ -1,4 +1,6 @@
-"""prefeed keeps accelerators fed: one cache a node, filled in the sampler's own order.
+"""prefeed keeps accelerators fed: a read-ahead cache shared by all training processes on a machine.
+
+It asks your sampler which files come next and loads them before the workers need them.
 
     import prefeed
     loader = prefeed.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
@@ -15,12 +17,11 @@ if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
-    from prefeed.diagnose.doctor import doctor
-    from prefeed.diagnose.tuning import tune
+    from prefeed.diagnose.doctor.examination import doctor
+    from prefeed.diagnose.tune.tuning import tune
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage.cache import DatasetCache
-    from prefeed.stage.dataset import CachedDataset
-    from prefeed.stage.mapping import map
+    from prefeed.stage.dataset import CachedDataset, map
     from prefeed.stage.randomness import not_random
     from prefeed.torch.declared import Accessor
     from prefeed.torch.device import DevicePrefetcher
@@ -64,14 +65,14 @@ _HOMES = {
     "background": "prefeed.prefetching",
     "configure": "prefeed.config",
     "datasets": None,
-    "doctor": "prefeed.diagnose.doctor",
+    "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
-    "map": "prefeed.stage.mapping",
+    "map": "prefeed.stage.dataset",
     "not_random": "prefeed.stage.randomness",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",
-    "tune": "prefeed.diagnose.tuning",
+    "tune": "prefeed.diagnose.tune.tuning",
     "vision": None,
 }
 

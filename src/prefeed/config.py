@@ -224,7 +224,7 @@ def _log_level(value: str | int) -> int:
         if 0 <= (number := _whole(value)) <= 4:
             return number
     raise ConfigError(
-        f"{value!r} is no log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (what is fatal)"
+        f"{value!r} is no log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"
     )
 
 
@@ -299,7 +299,7 @@ class Config:
     home: Path = _setting(
         _path,
         None,
-        "directory of manifests, records and credentials; nodes that share it have a cache each",
+        "directory of manifests, records and credentials; nodes that share it have separate caches",
         factory=default_home,
     )
     memory: int | None = _setting(
@@ -308,7 +308,7 @@ class Config:
     )  # fmt: skip
     memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds the memory tier")
     disk: int = _setting(
-        _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = there is none; auto = all but `disk_free`"
+        _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = no disk tier; auto = all but `disk_free`"
     )
     disk_dir: Path | None = _setting(
         _optional_path, None, "directory of the disk tier, in which each node has one of its own; auto = in the home"
@@ -318,7 +318,7 @@ class Config:
     )
     pool: str = _setting(
         _pool, "", "memcached servers that nodes share, as `host:port`, with commas between them; a path is a unix "
-        "socket; none = there is no pool"
+        "socket; none = no pool"
     )  # fmt: skip
     pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
     lookahead: int = _setting(_setting_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
@@ -331,7 +331,7 @@ class Config:
         _port, 0, "TCP port on 127.0.0.1 that the server keeps for itself, without listening there; 0 = none"
     )
     log_level: int = _setting(
-        _log_level, 1, "what the server writes to its log: 0 everything, 1 info, 2 warnings, 3 errors, 4 what is fatal"
+        _log_level, 1, "messages in the server's log: 0 everything, 1 info, 2 warnings, 3 errors, 4 fatal errors"
     )
     metrics: str | None = _setting(
         _metrics, None, "address, `host:port` or a port of 127.0.0.1, at which the server shows metrics to Prometheus; "
@@ -358,10 +358,10 @@ class Config:
         parse_bool, True, "keep objects for the next epoch; 0 = free each as soon as it was consumed (read once)"
     )
     revalidate: bool = _setting(
-        parse_bool, True, "ask each epoch whether files opened by path have changed; 0 = once a loader"
+        parse_bool, True, "ask per epoch whether files opened by path have changed; 0 = once per loader"
     )
     listing_age: float = _setting(
-        _age, 0.0, "seconds that a listing may be old which a new dataset is made from; 0 = list when it is made; inf = the "
+        _age, 0.0, "greatest age in seconds of a listing that a new dataset is made from; 0 = list when it is made; inf = the "
         "first listing for ever"
     )  # fmt: skip
     batch_buffers: int = _setting(

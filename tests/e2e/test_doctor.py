@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli.doctor import _name_of
-from prefeed.diagnose.verdict import WORTH_WHILE
+from prefeed.diagnose.doctor.verdict import WORTH_WHILE
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.timeout(180)

@@ -21,7 +21,7 @@ from prefeed.client import part_costs
 from prefeed.client.part_costs import CostMeter
 from prefeed.store.reader import ReadBatch
 from prefeed.tally import program
-from prefeed.tally.shared import sums
+from prefeed.tally.program import sums
 from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of

@@ -24,7 +24,7 @@ from e2e.images import make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage.standing import Standing
+from prefeed.stage.files_seen import Standing
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -23,8 +23,8 @@ from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
 from prefeed.stage.auditing import ON_CREDIT
+from prefeed.stage.files_seen import Standing
 from prefeed.stage.making import is_checking
-from prefeed.stage.standing import Standing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -222,7 +222,7 @@ def test_an_audit_empties_a_cache_that_is_wrong(
     if not workers["num_workers"]:
         assert "sample[0]" not in caplog.text
         assert (
-            "stage-audit-failed: sample 1 of Hidden is not what the cache has (sample['image'][0]: 1, now 3 (3 of 3"
+            "stage-audit-failed: sample 1 of Hidden differs from the cached one (sample['image'][0]: 1, now 3 (3 of 3"
             in caplog.text
         )
 
@@ -275,7 +275,7 @@ def test_audits_wait_until_a_worker_has_nothing_to_do(
     told = Told(tmp_path / "told", "got")
     monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # no others than the first ones
     if is_busy:
-        monkeypatch.setattr("prefeed.torch.idle._IDLE_SECONDS", 60.0)  # as if there were always something to do
+        monkeypatch.setattr("prefeed.torch.serving._IDLE_SECONDS", 60.0)  # as if there were always something to do
 
     def loader() -> Any:
         cached = prefeed.CachedDataset(prefeed.map(made_from, Told(told.path, "made"), version="1"))
@@ -509,7 +509,7 @@ def test_files_that_are_opened_past_every_replacement(tmp_path: Path, how: str) 
 def test_many_files_that_are_kept_end_the_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefeed.stage.standing._MAX_FILES", 3)
+    monkeypatch.setattr("prefeed.stage.files_seen._MAX_FILES", 3)
     kept: dict[int, str] = {}
 
     def make(index: int) -> str:
@@ -522,4 +522,4 @@ def test_many_files_that_are_kept_end_the_cache(
     cached = prefeed.CachedDataset(Numbers(make, 8), version="1")
     assert [cached[index] for index in range(8)] == [str(index) for index in range(8)]
     assert cached.get_stat().num_mem_cached == 3
-    assert caplog.text.count("has kept something of more than 3 files") == 1
+    assert caplog.text.count("keeps data of more than 3 files") == 1

@@ -21,6 +21,7 @@ from prefeed.core.shares import OVERHEAD_BYTES
 from prefeed.stage.cache_store import CacheName, CacheStore
 from prefeed.store.directory import allocated_bytes
 from prefeed.system.locks import directory_lock
+from process.children import stopped
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 
@@ -59,15 +60,6 @@ def fill_from_a_copy(pickled: bytes) -> None:
     with closing(pickle.loads(pickled)) as store:
         for index in range(200):
             put(store, 1000 + index)
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 # ---------------------------------------------------------------- room

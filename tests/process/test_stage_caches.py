@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from e2e.parity import (
 from e2e.parity_job import Logged, digest
 from e2e.parity_readers import RandomData, Records, as_bytes
 from e2e.stages import Files, Log, values, write_file, write_files
+from process.children import child_running
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox, servers_of
 
@@ -77,23 +77,6 @@ def is_right(data: Path, found: list[bytes]) -> bool:
     return found == rows(plain(data))
 
 
-@contextmanager
-def child(act: Callable[[Connection], None]) -> Iterator[tuple[Any, Connection]]:
-    """Run a function in a forked process; give that process, and what it talks through. It is killed in the end."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=act, args=(there,))
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        here.close()
-
-
 def reads_all(data: Path, session: int, log: Path, **cache: Any) -> Callable[[Connection], None]:
     """Return what reads every row and says whether all are right."""
     return lambda there: there.send(is_right(data, rows(cache_of(data, session, log, **cache))))
@@ -101,7 +84,7 @@ def reads_all(data: Path, session: int, log: Path, **cache: Any) -> Callable[[Co
 
 def read_elsewhere(data: Path, session: int, log: Path, **cache: Any) -> None:
     """Read every row in a process of its own; all must be right."""
-    with child(reads_all(data, session, log, **cache)) as (_, here):
+    with child_running(reads_all(data, session, log, **cache)) as (_, here):
         assert here.recv() is True
 
 
@@ -138,7 +121,7 @@ def test_four_processes_at_their_own_files(session: int) -> None:
 def test_server_killed_in_an_epoch(data: Path, session: int, sandbox: Sandbox, tmp_path: Path) -> None:
     """Rows go on coming and going in without it; the next one finds the cache as it is."""
     log = tmp_path / "made"
-    with child(reads_in_two_parts(data, session, log)) as (_, here):
+    with child_running(reads_in_two_parts(data, session, log)) as (_, here):
         assert here.recv() == 10
         kill(server_pid())
         here.send("go on")
@@ -190,7 +173,7 @@ def test_four_processes_lose_their_cache(data: Path, session: int, tmp_path: Pat
     """The session is dropped, or the server stopped, while all of them are at it."""
     act = reads_in_two_parts(data, session, tmp_path / "made")
     with ExitStack() as stack:
-        ends = [stack.enter_context(child(act))[1] for _ in range(4)]
+        ends = [stack.enter_context(child_running(act))[1] for _ in range(4)]
         assert [here.recv() for here in ends] == [10] * 4
         drop_session(session) if change == "dropped" else stop_server()
         for here in ends:
@@ -206,7 +189,7 @@ def test_writer_killed(data: Path, tmp_path: Path) -> None:
     for number in range(12):
         session, log = make_session(), tmp_path / f"made{number}"
         act = reads_all(data, session, log)
-        with child(act) as (first, _), child(act) as (_, here):
+        with child_running(act) as (first, _), child_running(act) as (_, here):
             wait_for(lambda log=log, number=number: num_made(log) > 1 + 4 * number, "rows to be made")
             os.kill(first.pid, signal.SIGKILL)
             assert here.recv() is True

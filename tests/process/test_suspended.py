@@ -30,7 +30,7 @@ from prefeed.store.shared import SharedTier
 from prefeed.system import locks
 from prefeed.torch.loader import _attachment_of
 from prefeed.wire.endpoint import ensure_private_dir
-from process.children import child_running
+from process.children import child_running, stopped
 from process.conditions import server_pid, wait_for
 from sandbox import Sandbox
 
@@ -56,15 +56,6 @@ def suspended(target: Any, *args: Any) -> Iterator[tuple[int, Pipe]]:
     with child_running(target, *args) as (process, pipe):
         wait_for(lambda: is_suspended(process.pid), "the child to be suspended")
         yield process.pid, pipe
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def suspend_myself() -> None:

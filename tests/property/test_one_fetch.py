@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from prefeed.core.actions import Placement
-from prefeed.core.residency import MIN_LENT_OBJECTS
+from prefeed.core.inventory import MIN_LENT_OBJECTS
 from ring import Ring
 
 CONSUMER, DATASET = 1, 1

@@ -45,7 +45,7 @@ BAD = [
     ("max_in_flight", 10**12, "must be at least 1, at most"),
     ("max_in_flight", b"5", "b'5' is not a whole number"),
     ("max_in_flight", math.nan, "nan is no number"),
-    ("log_level", "info", "write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (what is fatal)"),
+    ("log_level", "info", "write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"),
     ("log_level", 5, "5 is no log level; write 0"),
     ("log_level", True, "True is no log level; write 0"),
     *((name, "soon", "'soon' is not a number of seconds") for name in (*TIMES, "listing_age")),

@@ -22,7 +22,7 @@ from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.diagnose.verdict import Verdict, beside_the_prediction
+from prefeed.diagnose.doctor.verdict import Verdict, beside_the_prediction
 from prefeed.errors import CannotExamineError, PrefeedError
 
 _DEFAULT_STEPS: Final = 20

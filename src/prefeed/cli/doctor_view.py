@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prefeed.diagnose.cures import Cure
+from prefeed.diagnose.doctor.verdict import Cure, Verdict, sentences
 from prefeed.diagnose.measurement import Measurement
-from prefeed.diagnose.verdict import Verdict, sentences
 
 
 def verdict_lines(verdict: Verdict) -> Iterator[str]:

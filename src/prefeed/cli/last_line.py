@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from prefeed.cli.program_facts import facts_of, last_lines
 from prefeed.cli.text import printable
-from prefeed.tally.shared import sums
+from prefeed.tally.program import sums
 
 ORDER: Final = "order"
 """What ``prefeed run`` wrote down before the program began; whoever watches the program has it locked."""

@@ -13,10 +13,9 @@ from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.url import absolute_url
 from prefeed.config import Config, parse_bytes
-from prefeed.packing.driver import PackRequest, PackResult, pack
+from prefeed.packing.driver import PackRequest, PackResult, pack, verify
 from prefeed.packing.index_existing import index_files
-from prefeed.packing.names import LAYOUTS
-from prefeed.packing.verifying import verify
+from prefeed.packing.order import LAYOUTS
 from prefeed.sources.library import ManifestLibrary
 
 EXIT_INTERRUPTED: Final = 130

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.packing.driver import PackResult
-from prefeed.packing.work import PackProgress
+from prefeed.packing.writing import PackProgress
 
 _MOST_DAMAGED: Final = 5
 

@@ -22,7 +22,7 @@ from prefeed.cli import render
 from prefeed.cli.failure import EXIT_FAILED, VERBOSE_TRACEBACKS
 from prefeed.cli.options import json_option
 from prefeed.cli.tune_view import tuning_lines
-from prefeed.diagnose.tuning import DEFAULT_BUDGET_SECONDS, tune
+from prefeed.diagnose.tune.tuning import DEFAULT_BUDGET_SECONDS, tune
 from prefeed.errors import PrefeedError
 
 _NOT_THE_USERS: Final = (

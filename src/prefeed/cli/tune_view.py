@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from prefeed.cli.render import format_bytes
-from prefeed.diagnose.tuning_report import Trial, Tuning, sentences
-from prefeed.diagnose.tuning_settings import Settings, size_text
+from prefeed.diagnose.tune.report import Trial, Tuning, sentences
+from prefeed.diagnose.tune.search import Settings, size_text
 
 _COLUMNS: Final = ("batches/s", "samples/s", "spread", "waited", "memory", "busy")
 

@@ -26,10 +26,10 @@ from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config
-from prefeed.core.again import Again
+from prefeed.core.requests import Again
 from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
 from prefeed.interception import answer_everywhere, install
-from prefeed.interception.protocol import Answer
+from prefeed.interception.asking import Answer
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key

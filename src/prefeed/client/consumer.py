@@ -18,7 +18,7 @@ import numpy as np
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
-from prefeed.core.window import Ids, Window
+from prefeed.core.plan import Ids, Window
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.types import EpochWait, ReadCounts

@@ -12,7 +12,7 @@ from prefeed.client.lending import Lent
 from prefeed.client.part_costs import CostMeter
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
-from prefeed.interception.protocol import Answer
+from prefeed.interception.asking import Answer
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles

@@ -11,7 +11,7 @@ from typing import Any
 from prefeed.client.dataset import NodeDataset
 from prefeed.errors import PrefeedError
 from prefeed.interception import end_observing, observe_writes
-from prefeed.interception.paths import absolute_path
+from prefeed.interception.asking import absolute_path
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.posix import identity_of

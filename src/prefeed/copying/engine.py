@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from prefeed.copying.bodies import open_body
 from prefeed.copying.flow import CopyLimits, Flow
-from prefeed.core.retry import RetryPolicy
+from prefeed.core.requests import RetryPolicy
 from prefeed.errors import (
     BadTargetNameError,
     SourceError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefeed.copying.bodies import PIECE_BYTES
-from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.core.requests import ConcurrencyLimit
 from prefeed.system.clock import Clock
 from prefeed.types import ObjectInfo
 

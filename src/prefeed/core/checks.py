@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.core import table as states
-from prefeed.core.window import Ids, Window
+from prefeed.core.plan import Ids, Window
 
 Published = Callable[[Ids], npt.NDArray[np.bool_]]
 """Says of each of these objects whether its bytes are known to be the present ones."""

@@ -21,13 +21,10 @@ import numpy.typing as npt
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.consumers import ConsumerCounts, Consumers
-from prefeed.core.inventory import Holdings
-from prefeed.core.lookahead import Lookahead
-from prefeed.core.next_use import NextUse
-from prefeed.core.plan import Ids, Plan
-from prefeed.core.residency import Residency
+from prefeed.core.inventory import Holdings, Residency
+from prefeed.core.lookahead import Lookahead, NextUse
+from prefeed.core.plan import Ids, Plan, Window
 from prefeed.core.table import ObjectTable
-from prefeed.core.window import Window
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_now, open_as_made
 from prefeed.client.readers import Readers
 from prefeed.config import Config, parse_setting
-from prefeed.core.again import Again
+from prefeed.core.requests import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.answers import listed_in

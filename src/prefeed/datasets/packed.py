@@ -15,7 +15,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
 from prefeed.datasets.origin import Origin, sample_index
 from prefeed.errors import EmptyListingError
-from prefeed.packing.names import sample_of
+from prefeed.packing.order import sample_of
 from prefeed.sources.manifest import Manifest
 
 Indices = npt.NDArray[np.int64]

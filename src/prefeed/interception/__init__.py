@@ -7,22 +7,17 @@ what it does not have is opened as if nothing were between. The rest (Pillow, ``
 changes. Nobody who does not look for it can tell what a caller gets from the real thing. A reader that is a ``Witness`` also
 hears of files that Python opens past these.
 
-``opening``   ``open``: start reading here
-``files``     what an open file is made of
-``arrays``    ``numpy.fromfile``
-``images``    ``cv2.imread`` and torchvision's readers
-``writing``   functions that change files
-``events``    files that are opened past all of these
-``asking``    who is asked in this thread
-``protocol``  what is asked
-``paths``     names of files, made absolute without touching the disk
-``scope``     when replacements are in place
-``places``    where they are put, and how everything is put back
+``reading``  functions that read files, ``open`` first of all: start reading here
+``writing``  functions that change files
+``events``   files that are opened past all of these
+``files``    the file objects that ``open`` returns
+``asking``   who is asked in this thread, for what, and by which path
+``scope``    when replacements are in place, where they are put, and how everything is put back
 """
 
+from prefeed.interception.asking import FileReader as FileReader
 from prefeed.interception.events import Witness as Witness
 from prefeed.interception.events import watch_opens as watch_opens
-from prefeed.interception.protocol import FileReader as FileReader
 from prefeed.interception.scope import answer_everywhere as answer_everywhere
 from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import end_observing as end_observing

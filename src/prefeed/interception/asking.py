@@ -1,14 +1,125 @@
-"""Who is asked in this thread, and what every replacement has in common."""
+"""Who is asked in this thread, for what, by which path, and what every replacement has in common."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from prefeed.interception.protocol import Answer, FileReader
+from prefeed.system.machine import OF_PROCESS
 from prefeed.types import Buffer
+
+
+def path_name(file: Any) -> str | bytes | None:
+    """Return the name that an open file would have, or None for what is no path: a descriptor, a wrong type."""
+    if type(file) is str:
+        return file
+    try:
+        return os.fspath(file)  # type: ignore[no-any-return]
+    except TypeError:
+        return None
+
+
+def absolute_path(name: str | bytes) -> str | None:
+    """Return the path that a reader is asked for, or None: only the kernel can tell which file is meant.
+
+    ``..`` after a named directory is not resolved: the directory may be a symbolic link. Leading ones are, since
+    the working directory is a physical path.
+    """
+    text = name if isinstance(name, str) else os.fsdecode(name)
+    if "\0" in text or not text or text[-1] == "/":
+        return None
+    if text[0] != "/":
+        return _below_working_directory(text)
+    if text.startswith(OF_PROCESS):
+        return None
+    if "/." in text or "//" in text:
+        return _normal(text)
+    return text
+
+
+def _normal(text: str) -> str | None:
+    parts = text.split("/")
+    if ".." in parts or parts[-1] == "." or text.startswith("//"):
+        return None
+    return "/" + "/".join(part for part in parts if part not in ("", "."))
+
+
+def _below_working_directory(text: str) -> str | None:
+    try:
+        directory = os.getcwd()
+    except OSError:
+        return None
+    if not directory.startswith("/") or directory.startswith("//"):  # "(unreachable)/…": outside this root
+        return None
+    if text[0] != "." and "/." not in text and "//" not in text and directory != "/":
+        return f"{directory}/{text}"
+    if text.endswith("/."):
+        return None
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    num_up = 0
+    while num_up < len(parts) and parts[num_up] == "..":
+        num_up += 1
+    named = parts[num_up:]
+    if not named or ".." in named:
+        return None
+    above = directory.split("/")[1:] if directory != "/" else []
+    return "/" + "/".join(above[: max(0, len(above) - num_up)] + named)
+
+
+class LentFile(Protocol):
+    """Bytes of a file that stay where they are: what is read of them is copied then, and costs what it is long.
+
+    **Threads and processes.** Any thread, and a forked child. Lives as long as somebody has it.
+    """
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    def read_into(self, start: int, target: memoryview) -> int | None:
+        """Copy a part; return how many bytes, fewer at the end; None: they are there no more."""
+        ...
+
+    def read(self, start: int, size: int) -> bytes | None:
+        """Return a part, shorter at the end; None: they are there no more."""
+        ...
+
+    def are_of(self, descriptor: int) -> bool:
+        """Return True when an open file has the very bytes."""
+        ...
+
+
+Answer = Buffer | LentFile
+"""All bytes of a file, or where they are."""
+
+
+class FileReader(Protocol):
+    """Has the bytes of some files.
+
+    **Threads and processes.** Called in the thread that entered ``reads_from`` with it, and in a fork of that
+    thread. While it is being asked, files that it opens itself are not answered by it.
+    """
+
+    def may_have(self, path: str) -> bool:
+        """Return False when ``read_file`` would return None: at once, for it is asked for every file that is opened.
+
+        Args:
+            path: As for ``read_file``.
+        """
+        ...
+
+    def read_file(self, path: str) -> Answer | None:
+        """Return all bytes of the file, or what lends them, or None: the caller opens it.
+
+        Never raises on account of the file: None lets the caller meet the error in Python's own words.
+
+        Args:
+            path: Absolute and without ``.``, ``..`` or doubled slashes; symbolic links are as the caller named them.
+        """
+        ...
 
 
 class Asking(threading.local):

@@ -11,8 +11,7 @@ import sys
 from types import FrameType
 from typing import Any, Final, Protocol, runtime_checkable
 
-from prefeed.interception.asking import asking
-from prefeed.interception.paths import absolute_path
+from prefeed.interception.asking import absolute_path, asking
 
 
 @runtime_checkable

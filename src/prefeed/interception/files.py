@@ -7,7 +7,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prefeed.interception.protocol import Answer, LentFile
+from prefeed.interception.asking import Answer, LentFile
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:

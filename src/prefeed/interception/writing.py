@@ -1,6 +1,6 @@
 """Functions that change files, replaced by such as say which file it is, before it changes and after.
 
-``open`` says so itself (``opening.py``). Here are those of ``os``, on which ``pathlib``, ``shutil`` and ``tempfile``
+``open`` says so itself (``reading.py``). Here are those of ``os``, on which ``pathlib``, ``shutil`` and ``tempfile``
 stand, ``io.FileIO``, and functions of libraries that open their files in C++.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
-from prefeed.interception.asking import Replacement
-from prefeed.interception.paths import path_name
+from prefeed.interception.asking import Replacement, path_name
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 

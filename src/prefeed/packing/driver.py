@@ -1,4 +1,4 @@
-"""Packing, from the listing to the index. Killed at any instant, the same call goes on after the last whole part."""
+"""Packing, from the listing to the index, and reading it all back. After a kill the same call resumes behind the last whole part."""
 
 from __future__ import annotations
 
@@ -7,25 +7,35 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 import lmdb
+import numpy as np
 
 from prefeed.config import GIB, Config
-from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError
-from prefeed.packing.finishing import write_index
+from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError, SourceError
 from prefeed.packing.journal import JOURNAL_NAME, Job, Journal
-from prefeed.packing.names import LAYOUTS, check_names
-from prefeed.packing.order import packing_order
+from prefeed.packing.order import LAYOUTS, check_names, packing_order
 from prefeed.packing.place import Place, open_place
-from prefeed.packing.reading import read_ahead
 from prefeed.packing.tfrecord import require_installed
-from prefeed.packing.work import PackProgress, Work
-from prefeed.packing.writing import require_room, take_up, write_environment, write_shards
+from prefeed.packing.writing import (
+    PackProgress,
+    Work,
+    read_ahead,
+    require_room,
+    take_up,
+    write_environment,
+    write_index,
+    write_shards,
+)
+from prefeed.sources.asking_again import patiently
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.pack_index import PackHeader
+from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, listing_mark, open_source, pack_url
 from prefeed.system.paths import really_in
 from prefeed.types import ListingProgress
@@ -169,10 +179,10 @@ def _errors_of_the_place(place: Place) -> Iterator[None]:
             raise
         if any(os.strerror(code) in str(err) for code in _NO_ROOM):
             raise PackFullError(
-                f"{place.work} is full; what is packed stays: free some space and run the same command again"
+                f"{place.work} is full; the files packed so far are kept: free some space and run the same command again"
             ) from err
         where = getattr(err, "filename", None) or place.work
-        raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; what is packed stays") from err
+        raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; the files packed so far are kept") from err
 
 
 def _run(work: Work, source_url: str, config: Config) -> PackResult:
@@ -222,3 +232,48 @@ def _result(place: Place, header: PackHeader, *, kept: int) -> PackResult:
         kept=kept,
         seconds=0.0,
     )
+
+
+_THREADS: Final = 16
+_BATCH: Final = 256
+_DEADLINE_SECONDS: Final = 10.0
+"""A damaged value stays damaged: it is not asked for longer than this."""
+
+
+def verify(url: str, config: Config, *, progress: PackProgress | None = None) -> tuple[str, ...]:
+    """Read every object of a pack and compare it with its checksum; return what is wrong, a sentence each.
+
+    Args:
+        url: Canonical URL of the pack, ``pack+…``.
+        config: Settings.
+        progress: Told how far it is.
+
+    Raises:
+        SourceError: The pack cannot be opened.
+    """
+    source = open_source(url, config)
+    assert isinstance(source, PackedSource)
+    try:
+        return tuple(_wrong(source, progress or (lambda objects, total, size: None)))
+    finally:
+        source.close()
+
+
+def _wrong(source: PackedSource, progress: PackProgress) -> Iterator[str]:
+    index = source.index(newest=True)
+    index.validate()
+
+    def problem(number: int) -> str | None:
+        try:
+            patiently(lambda: source.fetch(index.path(number)), deadline_seconds=_DEADLINE_SECONDS)
+        except SourceError as err:
+            return err.message
+        return None
+
+    order = iter(np.lexsort((index.offsets, index.files)).tolist())  # as it lies in the data files
+    done = 0
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-verify") as pool:
+        while batch := list(islice(order, _BATCH)):
+            yield from filter(None, pool.map(problem, batch))
+            done += len(batch)
+            progress(done, len(index), int(index.sizes[batch].sum()))

@@ -96,7 +96,7 @@ def value_offsets(data_file: Path, keys: Iterable[bytes]) -> Iterator[int]:
         for key in keys:
             value = transaction.get(key)
             if value is None:
-                raise CannotPackError(f"{data_file} has lost {key!r}: remove the directory and pack anew")
+                raise CannotPackError(f"{data_file} has lost {key!r}: remove the directory and pack again")
             yield places.offset(value)
 
 

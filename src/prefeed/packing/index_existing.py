@@ -17,9 +17,8 @@ from prefeed.config import Config
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
 from prefeed.packing import environment, tar_shards, tfrecord
 from prefeed.packing.driver import PackResult
-from prefeed.packing.finishing import starts_of
 from prefeed.packing.records import Record
-from prefeed.packing.work import PackProgress
+from prefeed.packing.writing import PackProgress, starts_of
 from prefeed.sources.asking_again import patiently
 from prefeed.sources.manifest import ENCODING
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index
@@ -107,9 +106,9 @@ def _data_files(source: RangeSource, layout: str | None) -> tuple[str, list[Obje
         return layout, [info for info in listed if info.path != INDEX_NAME]
     compressed = [info.path for info in listed if info.path.endswith((".tgz", ".gz", ".zst", ".bz2", ".xz"))]
     advice = (
-        f"{compressed[0]} is compressed, so that nothing in it can be read by itself: unpack it"
+        f"{compressed[0]} is compressed, so no file in it can be read alone: unpack it"
         if compressed
-        else "wanted *.tar, *.tfrecord* or *.mdb; where names say nothing, say --format"
+        else "wanted *.tar, *.tfrecord* or *.mdb; if the names do not tell the format, pass --format"
     )
     raise EmptyListingError(f"{source.url} has no data files of a pack among its {len(listed)} files: {advice}")
 

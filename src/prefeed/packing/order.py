@@ -1,17 +1,90 @@
-"""In which order files are packed, and which of them stay together. Pure but for the manifest that is read."""
+"""Which names each format takes, in which order files are packed, and which stay together. Pure but for the manifest."""
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128
 
-from prefeed.packing.names import sample_of
+from prefeed.errors import CannotPackError
 from prefeed.sources.manifest import Manifest
+
+LAYOUTS: Final = ("lmdb", "webdataset", "tfrecord")
+LMDB_KEY_BYTES: Final = 511
+_LMDB_BYTES: Final = 2**32 - 1
+_TFRECORD_BYTES: Final = 2**31 - 2**20
+"""Protocol buffers end at 2 GiB, path and frame included."""
+
+# webdataset's own expressions: its rule is what counts here (webdataset 1.0.2, 2026-11).
+_SAMPLE: Final = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_META: Final = re.compile(r"__[^/]*__($|/)")
+_NAMES_SHOWN: Final = 3
+
+
+def sample_of(path: str) -> tuple[str, str] | None:
+    """Return the key and the extension of a file in a WebDataset; None for a file that belongs to no sample.
+
+    The key ends at the first dot of the file's name; the extension is in lower case.
+    """
+    match = _SAMPLE.fullmatch(path)
+    return None if match is None or _META.match(path) else (match[1], match[2].lower())
+
+
+def check_names(layout: str, files: Iterable[tuple[bytes, str, int]]) -> None:
+    """Check that every file can be packed, before anything is written.
+
+    Args:
+        layout: One of ``LAYOUTS``.
+        files: Path as bytes and as text, and size in bytes.
+
+    Raises:
+        CannotPackError: The message has the first few files, their number, and the way out.
+    """
+    problems = {"webdataset": _no_samples, "lmdb": _no_keys, "tfrecord": _too_large}[layout](files)
+    shown: list[str] = []
+    count = 0
+    for path in problems:
+        count += 1
+        if len(shown) < _NAMES_SHOWN:
+            shown.append(repr(path))
+    if count:
+        more = f" and {count - len(shown):,} more" if count > len(shown) else ""
+        raise CannotPackError(f"{layout} does not take {', '.join(shown)}{more}: {_ADVICE[layout]}", files=count)
+
+
+_ADVICE: Final = {
+    "webdataset": "its samples are named up to the first dot of the file's name, and differ in what follows, whatever "
+    "the case; so each name needs a dot, not at its beginning, and no two may differ in case alone. Rename these files, "
+    "or choose lmdb or tfrecord, which take any name",
+    "lmdb": f"its keys have at most {LMDB_KEY_BYTES} bytes and its values less than 4 GiB; choose webdataset",
+    "tfrecord": "its records end at 2 GiB; choose webdataset or lmdb",
+}
+
+
+def _no_samples(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
+    seen: set[tuple[str, str]] = set()
+    for _, path, _ in files:
+        sample = sample_of(path)
+        is_cut = "\0" in path  # by tar: what follows a zero byte is lost
+        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_cut:
+            yield path
+        else:
+            seen.add(sample)
+
+
+def _no_keys(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
+    return (path for name, path, size in files if len(name) > LMDB_KEY_BYTES or size > _LMDB_BYTES)
+
+
+def _too_large(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
+    return (path for _, path, size in files if size > _TFRECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from prefeed.types import Buffer
 
 try:
     import google_crc32c
-
-    from prefeed.packing.example import encode_example
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 except ImportError:  # the other formats do not need them
     _IS_INSTALLED = False
 else:
@@ -118,3 +118,77 @@ def masked_sum(data: bytes) -> int:
     """Return TensorFlow's masked CRC-32C: turned by 15 bits, plus a constant."""
     crc: int = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def encode_example(path: str, data: bytes) -> tuple[bytes, int]:
+    """Return an Example with the features ``path`` and ``data``, one ``bytes`` each, and where the data begins in it."""
+    example = _example_class()()
+    features = example.features.feature
+    features["path"].bytes_list.value.append(path.encode("utf-8", "surrogateescape"))
+    # The map's keys are written in their order, so "path" comes last: what it takes is what it takes alone.
+    after = len(example.features.SerializeToString(deterministic=True))
+    features["data"].bytes_list.value.append(data)
+    payload: bytes = example.SerializeToString(deterministic=True)
+    offset = len(payload) - after - len(data)
+    assert payload[offset : offset + len(data)] == data
+    return payload, offset
+
+
+def decode_example(payload: bytes) -> dict[str, bytes]:
+    """Return the first ``bytes`` of each feature of an Example."""
+    features = _example_class().FromString(payload).features.feature
+    return {name: feature.bytes_list.value[0] for name, feature in features.items() if feature.bytes_list.value}
+
+
+@cache
+def _example_class() -> Any:
+    pool = descriptor_pool.DescriptorPool()  # Our own: where TensorFlow is imported, the default one has these names.
+    pool.Add(_describe())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+def _describe() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tensorflow/core/example/example.proto", package="tensorflow", syntax="proto3"
+    )
+    _add_list(file, "BytesList", descriptor_pb2.FieldDescriptorProto.TYPE_BYTES)
+    _add_list(file, "FloatList", descriptor_pb2.FieldDescriptorProto.TYPE_FLOAT)
+    _add_list(file, "Int64List", descriptor_pb2.FieldDescriptorProto.TYPE_INT64)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, kind in enumerate(("bytes_list", "float_list", "int64_list"), 1):
+        message = f".tensorflow.{kind.title().replace('_', '')}"
+        _add_field(
+            feature,
+            kind,
+            number,
+            type=descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
+            type_name=message,
+            oneof_index=0,
+        )
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    _add_field(entry, "key", 1, type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING)
+    _add_field(
+        entry, "value", 2, type=descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE, type_name=".tensorflow.Feature"
+    )
+    field = _add_field(features, "feature", 1, type=descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE)
+    field.type_name, field.label = (
+        ".tensorflow.Features.FeatureEntry",
+        descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED,
+    )
+    example = file.message_type.add(name="Example")
+    _add_field(
+        example, "features", 1, type=descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE, type_name=".tensorflow.Features"
+    )
+    return file
+
+
+def _add_list(file: Any, name: str, kind: int) -> None:
+    field = _add_field(file.message_type.add(name=name), "value", 1, type=kind)
+    field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+
+
+def _add_field(message: Any, name: str, number: int, **what: Any) -> Any:
+    return message.field.add(name=name, number=number, label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL, **what)

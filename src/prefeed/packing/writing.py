@@ -1,24 +1,117 @@
-"""Writing the data files of a pack, and going on where an earlier process was stopped."""
+"""Writing a pack: objects read ahead, data files, and the index at the end. It resumes where an earlier process stopped."""
 
 from __future__ import annotations
 
 import os
+import threading
 from array import array
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
+from prefeed.errors import PackError, PackSourceChangedError
 from prefeed.packing import environment, tar_shards, tfrecord
-from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter
-from prefeed.packing.journal import Journal, Part
-from prefeed.packing.order import signature
-from prefeed.packing.place import PARTIAL, StorePlace, check_room, clean
+from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter, value_offsets
+from prefeed.packing.journal import Job, Journal, Part
+from prefeed.packing.order import Order, signature
+from prefeed.packing.place import PARTIAL, Place, StorePlace, check_room, clean
 from prefeed.packing.records import ShardWriter
-from prefeed.packing.work import Work
-from prefeed.sources.manifest import UNKNOWN_SIZE
+from prefeed.sources.asking_again import patiently
+from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, version_hash
+from prefeed.sources.pack_index import PackHeader, encode_index
+from prefeed.sources.protocol import Source
 from prefeed.types import Buffer
+
+PackProgress = Callable[[int, int, int], None]
+"""Called with (objects done, objects in all, bytes of those done since the last call)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is packed, in which order, and where to.
+
+    Attributes:
+        job: The options.
+        place: Where the pack comes to lie.
+        manifest: The listing of what is packed.
+        order: Its objects in packing order.
+        progress: Told how far it is.
+    """
+
+    job: Job
+    place: Place
+    manifest: Manifest
+    order: Order
+    progress: PackProgress
+
+
+_THREADS: Final = 32
+_AHEAD_BYTES: Final = 256 * 1024**2
+_AHEAD_OBJECTS: Final = 512
+_UNKNOWN_BYTES: Final = 1024**2
+"""What an object counts of which the listing has no size."""
+
+
+def read_ahead(
+    source: Source, manifest: Manifest, ids: Iterable[int], *, deadline_seconds: float
+) -> Generator[tuple[int, Buffer], None, None]:
+    """Yield the bytes of these objects, in this order.
+
+    Raises:
+        PackSourceChangedError: One is not what was listed.
+        SourceError: One cannot be read.
+    """
+
+    def fetch(object_id: int) -> Buffer:
+        fetched = patiently(
+            lambda: source.fetch(manifest.path(object_id)), deadline_seconds=deadline_seconds, stopped=stopped
+        )
+        check_unchanged(source, manifest, object_id, version=fetched.version, size_bytes=len(fetched.data))
+        return fetched.data
+
+    stopped = threading.Event()
+    waiting: deque[tuple[int, int, Future[Buffer]]] = deque()
+    ahead_bytes = 0
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-pack")
+    try:
+        for object_id in ids:
+            expected = manifest.size(object_id)
+            size = _UNKNOWN_BYTES if expected is None else expected
+            while waiting and (ahead_bytes + size > _AHEAD_BYTES or len(waiting) >= _AHEAD_OBJECTS):
+                first, first_size, future = waiting.popleft()
+                yield first, future.result()
+                ahead_bytes -= first_size
+            waiting.append((object_id, size, pool.submit(fetch, object_id)))
+            ahead_bytes += size
+        while waiting:
+            first, _, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        stopped.set()  # Ctrl-C, or a permanent error, does not wait for what the origin may still answer
+        pool.shutdown(cancel_futures=True)
+
+
+def check_unchanged(source: Source, manifest: Manifest, object_id: int, *, version: str, size_bytes: int) -> None:
+    """Check that what was read is what the listing says.
+
+    Raises:
+        PackSourceChangedError: It is not.
+    """
+    listed_size, listed = manifest.size(object_id), manifest.version_hash(object_id)
+    is_other = bool(listed) and bool(version) and version_hash(version) != listed
+    if is_other or listed_size not in (None, size_bytes):
+        where = source.locate(manifest.path(object_id))
+        raise PackSourceChangedError(
+            f"{where} changed after it was listed: run the same command again; packed files that are unchanged are kept",
+            path=where,
+        )
+
 
 _WRITERS: Final[dict[str, type[ShardWriter]]] = {
     "webdataset": tar_shards.TarWriter,
@@ -170,3 +263,78 @@ def _part(work: Work, file: str, start: int, sizes: array[int], checksums: array
         checksums=checksums.tobytes(),
         offsets=offsets.tobytes(),
     )
+
+
+_SAMPLED: Final = 1000
+"""Values of an LMDB environment that are read back by their offset, always."""
+
+_PIECE_BYTES: Final = 64 * 1024**2
+
+
+def write_index(work: Work, journal: Journal) -> PackHeader:
+    """Write the index of what the journal names; the pack is finished then."""
+    parts = journal.parts
+    files = list(dict.fromkeys(part.file for part in parts))
+    sizes, checksums = (_joined(parts, column) for column in ("sizes", "checksums"))
+    if work.job.layout == "lmdb":
+        offsets = _environment_offsets(work, sizes, checksums)
+    else:
+        offsets = _joined(parts, "offsets")
+    numbers = np.repeat([files.index(part.file) for part in parts], [part.count for part in parts])
+    by_path = np.argsort(work.order.ids)  # ids of a manifest are in order of their paths
+    paths = [work.manifest.path_bytes(i) for i in range(len(work.manifest))]
+    header = PackHeader(
+        layout=work.job.layout,
+        num_objects=len(paths),
+        total_bytes=int(sizes.sum()),
+        path_bytes=sum(map(len, paths)),
+        data_files=files,
+        made_from=work.job.describe(),
+        listing=work.manifest.uid,
+    )
+    encoded = encode_index(
+        header,
+        sizes=sizes[by_path],
+        offsets=offsets[by_path],
+        checksums=checksums[by_path],
+        files=numbers[by_path].astype(np.uint32),
+        starts=starts_of(paths),
+        paths=b"".join(paths),
+    )
+    if work.job.layout == "lmdb" and isinstance(work.place, StorePlace):
+        work.place.copy(work.place.work / DATA_FILE, DATA_FILE)
+    work.place.finish(encoded)
+    return header
+
+
+def starts_of(paths: list[bytes]) -> NDArray[np.uint64]:
+    """Return where each path begins when they follow each other, and the end; shape (num_paths + 1,)."""
+    return np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.uint64)
+
+
+def _joined(parts: list[Part], column: str) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(getattr(part, column) for part in parts), np.uint64)
+
+
+def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return where each value lies in the data file, in packing order."""
+    data_file = work.place.work / DATA_FILE
+    keys = (work.manifest.path_bytes(i) for i in work.order.ids.tolist())
+    offsets = np.fromiter(value_offsets(data_file, keys), np.uint64, len(sizes))
+    descriptor = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
+            if _sum_of(descriptor, int(offsets[i]), int(sizes[i])) != int(checksums[i]):
+                raise PackError(f"{data_file} does not hold what was written; remove its directory and pack again")
+    finally:
+        os.close(descriptor)
+    return offsets
+
+
+def _sum_of(descriptor: int, offset: int, size_bytes: int) -> int:
+    """Return the xxh3-64 of a part of a file, or of what there is of it; one read gives at most 2 GiB."""
+    digest, end = xxh3_64(), offset + size_bytes
+    while offset < end and (piece := os.pread(descriptor, min(_PIECE_BYTES, end - offset), offset)):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.intdigest()

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.core.checks import CheckAhead, CheckPace
+from prefeed.core.plan import Window
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT, TRANSIENT
-from prefeed.core.window import Window
 from prefeed.server.datasets import Dataset
 from prefeed.server.fetchers import CheckJob, CheckResult
 from prefeed.sources.catalogue import CatalogueWriter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.core.requests import ConcurrencyLimit
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
-from prefeed.core.window import MOST_BYTES
+from prefeed.core.plan import MOST_BYTES
 from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
 from prefeed.server.dataset_opener import Openings, Waiter
 from prefeed.server.datasets import Dataset

@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from prefeed.config import Config
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
-from prefeed.core.concurrency import ConcurrencyLimit
-from prefeed.core.retry import RetryPolicy
+from prefeed.core.plan import Window
+from prefeed.core.requests import ConcurrencyLimit, RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING
-from prefeed.core.window import Window
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of

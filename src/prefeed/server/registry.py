@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.core.concurrency import ConcurrencyLimit
+from prefeed.core.requests import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of

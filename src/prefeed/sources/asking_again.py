@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from prefeed.core.retry import RetryPolicy
+from prefeed.core.requests import RetryPolicy
 from prefeed.errors import SourceError
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from prefeed.client.connection import Connection
 from prefeed.client.sessions import list_sessions
 from prefeed.config import Config, config_for_port, settings_of
-from prefeed.core.again import Again
+from prefeed.core.requests import Again
 from prefeed.errors import (
     CacheInUseError,
     CacheNotInUseError,

@@ -21,12 +21,11 @@ from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageErro
 from prefeed.stage.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage.cache import CacheStatistics, DatasetCache
 from prefeed.stage.cache_store import CacheStore
-from prefeed.stage.changes import Changes
+from prefeed.stage.changes import Changes, Looking
 from prefeed.stage.finding import ABSENT, Finder
-from prefeed.stage.fingerprint import describe
+from prefeed.stage.fingerprint import describe, fingerprint
 from prefeed.stage.identity.parts import AsFarAsTold
-from prefeed.stage.lineage import Lineage
-from prefeed.stage.looking import Looking
+from prefeed.stage.lineage import Lineage, derived, lineage_of
 from prefeed.stage.making import Maker, is_checking, refusal
 from prefeed.stage.randomness import look_for_chance
 
@@ -326,9 +325,9 @@ class CachedDataset:
             return True
         is_used = asked.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
         _log.warning(
-            "prefeed: stage-audit-failed: sample %r of %s is not what the cache has (%s): the cache is emptied, and %s",
+            "prefeed: stage-audit-failed: sample %r of %s differs from the cached one (%s): the cache is emptied, and %s",
             asked.index, describe(self.dataset), failed,
-            "its samples are made anew" if is_used else "this process does not use it any more",
+            "its samples are recomputed" if is_used else "this process stops using it",
         )  # fmt: skip
         if not is_used:
             self._place = replace(self._place, store=None)
@@ -413,3 +412,78 @@ def require_map_style(dataset: Any) -> None:
             f"{type(dataset).__name__} has no __getitem__ and __len__: only samples that can be asked for by index can be "
             "mapped and cached"
         )
+
+
+def map(
+    dataset: Any,
+    fn: Callable[[Any], Any],
+    cache: DatasetCache | None = None,
+    *,
+    version: str | None = None,
+    codec: str | None = None,
+) -> MappedDataset | CachedDataset:
+    """Return a dataset of ``fn(dataset[i])``, cached or not, so that steps compose.
+
+    Args:
+        dataset: Map-style.
+        fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
+        cache: Keeps what ``fn`` returns; None: it is called each time.
+        version: Stands for the code of ``fn``, of which only the name and what it was made with count then; change it
+            whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
+        codec: ``"pickle"``: what has no encoding of its own is pickled.
+
+    Raises:
+        RandomStageError: A cached step draws random numbers.
+        CannotFingerprintError: Nobody can tell whether ``fn`` is the same the next time; pass ``version``.
+    """
+    mapped = MappedDataset(dataset, fn, version=version)
+    return mapped if cache is None else CachedDataset(mapped, cache, codec=codec)
+
+
+class MappedDataset:
+    """``fn(dataset[i])``, made each time.
+
+    Attributes:
+        dataset: What is mapped.
+        fn: Given a sample, returns a sample.
+    """
+
+    def __init__(self, dataset: Any, fn: Callable[[Any], Any], *, version: str | None = None) -> None:
+        """See ``map``."""
+        require_map_style(dataset)
+        if not callable(fn):
+            raise TypeError(f"the function of a map must be callable, not {fn!r}")
+        self.dataset = dataset
+        self.fn = fn
+        self._version = version
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.fn(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Samples of a batch, where those below are found together; None: they are made one by one, as torch does."""
+        return self._batch if _is_cached(self.dataset) else None
+
+    def _batch(self, indices: Sequence[Any]) -> list[Any]:
+        return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
+
+    @property
+    def prefeed_lineage(self) -> Lineage:
+        """Where its samples come from; looks at the code and the parameters of the function."""
+        stage = fingerprint(self.fn) if self._version is None else fingerprint((self._version, AsFarAsTold(self.fn)))
+        return derived(lineage_of(self.dataset), stage)
+
+    def prefeed_state(self) -> Any:
+        """Return what tells it from others, by name."""
+        fn = self.fn if self._version is None else (self._version, AsFarAsTold(self.fn))
+        return {"dataset": self.dataset, "fn": fn}
+
+
+def _is_cached(dataset: Any) -> bool:
+    while isinstance(dataset, MappedDataset):
+        dataset = dataset.dataset
+    return isinstance(dataset, CachedDataset)

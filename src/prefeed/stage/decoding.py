@@ -1,7 +1,7 @@
 """Samples put together: a schema is compiled into nested functions once, and these read values and payload in turn.
 
 Nothing here trusts the bytes: lengths are checked against what is there before anything is made, and of classes only
-those are touched that ``classes.py`` calls harmless.
+those are touched that ``named_types.py`` calls harmless.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from prefeed.stage.classes import class_at, field_names, is_enum, is_flag, is_named_tuple, is_plain_dataclass, rebuild
-from prefeed.stage.dtypes import dtype_of
 from prefeed.stage.encoding import PATHS
 from prefeed.stage.layout import ALIGNMENT, MAX_DEPTH, Node, Op
+from prefeed.stage.named_types import (
+    class_at,
+    dtype_of,
+    field_names,
+    is_enum,
+    is_flag,
+    is_named_tuple,
+    is_plain_dataclass,
+    rebuild,
+)
 from prefeed.stage.plug_ins import CompileNode, Reader, plug_in
 
 

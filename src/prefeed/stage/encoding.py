@@ -13,9 +13,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from prefeed.stage.classes import field_names, is_flag, is_importable, is_named_tuple, is_plain_dataclass, state_of
-from prefeed.stage.dtypes import describe_dtype
 from prefeed.stage.layout import ALIGNMENT, MAX_DEPTH, Node, Op
+from prefeed.stage.named_types import (
+    describe_dtype,
+    field_names,
+    is_flag,
+    is_importable,
+    is_named_tuple,
+    is_plain_dataclass,
+    state_of,
+)
 from prefeed.stage.plug_ins import Handler, plug_in_handler
 
 _BLOCK_BYTES: Final = 512

@@ -11,9 +11,8 @@ from prefeed.errors import EntryFormatError
 from prefeed.interception import current_reader
 from prefeed.stage.cache_store import CacheStore
 from prefeed.stage.codec import decode, note_of
-from prefeed.stage.files_seen import FilesSeen
+from prefeed.stage.files_seen import FilesSeen, Note, decode_note, keys_now
 from prefeed.stage.layout import Header, unpack_header
-from prefeed.stage.notes import Note, decode_note, keys_now
 
 _log = logging.getLogger("prefeed")
 
@@ -102,7 +101,7 @@ class Finder:
         try:
             return decode(entry.view, entry.header, copy=copy, allow_pickle=self._allow_pickle)
         except EntryFormatError as err:
-            _log.warning("prefeed: an entry is damaged and made anew: %s", str(err))
+            _log.warning("prefeed: a damaged entry is recomputed: %s", str(err))
             return ABSENT
 
 

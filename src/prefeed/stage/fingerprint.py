@@ -10,10 +10,9 @@ from typing import Any
 from xxhash import xxh3_128, xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
+from prefeed.stage.identity.anatomy import anatomy_of, cells_of
 from prefeed.stage.identity.bytecode import External
-from prefeed.stage.identity.functions import cells_of
 from prefeed.stage.identity.parts import Anatomy, AsFarAsTold, Part, UntoldError
-from prefeed.stage.identity.whole import anatomy_of
 from prefeed.stage.slots import Slots, noted_in
 
 __all__ = ["describe", "fingerprint"]
@@ -170,7 +169,7 @@ def _cannot_fingerprint(walk: _Walk, reason: str) -> CannotFingerprintError:
     where = "".join(walk.path[:12])
     what = f"{type(walk.at).__module__}.{type(walk.at).__qualname__}".removeprefix("builtins.")
     return CannotFingerprintError(
-        f"{where} is a {what}, of which nobody can tell whether it is the same in the next run ({reason}): keep it out of "
+        f"{where} is a {what}, and prefeed cannot tell whether it will be the same in the next run ({reason}): keep it out of "
         'the stage, or give the stage a name of your own that you change with its code: version="resize-224 v1"',
         where=where,
         type=what,

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 from xxhash import xxh3_128_digest
 
 from prefeed.stage.fingerprint import fingerprint
+from prefeed.stage.identity.anatomy import defining_class, state_beyond
 from prefeed.stage.identity.parts import AsFarAsTold
-from prefeed.stage.identity.whole import defining_class, state_beyond
 
 _SUBSET = ("torch.utils.data.dataset", "Subset")
 _CONCAT = ("torch.utils.data.dataset", "ConcatDataset")

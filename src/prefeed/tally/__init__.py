@@ -4,7 +4,6 @@
 count. The command that sums up is ``prefeed.cli.last_line``. Every Python process of such a program imports this, so it
 imports next to nothing itself.
 
-``program``  counting in this process
-``shared``   counters in mapped files
+``program``  counting in this process, in files that it maps
 ``opens``    files that are opened past the cache
 """

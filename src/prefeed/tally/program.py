@@ -1,10 +1,159 @@
-"""Counting in this process, if it belongs to a program that ``prefeed run`` has started; else all this does nothing."""
+"""Counting in this process, if it belongs to a program that ``prefeed run`` has started; else all this does nothing.
+
+Counters lie in files that processes map: what was counted is there, however the process ends. A file is one process's at a
+time, held by ``flock``. When that has ended, the next process that counts uses it: there are as many files as processes
+that count at once, and the numbers in them only grow.
+
+    counts-0: | length, key ... | 8 counters | length, key ... | 8 counters | 0
+"""
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
+import struct
+import threading
+from collections.abc import Iterator
 
-from prefeed.tally.shared import Counts, claim
+NUM_COUNTERS = 8
+"""Of each key; signed, of 64 bits."""
+
+_PREFIX = "counts-"
+_MOST_PROCESSES = 4096
+_ENTRY_BYTES = 1024
+_MOST_ENTRIES = 1024
+_FILE_BYTES = _ENTRY_BYTES * _MOST_ENTRIES
+_LENGTH = struct.Struct("=Q")
+_COUNTERS = struct.Struct(f"={NUM_COUNTERS}q")
+_COUNTERS_AT = _ENTRY_BYTES - _COUNTERS.size
+_MOST_KEY_BYTES = _COUNTERS_AT - _LENGTH.size
+
+
+class Counts:
+    """The counters of one process.
+
+    **Ownership.** Made by ``claim``; given back when the process ends, or nothing refers to it any more. A forked child lets go
+    of its copy.
+    **Threads.** Any; a handler of signals too. What is added is added whole, thanks to the interpreter's lock.
+    """
+
+    _file = -1
+
+    def __init__(self, file: int) -> None:
+        """Go on in a file, which is this process's alone; its descriptor may be closed afterwards."""
+        self._file = os.dup(file)
+        os.ftruncate(file, _FILE_BYTES)  # a hole: it takes no memory
+        self._map = mmap.mmap(file, _FILE_BYTES)
+        self._numbers = memoryview(self._map).cast("q")
+        self._places = {key: _place_of(entry) for entry, (key, _) in enumerate(_entries(self._map))}
+        self._num_entries = len(self._places)
+        self._lock = threading.RLock()
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def add(self, key: bytes, *amounts: int) -> None:
+        """Add to the first counters of a key; nothing where there is no room for another key.
+
+        Args:
+            key: Not empty; only its first 952 bytes count.
+            amounts: At most ``NUM_COUNTERS``.
+        """
+        place = self._places.get(key)
+        if place is None:
+            place = self._place(key)
+            if place is None:
+                return
+        numbers = self._numbers
+        for amount in amounts:
+            if amount:
+                numbers[place] += amount
+            place += 1
+
+    def add_one(self, key: bytes) -> bool:
+        """Add one to the first counter of a key that was added to before; return False for another one."""
+        place = self._places.get(key)
+        if place is None:
+            return False
+        self._numbers[place] += 1
+        return True
+
+    def _place(self, key: bytes) -> int | None:
+        name = key[:_MOST_KEY_BYTES]
+        with self._lock:
+            place = self._places.get(name)
+            if place is None and self._num_entries < _MOST_ENTRIES:
+                entry, self._num_entries = self._num_entries, self._num_entries + 1
+                start = entry * _ENTRY_BYTES
+                try:
+                    os.posix_fallocate(self._file, start, _ENTRY_BYTES)  # else a full file system is a SIGBUS
+                except OSError:
+                    self._num_entries = _MOST_ENTRIES
+                    return None
+                self._map[start + _LENGTH.size : start + _LENGTH.size + len(name)] = name
+                _LENGTH.pack_into(self._map, start, len(name))  # from now on it is there
+                place = self._places[name] = _place_of(entry)
+            if place is not None:
+                self._places[key] = place
+            return place
+
+
+def claim(directory: str) -> Counts | None:
+    """Return counters for this process; None when there are none to be had: the directory is gone, or full."""
+    for number in range(_MOST_PROCESSES):
+        try:
+            file = os.open(
+                f"{directory}/{_PREFIX}{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        except OSError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Counts(file)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+    return None
+
+
+def sums(directory: str) -> dict[bytes, list[int]]:
+    """Return each key with the sums of its counters, over all processes that counted.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    found: dict[bytes, list[int]] = {}
+    for name in sorted(os.listdir(directory)):
+        if not name.startswith(_PREFIX):
+            continue
+        with open(f"{directory}/{name}", "rb") as file:
+            if os.fstat(file.fileno()).st_size != _FILE_BYTES:
+                continue  # a process is about to begin
+            with mmap.mmap(file.fileno(), _FILE_BYTES, access=mmap.ACCESS_READ) as data:
+                for key, counters in _entries(data):
+                    before = found.setdefault(key, [0] * NUM_COUNTERS)
+                    found[key] = [one + other for one, other in zip(before, counters, strict=True)]
+    return found
+
+
+def _place_of(entry: int) -> int:
+    """Return which number of the file is the first counter of an entry."""
+    return (entry * _ENTRY_BYTES + _COUNTERS_AT) // 8
+
+
+def _entries(data: mmap.mmap) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    for start in range(0, _FILE_BYTES, _ENTRY_BYTES):
+        (length,) = _LENGTH.unpack_from(data, start)
+        if not 0 < length <= _MOST_KEY_BYTES:
+            return
+        key = data[start + _LENGTH.size : start + _LENGTH.size + length]
+        yield key, _COUNTERS.unpack_from(data, start + _COUNTERS_AT)
+
 
 VARIABLE = "PREFEED_RUN"
 """Names the directory of the program in the environment of all its processes."""

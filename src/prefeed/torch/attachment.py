@@ -15,26 +15,24 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
-from torch.utils.data.dataloader import _DatasetKind
 
 from prefeed.client import waits
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
-from prefeed.core.again import Again
+from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.tally import program
 from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
-from prefeed.torch.items import ItemLoader
+from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
-from prefeed.torch.order import pass_length
-from prefeed.torch.pinning import can_pin
+from prefeed.torch.order import length_of, pass_length
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.report import LoaderReport
-from prefeed.torch.resuming import Position, Rest, length_of
-from prefeed.torch.ring import Lease, Rings
+from prefeed.torch.resuming import Position, Rest, num_batches_of
+from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
 from prefeed.torch.stages import begin_pass, has_cached_stage
 from prefeed.types import EpochWait, ReadCounts
@@ -129,7 +127,7 @@ class Attachment:
 
     def staged(self, loader: TorchDataLoader[Any]) -> Staged | None:
         """Return the dataset of a loader without a plan whose samples come from the cache of a stage; else None."""
-        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader) or _is_stream(loader):
+        if not has_cached_stage(loader.dataset) or not samples_as_torchs(loader) or is_stream(loader):
             return None
         config = self.config
         if not config.enabled:
@@ -177,19 +175,14 @@ class Attachment:
         if served is not None:
             view.dataset = served
         if served is not None and served is self.served and self.planned is not None:
-            if isinstance(loader, ItemLoader):
-                self.planned.resume(loader.order())
-            elif rest is None:
-                self.planned.resume(None)
-            else:
-                self.planned.resume(rest.batches, num_seen=rest.num_seen)
+            shown_as(loader).begin(self.planned, rest)
             sampler = self.planned
         if self.explicit and not isinstance(loader.dataset, IterableDataset):
             sampler = self.position.watched(loader, sampler, rest)
         if sampler is not None:
             view._index_sampler = sampler
-        if isinstance(loader, ItemLoader) and served is not None and served is self.served:
-            loader.serve(view, served)
+        if served is not None and served is self.served:
+            shown_as(loader).serve(view, served)
         return view
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
@@ -208,7 +201,7 @@ class Attachment:
                 tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self.turn += 1
-        length, num_a_pass = length_of(loader), _pass_length(loader)
+        length, num_a_pass = num_batches_of(loader), _pass_length(loader)
         left = None if length is None else max(0, length - num_seen)
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
@@ -328,11 +321,8 @@ class Attachment:
     def _open(self, loader: Any, config: Config) -> str:
         if not config.enabled:
             return "PREFEED_ENABLED is 0"
-        if isinstance(loader, ItemLoader):
-            if reason := loader.why_unknown():
-                return reason
-        elif _is_stream(loader):
-            return "an IterableDataset has no order to know beforehand"
+        if reason := shown_as(loader).why_unknown():
+            return reason
         if not samples_as_torchs(loader):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
         open_access = access_of(loader.dataset, config, explicit=self.explicit)
@@ -474,16 +464,10 @@ def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
     """Return after how many batches a new epoch begins, if the iterator goes on."""
     if isinstance(loader.dataset, IterableDataset):
         return None
-    try:
-        num_samples = len(loader.dataset)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - it is the user's
+    num_samples = length_of(loader.dataset)
+    if num_samples is None:
         return None
     return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=getattr(loader, "batch_size", None))
-
-
-def _is_stream(loader: TorchDataLoader[Any]) -> bool:
-    """Return True when torch's iterators iterate the dataset; False: they ask it for samples by index."""
-    return isinstance(loader.dataset, IterableDataset) or loader._dataset_kind == _DatasetKind.Iterable
 
 
 def works_in_threads(loader: TorchDataLoader[Any]) -> bool:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.dataloader import _DatasetKind
 
+from prefeed.torch.planning import PlannedSampler
+from prefeed.torch.resuming import Rest
 from prefeed.torch.serving import Served, ServedItems
 
 _SOURCE: Final = ("create_batches", "sample", "dataset", "bs", "indexed")
@@ -31,6 +34,37 @@ def shown_as_torchs(loader: Any) -> Any:
 def behind(loader: Any) -> Any:
     """Return the loader that stays, of one that is shown as torch's for one iterator."""
     return loader.itself if isinstance(loader, ItemLoader) else loader
+
+
+def shown_as(loader: Any) -> ItemLoader | BatchLoader:
+    """Return how the order of a loader is known, and what its iterators are given."""
+    return loader if isinstance(loader, ItemLoader) else BatchLoader(loader)
+
+
+def is_stream(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when torch's iterators iterate the dataset; False: they ask it for samples by index."""
+    return isinstance(loader.dataset, IterableDataset) or loader._dataset_kind == _DatasetKind.Iterable
+
+
+class BatchLoader:
+    """A loader of torch's: its iterators ask its dataset for batches of indices, unless it is a stream."""
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self._loader = loader
+
+    def why_unknown(self) -> str:
+        """Return why the order of the epoch is not known; empty: it is."""
+        return "an IterableDataset has no order to know beforehand" if is_stream(self._loader) else ""
+
+    def begin(self, planned: PlannedSampler, rest: Rest | None) -> None:
+        """An epoch begins, or the rest of one that resumes."""
+        if rest is None:
+            planned.resume(None)
+        else:
+            planned.resume(rest.batches, num_seen=rest.num_seen)
+
+    def serve(self, view: Any, served: Served) -> None:
+        """An iterator of torch's reads what is served from ``view`` as it is."""
 
 
 class ItemLoader:
@@ -66,10 +100,10 @@ class ItemLoader:
             f"its class, {type(self._source).__name__}, draws items from an iterator, and no order is known beforehand"
         )
 
-    def order(self) -> Any:
-        """Return the order of the epoch that begins, as a sampler of torch's: all items are made, also those it drops."""
+    def begin(self, planned: PlannedSampler, _rest: Rest | None) -> None:
+        """An epoch begins; its order, as a sampler of torch's, has all items that are made, also those that it drops."""
         indices, batch_size = self._index_sampler.indices or [], self.batch_size
-        return indices if batch_size is None else BatchSampler(indices, batch_size, drop_last=False)
+        planned.resume(indices if batch_size is None else BatchSampler(indices, batch_size, drop_last=False))
 
     def serve(self, view: Any, served: Served) -> None:
         """Let an iterator read of ``view`` what is served: its sampler is the plan's, and yields what the loader's does."""

@@ -98,7 +98,9 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     def _position(self) -> Position:
         name = type(self).__name__
         if not samples_as_torchs(self):
-            raise ResumeError(f"where a {name} is cannot be told: its class chooses the sampler in a way of its own")
+            raise ResumeError(
+                f"prefeed cannot tell the position of a {name}: its class chooses the sampler in a way of its own"
+            )
         return _attachment_of(self, explicit=True).position
 
 

@@ -30,31 +30,29 @@ from torch.utils.data import DistributedSampler
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.core.window import Ids, Window
+from prefeed.core.plan import Ids, Window
 from prefeed.torch.guesses import LOOK, Guess, Supposing
 from prefeed.torch.order import (
+    CHUNK,
+    FIRST,
+    WINDOW,
+    Buffered,
     Order,
+    ReadAhead,
+    ReadOnce,
+    Shadow,
     batch_size_of,
     distributed_sampler,
     drawn_order,
     indices_of,
     is_readable_ahead,
-    pass_length,
-    repeated_by,
-    with_epoch,
-)
-from prefeed.torch.windows import (
-    CHUNK,
-    FIRST,
-    WINDOW,
-    Buffered,
-    ReadAhead,
-    ReadOnce,
-    Shadow,
     is_worth_foreseeing,
+    pass_length,
     read_ahead,
     read_ahead_of_user,
+    repeated_by,
     shadow_order,
+    with_epoch,
 )
 
 _END: Final = object()

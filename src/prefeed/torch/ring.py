@@ -9,16 +9,204 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
+import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence, Sized
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
 
-from prefeed.torch.fork_tracking import Child, before_each_fork
-from prefeed.torch.pinning import CudaDriver, Driver, PinnedSlots
+import torch
+
 from prefeed.torch.slots import Bytes, RingName, SlotMemory, memory_bytes
 
-__all__ = ["Lease", "Ring", "Rings", "ring_of"]
+
+class Child:
+    """A child that is forked now or was forked, and its own children.
+
+    A child has the parent's memory as it was at the fork, shared mappings included. What it may look at must not be used
+    for something else before it has ended.
+
+    It has one end of a pipe, which the kernel closes when it ends or runs another program; nobody writes into it.
+
+    **Ownership**: whoever keeps the object; the descriptor is closed with it.
+    """
+
+    def __init__(self) -> None:
+        self._ours: Connection | None = None
+        self._theirs: Connection | None = None
+        try:
+            self._ours, self._theirs = multiprocessing.Pipe(duplex=False)
+        except OSError:
+            pass  # no descriptor left: it counts as one that never ends
+
+    def has_ended(self) -> bool:
+        """Return True when nobody is left who has the memory of the fork; does not block."""
+        return self._ours is not None and self._ours.poll()
+
+    def _was_forked(self) -> None:
+        """In the parent; also when the fork failed, and then nobody has the other end."""
+        if self._theirs is not None:
+            self._theirs.close()
+
+    def _is_this(self) -> None:
+        """In the child: keep the end of the pipe for life."""
+        if self._ours is not None:
+            self._ours.close()
+        _inherited.append(self._theirs)
+
+
+class _Forking(threading.local):
+    child: Child | None = None
+
+
+_inherited: list[Connection | None] = []
+_forking = _Forking()  # a thread of its own may fork between this one's hooks
+_asked: list[Callable[[Callable[[], Child]], None]] = []
+
+
+def before_each_fork(tell: Callable[[Callable[[], Child]], None]) -> None:
+    """Have a function called before each fork of this process, with a function that returns the child.
+
+    The latter is called by those who have something that the child may read: a pipe is made only then.
+    """
+    _asked.append(tell)
+
+
+def _before() -> None:
+    _forking.child = None
+    for tell in _asked:
+        tell(_child_to_be)
+
+
+def _child_to_be() -> Child:
+    if _forking.child is None:
+        _forking.child = Child()
+    return _forking.child
+
+
+def _after_in_parent() -> None:
+    child, _forking.child = _forking.child, None
+    if child is not None:
+        child._was_forked()
+
+
+def _after_in_child() -> None:
+    child, _forking.child = _forking.child, None
+    if child is not None:
+        child._is_this()
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device
+
+
+class Driver(Protocol):
+    """What is asked of a device's driver."""
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        """Pin memory, and let devices read it; False when that cannot be."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Undo ``register``."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the devices have done all that they were asked for until now; other threads go on."""
+        ...
+
+
+class CudaDriver:
+    """CUDA's, as torch has it."""
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        cudart: Any = torch.cuda.cudart()
+        return int(cudart.cudaHostRegister(address, num_bytes, _PORTABLE)) == 0
+
+    def unregister(self, address: int) -> None:
+        cudart: Any = torch.cuda.cudart()
+        cudart.cudaHostUnregister(address)
+
+    def wait(self) -> None:
+        for device in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(device):  # asking any other would make it a context, of some 500 MB
+                torch.cuda.synchronize(device)
+
+
+def can_pin() -> bool:
+    """Return True when there is a device that reads pinned memory."""
+    return torch.cuda.is_available()
+
+
+class PinnedSlots:
+    """The slots of one ring that are pinned, and those that a device may still be reading.
+
+    A copy to the device that does not block may still run when the tensor that it reads is gone. torch's own pinned memory
+    remembers on which stream; of memory that is registered from outside torch knows nothing. So a slot whose last tensor
+    is gone is free only when the device has done all that it was asked for before.
+
+    **Ownership**: of the ring, which closes it.
+    **Threads and processes**: of the process that made it. ``gone`` may be called by the garbage collector, anywhere.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._addresses: dict[int, int] = {}  # by slot
+        self._gone: _Gone = SimpleQueue()
+        threading.Thread(
+            target=_free_when_read, args=(self._gone, self._addresses, driver), name="prefeed-pinned", daemon=True
+        ).start()
+
+    def pin(self, slot: int, address: int, num_bytes: int) -> None:
+        """Pin a slot, if it is not yet. What cannot be pinned is copied to pinned memory by torch, as ever."""
+        if slot not in self._addresses and self._driver.register(address, num_bytes):
+            self._addresses[slot] = address
+
+    def gone(self, slot: int, free: Callable[[int], None]) -> bool:
+        """The last tensor over a slot is gone. True: it is pinned, and ``free`` is called when no device reads it."""
+        if slot not in self._addresses:
+            return False
+        self._gone.put((free, slot))
+        return True
+
+    def unpin(self, slot: int) -> None:
+        """The pages of a slot are about to be given back."""
+        address = self._addresses.pop(slot, None)
+        if address is not None:
+            self._driver.unregister(address)
+
+    def close(self) -> None:
+        """Nothing is pinned from now on. Slots that tensors are over stay as they are until these are gone."""
+        self._gone.put(None)
+
+
+_Gone = SimpleQueue[tuple[Callable[[int], None], int] | None]
+
+
+def _free_when_read(gone: _Gone, addresses: Sized, driver: Driver) -> None:
+    is_closed = False
+    while addresses or not is_closed:
+        items = [gone.get()]
+        with suppress(Empty):
+            while True:
+                items.append(gone.get_nowait())
+        driver.wait()
+        while items:
+            item = items.pop()
+            if item is None:
+                is_closed = True
+            else:
+                free, slot = item
+                free(slot)
+                del free  # it keeps the ring
+            del item
+
 
 _SPARE_SLOTS: Final = 4
 """Slots that a worker may have for one tensor of a batch, beyond those of batches on their way to the loop.

@@ -31,8 +31,102 @@ from torch.utils.data import ConcatDataset, Dataset
 from prefeed.system.clock import Clock
 from prefeed.torch.declared import declared_paths
 from prefeed.torch.guesses import Column
+from prefeed.torch.order import length_of
 from prefeed.torch.path_forms import PathForms, directories_of, text_of
-from prefeed.torch.tables import Entries, columns_of_table
+
+Entries = Callable[[int], Any]
+"""Entry of a row, by its index."""
+
+Table = tuple[int, list[Entries]]
+
+_MOST_OF_TABLE: Final = 16
+
+
+def columns_of_table(value: Any) -> Table | None:
+    """Return how many rows a table has, and its columns that may hold texts; None when it is no table, or an unknown one.
+
+    No library is imported: a program that has one of its tables has imported it, and the names of the classes that a table
+    descends from are enough. Columns of numbers are left out; nothing is decoded, and no entry is read.
+    """
+    for cls in type(value).__mro__:
+        read = _TABLES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if read is not None:
+            try:
+                return read(value)
+            except Exception:  # noqa: BLE001 - another version of the library keeps it otherwise
+                return None
+    return None
+
+
+# ---------------------------------------------------------------- pandas, polars
+
+
+def _frame(frame: Any) -> Table:
+    columns = [frame.iloc[:, place] for place in range(min(_MOST_OF_TABLE, frame.shape[1]))]
+    return len(frame), [column.array.__getitem__ for column in columns if column.dtype.kind in "OU"]
+
+
+def _series(series: Any) -> Table:
+    return len(series), [series.array.__getitem__] if series.dtype.kind in "OU" else []
+
+
+def _polars_frame(frame: Any) -> Table:
+    columns = frame.get_columns()[:_MOST_OF_TABLE]
+    return frame.height, [entries for column in columns for entries in _polars_series(column)[1]]
+
+
+def _polars_series(series: Any) -> Table:
+    return len(series), [] if series.dtype.is_numeric() else [series.__getitem__]
+
+
+# ---------------------------------------------------------------- Arrow, and Hugging Face's datasets
+
+
+def _arrow_table(table: Any) -> Table:
+    columns = [table.column(place) for place in range(min(_MOST_OF_TABLE, table.num_columns))]
+    return table.num_rows, [entries for column in columns for entries in _texts_of_column(column)]
+
+
+def _texts_of_column(column: Any) -> Iterator[Entries]:
+    """Yield a column of texts; of one of files, as features keep them, the paths of those that hold no bytes."""
+    kind = str(column.type)
+    if kind in ("string", "large_string", "string_view") or kind.startswith("dictionary<values=string"):
+        yield partial(_python_value, column)
+    elif kind.startswith("struct<"):
+        fields = {column.type.field(place).name: field for place, field in enumerate(column.flatten())}
+        held = fields.get("bytes")
+        if "path" in fields and (held is None or held.null_count == len(held)):
+            yield partial(_python_value, fields["path"])
+
+
+def _python_value(column: Any, index: int) -> Any:
+    return column[index].as_py()
+
+
+def _hugging_face(dataset: Any) -> Table:
+    """Return the columns of the table below, through the indices of what was selected or shuffled."""
+    num_rows, columns = _arrow_table(dataset._data.table)
+    if dataset._indices is None:
+        return num_rows, columns
+    indices = dataset._indices.table.column(0)
+    return len(indices), [partial(_selected, entries, indices) for entries in columns]
+
+
+def _selected(entries: Entries, indices: Any, index: int) -> Any:
+    return entries(indices[index].as_py())
+
+
+_TABLES: Final[dict[tuple[str, str], Callable[[Any], Table]]] = {
+    ("pandas", "DataFrame"): _frame,
+    ("pandas", "Series"): _series,
+    ("pandas", "Index"): _series,
+    ("polars", "DataFrame"): _polars_frame,
+    ("polars", "Series"): _polars_series,
+    ("pyarrow", "Table"): _arrow_table,
+    ("datasets", "Dataset"): _hugging_face,
+}
+"""By the name of the library and that of the class."""
+
 
 _log = logging.getLogger("prefeed")
 
@@ -96,7 +190,7 @@ def find_columns(
             found.append(column)  # noqa: PERF402 - what was found before an error counts
     except _OutOfTimeError:
         _log.info(
-            "prefeed: the attributes of %s were searched for paths for %g s, and not to the end: what was not found is learned",
+            "prefeed: the search for paths in the attributes of %s stopped after %g s: other files are learned as samples open them",
             type(dataset).__name__, seconds,
         )  # fmt: skip
     except Exception:  # noqa: BLE001 - whatever the dataset is made of, it must not be noticed
@@ -165,7 +259,7 @@ class _Search:
         self._visiting.add(id(holder))  # for the whole way down: a cycle ends here
         try:
             yield from _declared(holder, length)
-            attributes = _attributes(holder)
+            attributes = attributes_of(holder, most=_MOST_ATTRIBUTES)
             directories = tuple(dict.fromkeys((*directories_of(attributes), *directories)))
             mappings = (*_mappings(attributes, length), *mappings)
             is_table = columns_of_table(holder) is not None  # its attributes would tell the same again, or less
@@ -208,7 +302,7 @@ class _Search:
 
     def _of_inner(self, dataset: Any, length: int, mappings: tuple[_Mapping, ...], depth: int) -> Iterator[Files]:
         """Yield what a held dataset has, for the samples that are passed on to it."""
-        inner = _length_of(dataset)
+        inner = length_of(dataset) or 0
         passed_on = _passed_on(inner, length, mappings)
         if not passed_on:
             return
@@ -249,16 +343,21 @@ def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
-    """Return the attributes that an object has, in a dict or in slots; nothing of its class is run."""
+def attributes_of(holder: Any, *, most: int | None = None) -> dict[str, Any]:
+    """Return the attributes that an object has, in a dict or in slots; nothing of its class is run.
+
+    Args:
+        holder: Any object.
+        most: Of its dict, no more than this; None: all.
+    """
     found: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         values = object.__getattribute__(holder, "__dict__")
         if type(values) is dict:
-            found.update(islice(values.items(), _MOST_ATTRIBUTES))
+            found.update(islice(values.items(), most))
     for cls in type(holder).__mro__:
         for name, member in vars(cls).items():
-            if type(member) is MemberDescriptorType:
+            if type(member) is MemberDescriptorType and name != "__dict__":  # which some built-in types list as one
                 with contextlib.suppress(AttributeError):
                     found[name] = member.__get__(holder)
     return found
@@ -269,22 +368,15 @@ def _attribute(holder: Any, name: str) -> Any:
         values: Any = object.__getattribute__(holder, "__dict__")
         if name in values:
             return values[name]
-    return _attributes(holder)[name]
-
-
-def _length_of(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001 - it is the user's
-        return 0
+    return attributes_of(holder)[name]
 
 
 def _parts_in_a_row(dataset: Any, length: int) -> list[tuple[Any, int]]:
     """Return the datasets that this one is a concatenation of, with their lengths; none where it is none."""
-    datasets = _attributes(dataset).get("datasets") if _is(dataset, ConcatDataset) else None
+    datasets = attributes_of(dataset).get("datasets") if _is(dataset, ConcatDataset) else None
     if type(datasets) is not list:
         return []
-    parts = [(part, _length_of(part)) for part in datasets]
+    parts = [(part, length_of(part) or 0) for part in datasets]
     return parts if sum(count for _, count in parts) == length else []
 
 
@@ -341,7 +433,7 @@ def _fields_of(some: Sequence[Any]) -> list[tuple[Callable[[Any, Any], Any], Any
         return [(np.ndarray.__getitem__, place) for place in range(min(_MOST_FIELDS, *map(len, some)))]
     if any(_is(entry, _LEFT_ALONE) for entry in some):
         return []
-    return [(_attribute, name) for name in islice(_attributes(first), _MOST_FIELDS)]
+    return [(_attribute, name) for name in islice(attributes_of(first), _MOST_FIELDS)]
 
 
 def _is_absent(entry: Any) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from multiprocessing import util
+from queue import Empty
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -34,9 +36,53 @@ from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
-from prefeed.torch.idle import audit_when_idle
+from prefeed.stage.auditing import waiting
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
+
+_IDLE_SECONDS: Final = 0.002
+"""A loop that takes a batch at once asks for the next one sooner than that."""
+
+
+def audit_when_idle(worker: FrameType, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Make audits from now on whenever this worker has nothing to do: its batches are made, and the loop is busy.
+
+    torch's worker asks its queue for the next batch then. So that is where audits are made that can wait: in the worker's
+    own thread, as any other sample. A loop that is always waiting for its workers leaves no such moment: then they are made
+    when the worker is told to end.
+
+    Args:
+        worker: torch's loop, which reads from ``index_queue``; one of another torch, without that, is left alone.
+        scope: Opens what samples are made in.
+    """
+    queue: Any = worker.f_locals.get("index_queue")
+    if callable(getattr(queue, "get", None)):
+        queue.get = _Asking(queue.get, scope).get
+        waiting.is_attended = True
+
+
+class _Asking:
+    """In place of the ``get`` of a worker's queue."""
+
+    def __init__(self, original: Callable[..., Any], scope: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._original = original
+        self._scope = scope
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while waiting and block:
+            try:
+                return self._ended(self._original(timeout=_IDLE_SECONDS))
+            except Empty:
+                with self._scope():
+                    waiting.make_one()
+        return self._ended(self._original(block, timeout))
+
+    def _ended(self, asked: Any) -> Any:
+        if asked is None and waiting:
+            with self._scope():
+                waiting.make_rest()
+        return asked
+
 
 _END: Final = object()
 

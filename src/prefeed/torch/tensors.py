@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from prefeed.stage.classes import class_at, is_importable
 from prefeed.stage.decoding import Source
 from prefeed.stage.encoding import Parts, RefusedError, take_apart
 from prefeed.stage.layout import Node, Op
+from prefeed.stage.named_types import class_at, is_importable
 from prefeed.stage.plug_ins import CompileNode, Handler, Reader
 
 _PACKAGE: Final = "torch"

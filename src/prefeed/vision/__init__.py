@@ -2,8 +2,7 @@
 
 Needs ``pip install 'prefeed[vision]'``. ``decode_jpeg`` works without torch: everything is imported at first use.
 
-``decoding``     ``decode_jpeg``, and ``Encoded``: a picture whose size is known before it is decoded
-``pictures``     whatever a data set hands over, as a picture
+``decoding``     ``decode_jpeg``, and anything that a data set hands over as a picture, whose size is known before its pixels
 ``transforms``   ``ResizeCropNormalize``: from any of these to a tensor
 ``normalizing``  ``Normalize``: a whole batch, on the device
 """

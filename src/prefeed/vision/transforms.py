@@ -16,9 +16,8 @@ import torchvision
 from torchvision.transforms import RandomHorizontalFlip, RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
-from prefeed.vision.decoding import Encoded, Pixels
+from prefeed.vision.decoding import Decoded, Encoded, Pixels, picture_of
 from prefeed.vision.normalizing import IMAGENET_MEAN, IMAGENET_STD, checked_dtype, normalized_levels
-from prefeed.vision.pictures import Decoded, picture_of
 
 __all__ = ["ResizeCropNormalize"]
 

@@ -13,7 +13,7 @@ import pytest
 from prefeed.cli import recording
 from prefeed.cli.last_line import ORDER, remove, say, write_whole
 from prefeed.system.machine import Process
-from prefeed.tally.shared import claim
+from prefeed.tally.program import claim
 
 ORDERED: dict[str, Any] = {
     "program": ["x"], "began": 1.0, "began_monotonic": 0.0, "json": None, "is_quiet": False, "is_enabled": True,

@@ -11,7 +11,7 @@ from click.testing import Result
 
 import prefeed
 from prefeed.cli.pack_view import result_lines
-from prefeed.packing import verifying
+from prefeed.packing import driver
 from prefeed.packing.driver import PackResult
 from unit.packing.packs import make_files, read_back
 
@@ -77,7 +77,7 @@ def test_options_that_do_not_fit(run: Run, arguments: tuple[str, ...], words: st
 
 
 def test_damage_ends_with_1(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "_DEADLINE_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_DEADLINE_SECONDS", 0.0)
     make_files(tmp_path / "src")
     arguments = ("pack", str(tmp_path / "src"), str(tmp_path / "out"), "--format", "webdataset", "--verify")
     assert run(None, *arguments).exit_code == 0

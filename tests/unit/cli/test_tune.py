@@ -14,8 +14,8 @@ from click.testing import Result
 
 from prefeed.cli import tune
 from prefeed.cli.tune_view import setting_text, tuning_lines
-from prefeed.diagnose.tuning_report import Trial, Tuning
-from prefeed.diagnose.tuning_settings import Settings, with_workers
+from prefeed.diagnose.tune.report import Trial, Tuning
+from prefeed.diagnose.tune.search import Settings, with_workers
 
 NONE = Settings(num_workers=0)
 FOUR = with_workers(NONE, 4)

@@ -32,7 +32,7 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
 from prefeed.tally import program
-from prefeed.tally.shared import sums
+from prefeed.tally.program import sums
 from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 from scripted import ScriptedServer, scripted

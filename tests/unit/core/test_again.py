@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefeed.core.again import Again
+from prefeed.core.requests import Again
 
 
 def test_the_first_try_after_a_failure_is_due_at_once_and_pauses_grow() -> None:

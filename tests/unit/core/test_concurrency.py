@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefeed.core.concurrency import START, ConcurrencyLimit
+from prefeed.core.requests import START, ConcurrencyLimit
 
 
 def answer_rounds(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from prefeed.core.actions import Placement
-from prefeed.core.next_use import NextUse
+from prefeed.core.lookahead import NextUse
 from ring import Ring, as_ids
 
 BIG = 100

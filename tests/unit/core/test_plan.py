@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prefeed.core.plan import MOST_OUTSTANDING, Plan
-from prefeed.core.window import MOST_BYTES
+from prefeed.core.plan import MOST_BYTES, MOST_OUTSTANDING, Plan
 from ring import as_ids
 
 ABSENT, RESIDENT = 0, 2

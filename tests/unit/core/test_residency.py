@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.core.residency import MIN_LENT_OBJECTS, Residency
+from prefeed.core.inventory import MIN_LENT_OBJECTS, Residency
 
 
 def test_nothing_is_lent_while_everything_fits() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.core.retry import RetryPolicy
+from prefeed.core.requests import RetryPolicy
 
 POLICY = RetryPolicy(first_delay_seconds=0.1, max_delay_seconds=10.0, deadline_seconds=120.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from prefeed.core.sizes import UNKNOWN_SIZE, ObjectSizes
+from prefeed.core.table import UNKNOWN_SIZE, ObjectSizes
 
 UNKNOWN = int(UNKNOWN_SIZE)
 HUGE = (1 << 32) - 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from prefeed.core.window import MOST_BYTES, Window
+from prefeed.core.plan import MOST_BYTES, Window
 from profiles import examples
 from ring import as_ids
 

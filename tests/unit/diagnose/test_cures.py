@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.diagnose.cures import Cure, cures_of
+from prefeed.diagnose.doctor.verdict import Cure, cures_of
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 
@@ -37,7 +37,7 @@ def test_a_cache_that_holds_a_part() -> None:
     """What does not fit is fetched ahead in every epoch, as everything is in the first."""
     found = cure("cache", loader=loader(memory_bytes=25_000_000), first=timing(0.4), cached=timing(0.2))
     assert found.speedup == pytest.approx(1 / (0.25 * 0.2 + 0.75 * 0.4))
-    assert "0.1 GB, of which 25 % fit" in found.what
+    assert "0.1 GB; 25 % of it fits" in found.what
 
 
 def test_the_best_number_of_workers() -> None:

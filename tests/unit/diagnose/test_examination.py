@@ -17,12 +17,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import prefeed
 from leaks import wait_until
 from prefeed.config import resolve
-from prefeed.diagnose import examination
-from prefeed.diagnose.doctor import doctor
-from prefeed.diagnose.examination import Examination, of_rank_0
+from prefeed.diagnose.doctor import examination
+from prefeed.diagnose.doctor.examination import Examination, doctor, of_rank_0
+from prefeed.diagnose.doctor.sample_costs import TimedFiles
 from prefeed.diagnose.loader_clones import twin_of
 from prefeed.diagnose.measurement import Measurement
-from prefeed.diagnose.sample_costs import TimedFiles
 from prefeed.errors import CannotExamineError
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -13,10 +13,8 @@ from torch.utils.data import DataLoader, Subset
 
 import prefeed
 from prefeed.diagnose.loader_clones import Batches
-from prefeed.diagnose.trials import Supply, Trials
-from prefeed.diagnose.tuning_memory import Free
-from prefeed.diagnose.tuning_plan import Ask
-from prefeed.diagnose.tuning_settings import Settings, with_workers
+from prefeed.diagnose.tune.search import Ask, Settings, with_workers
+from prefeed.diagnose.tune.trials import Free, Supply, Trials
 from unit.diagnose.loads import Failing, Files, Instant, Stream, Unpicklable
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import prefeed
-from prefeed.diagnose import trials, tuning
-from prefeed.diagnose.tuning import Tuning, present_settings
-from prefeed.diagnose.tuning_memory import Free
-from prefeed.diagnose.tuning_settings import Settings
+from prefeed.diagnose.tune import trials, tuning
+from prefeed.diagnose.tune.search import Settings
+from prefeed.diagnose.tune.trials import Free
+from prefeed.diagnose.tune.tuning import Tuning, present_settings
 from prefeed.errors import CannotExamineError
 from unit.diagnose.loads import Clock, Failing, Files, Instant, Stream, Unpicklable
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prefeed.diagnose.tuning_memory import (
+from prefeed.diagnose.tune.search import Settings
+from prefeed.diagnose.tune.trials import (
     Free,
     Needs,
     batch_bytes,
@@ -21,7 +22,6 @@ from prefeed.diagnose.tuning_memory import (
     read_bytes,
     refusal,
 )
-from prefeed.diagnose.tuning_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefeed.diagnose.tuning_plan import Ask, Found, Run, Search
-from prefeed.diagnose.tuning_settings import Settings, Space, with_workers
+from prefeed.diagnose.tune.search import Ask, Found, Run, Search, Settings, Space, with_workers
 
 BatchSeconds = Callable[[Settings], float]
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from prefeed.diagnose.tuning_ratio import Ratio, ratio_of
+from prefeed.diagnose.tune.search import Ratio, ratio_of
 
 
 def test_equal_pairs_are_given_the_usual_noise() -> None:

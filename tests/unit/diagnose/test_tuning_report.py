@@ -5,10 +5,8 @@ import json
 import msgspec
 import pytest
 
-from prefeed.diagnose.tuning_plan import Found, Run
-from prefeed.diagnose.tuning_ratio import Ratio
-from prefeed.diagnose.tuning_report import Tuning, tuning_of
-from prefeed.diagnose.tuning_settings import Settings, with_workers
+from prefeed.diagnose.tune.report import Tuning, tuning_of
+from prefeed.diagnose.tune.search import Found, Ratio, Run, Settings, with_workers
 
 NONE = Settings(num_workers=0)
 FOUR = with_workers(NONE, 4)

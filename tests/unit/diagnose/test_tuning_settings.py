@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.diagnose.tuning_settings import (
+from prefeed.diagnose.tune.search import (
     Settings,
     Space,
     lines_to_paste,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from prefeed.diagnose.doctor.verdict import Verdict, beside_the_prediction, judge, sentences
 from prefeed.diagnose.measurement import Timing
-from prefeed.diagnose.verdict import Verdict, beside_the_prediction, judge, sentences
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 
@@ -46,7 +46,7 @@ def test_nothing_helps_a_job_that_computes() -> None:
     assert verdict.cure is None
     assert sentences(verdict) == [
         "This job waits for data 2 % of its time: 1 % for the origin's latency.",
-        "With perfect data loading it would be 3 % faster: no cache can help; what takes the time is the computing.",
+        "With perfect data loading it would be 3 % faster: no cache can help; computing takes the time.",
     ]
 
 
@@ -105,8 +105,8 @@ def test_a_device_that_computes_meanwhile_loses_nothing() -> None:
 
 def test_more_gained_than_waited_is_explained() -> None:
     verdict = judge(measurement(as_is=timing(1.0, waited=0.1), compute=timing(0.5)))
-    assert "2.0 times as fast. More than it waits: making batches takes processors" in str(verdict)
-    assert "More than it waits" not in str(judge(measurement()))
+    assert "2.0 times as fast. That is more than it waits: making batches takes processors" in str(verdict)
+    assert "more than it waits" not in str(judge(measurement()))
 
 
 def test_what_was_not_told_apart_is_not_named() -> None:

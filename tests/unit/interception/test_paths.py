@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.interception.paths import absolute_path, path_name
+from prefeed.interception.asking import absolute_path, path_name
 
 ABSOLUTE = ["/a/b.jpg", "/a/.hidden/b", "/a//b", "/a/./b", "/a///./b.c", "/a/b..c", "/x", "/a/b.", "/a/...", b"/a/b"]
 

@@ -28,11 +28,10 @@ from prefeed.errors import (
     PackOccupiedError,
     PackSourceChangedError,
 )
-from prefeed.packing import driver, finishing, place, writing
-from prefeed.packing.driver import PackRequest, pack
+from prefeed.packing import driver, place, writing
+from prefeed.packing.driver import PackRequest, pack, verify
 from prefeed.packing.environment import EnvironmentWriter
 from prefeed.packing.journal import JOURNAL_NAME, Journal
-from prefeed.packing.verifying import verify
 from prefeed.sources.pack_index import INDEX_NAME
 from prefeed.sources.posix import PosixSource
 from sandbox import Sandbox
@@ -261,7 +260,7 @@ def test_a_value_is_compared_piece_by_piece(tmp_path: Path, monkeypatch: pytest.
     files = make_files(tmp_path / "src")
     real = os.pread
     with monkeypatch.context() as patched:
-        patched.setattr(finishing.os, "pread", lambda file, size, offset: real(file, min(size, 1000), offset))
+        patched.setattr(writing.os, "pread", lambda file, size, offset: real(file, min(size, 1000), offset))
         packed(tmp_path / "src", tmp_path / "out", "lmdb")
     assert read_back(tmp_path / "out") == files
 
@@ -539,9 +538,8 @@ def values_of(directory: Path) -> dict[str, bytes]:
 
 @layouts
 def test_verify_finds_what_was_changed(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefeed.packing import verifying
 
-    monkeypatch.setattr(verifying, "_DEADLINE_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_DEADLINE_SECONDS", 0.0)
     files = make_files(tmp_path / "src")
     result = packed(tmp_path / "src", tmp_path / "out", layout)
     victim = max(files, key=lambda path: len(files[path]))

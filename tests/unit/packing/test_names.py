@@ -9,7 +9,7 @@ import pytest
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_iterator
 
 from prefeed.errors import CannotPackError
-from prefeed.packing.names import check_names, sample_of
+from prefeed.packing.order import check_names, sample_of
 
 PATHS = [
     "a.jpg", "a/b.jpg", "a/b.seg.PNG", "a.b/c.jpg", "a/.hidden", "a/.b.jpg", ".hidden", "noext", "a.b/noext", "a.",

@@ -15,10 +15,9 @@ from prefeed.datasets import Packed
 from prefeed.errors import CannotPackError
 from prefeed.packing import tfrecord
 from prefeed.packing.driver import PackRequest, pack
-from prefeed.packing.example import decode_example, encode_example
 from prefeed.packing.index_existing import index_files
 from prefeed.packing.journal import Job, Journal
-from prefeed.packing.tfrecord import TfrecordWriter
+from prefeed.packing.tfrecord import TfrecordWriter, decode_example, encode_example
 from unit.packing.packs import make_files, packed, read_back
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,6 @@ def files(sandbox: Sandbox) -> list[str]:
     for index, path in enumerate(paths):
         path.write_bytes(content(index))
     return [str(path) for path in paths]
-
-
-@pytest.fixture
-def server(sandbox: Sandbox) -> Iterator[Desk]:
-    with desk() as made:
-        yield made
 
 
 def paths_file(server: Desk, paths: Sequence[str], name: str = "paths-test") -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,32 +12,16 @@ import pytest
 from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
-from prefeed.core.window import MOST_BYTES
+from prefeed.core.plan import MOST_BYTES
 from prefeed.sources.manifest import Manifest
 from prefeed.store.namespaces import pid_namespace
 from prefeed.wire import messages as m
 from sandbox import Sandbox
+from unit.server.conftest import NUM_FILES
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 CONSUMER = 77
-NUM_FILES = 20
-
-
-@pytest.fixture
-def origin(sandbox: Sandbox) -> Path:
-    """A directory of small files."""
-    directory = sandbox.root / "origin"
-    directory.mkdir()
-    for index in range(NUM_FILES):
-        (directory / f"{index:03d}.bin").write_bytes(content(index))
-    return directory
-
-
-@pytest.fixture
-def server(sandbox: Sandbox) -> Iterator[Desk]:
-    with desk() as made:
-        yield made
 
 
 def open_dataset(client: Client, url: Path | str, *, listing_age: float = 0.0, token: int = 5) -> m.DatasetOpened:

@@ -9,7 +9,7 @@ import pytest
 
 from nodes import Asked, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
-from prefeed.core.concurrency import START
+from prefeed.core.requests import START
 from prefeed.errors import (
     AccessDeniedError,
     SourceError,

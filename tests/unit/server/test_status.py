@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from desk import Client, Desk, desk
+from desk import Client, Desk
 from nodes import content
 from prefeed.types import EpochWait, PlanInfo
 from prefeed.wire import messages as m
-from sandbox import Sandbox
+from unit.server.conftest import NUM_FILES
 
 pytestmark = pytest.mark.usefixtures("sandbox")
-
-NUM_FILES = 20
-
-
-@pytest.fixture
-def origin(sandbox: Sandbox) -> Path:
-    directory = sandbox.root / "origin"
-    directory.mkdir()
-    for index in range(NUM_FILES):
-        (directory / f"{index:03d}.bin").write_bytes(content(index))
-    return directory
-
-
-@pytest.fixture
-def server(sandbox: Sandbox) -> Iterator[Desk]:
-    with desk() as made:
-        yield made
 
 
 def open_dataset(client: Client, message: m.OpenDataset) -> int:

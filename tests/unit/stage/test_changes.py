@@ -13,8 +13,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 from prefeed.stage.changes import Changes
-from prefeed.stage.dataset import CachedDataset
-from prefeed.stage.mapping import MappedDataset
+from prefeed.stage.dataset import CachedDataset, MappedDataset
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.stage.classes import class_at, is_importable
+from prefeed.stage.named_types import class_at, is_importable
 
 
 def test_a_class_is_found_by_its_path() -> None:

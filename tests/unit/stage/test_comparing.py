@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from prefeed.stage.codec import Encoder
-from prefeed.stage.comparing import difference
+from prefeed.stage.making import difference
 
 
 def entry(sample: Any, **more: Any) -> bytes:

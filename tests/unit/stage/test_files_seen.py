@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from prefeed.interception import current_reader, reads_from
-from prefeed.stage.files_seen import FilesSeen
-from prefeed.stage.notes import ABSENT, Note, key_now
+from prefeed.stage.files_seen import ABSENT, FilesSeen, Note, key_now
 from prefeed.types import Buffer
 
 

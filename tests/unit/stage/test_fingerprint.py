@@ -34,7 +34,7 @@ from torchvision.transforms import v2
 from prefeed.errors import CannotFingerprintError
 from prefeed.stage.fingerprint import describe, fingerprint
 from prefeed.stage.identity import installed
-from prefeed.stage.identity.whole import anatomy_of
+from prefeed.stage.identity.anatomy import anatomy_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -717,7 +717,7 @@ def test_installed_code_counts_by_its_version(monkeypatch: pytest.MonkeyPatch) -
     before = [fingerprint(stage) for stage in stages]
     versions = {"torchvision": "0.1", "torch": "0.1", "numpy": "0.1"}
     monkeypatch.setattr(
-        "prefeed.stage.identity.functions.version_of",
+        "prefeed.stage.identity.anatomy.version_of",
         lambda name: versions.get(name.partition(".")[0]) or installed.version_of(name),
     )
 

@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from prefeed.errors import CannotFingerprintError
+from prefeed.stage.dataset import MappedDataset
 from prefeed.stage.lineage import derived, lineage_of
-from prefeed.stage.mapping import MappedDataset
 
 
 class Rows:

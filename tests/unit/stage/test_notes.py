@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import EntryFormatError
-from prefeed.stage.notes import ABSENT, Note, decode_note, encode_note, key_now, keys_now
+from prefeed.stage.files_seen import ABSENT, Note, decode_note, encode_note, key_now, keys_now
 
 
 def test_round_trip() -> None:

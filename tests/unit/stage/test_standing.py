@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.stage.files_seen import FilesSeen
-from prefeed.stage.notes import ABSENT, Note
-from prefeed.stage.standing import Standing
+from prefeed.stage.files_seen import ABSENT, FilesSeen, Note, Standing
 
 
 def opened(*names: str, way: int = 1) -> FilesSeen:
@@ -55,7 +53,7 @@ def test_a_file_of_the_note_that_nobody_saw_opened_counts_as_kept() -> None:
 
 
 def test_audits_without_end_try_their_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("prefeed.stage.standing._MANY_UNTRIED", 3)
+    monkeypatch.setattr("prefeed.stage.files_seen._MANY_UNTRIED", 3)
     standing = Standing()
     for name in ("/a", "/b", "/c"):
         assert not standing.wants_trial(opened(name, way=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.tally import program
-from prefeed.tally.shared import NUM_COUNTERS, claim, sums
+from prefeed.tally.program import NUM_COUNTERS, claim, sums
 
 
 def counted(directory: Path) -> dict[bytes, list[int]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from prefeed.torch.streams import cast
+from prefeed.torch.device import cast
 
 POISON = 0xEE
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -193,7 +193,7 @@ def test_declared_files_on_a_local_disk_are_left_alone_under_auto(files: list[st
         access_of(Listed(files), resolve({}), explicit=False)
     assert str(caught.value) == (
         f"the files of its dataset, Listed, such as {files[0]}, do not lie on a network file system; "
-        f"set PREFEED_ROOTS to their directory to cache them all the same"
+        f"set PREFEED_ROOTS to their directory to cache them anyway"
     )
 
 
@@ -229,11 +229,13 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
 
 
 def test_roots_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FilesUnknownError, match="PREFEED_ROOTS names what is no directory here: /no/such, /nor/this"):
+    with pytest.raises(
+        FilesUnknownError, match="PREFEED_ROOTS names paths that are no directories here: /no/such, /nor/this"
+    ):
         access_of(Silent(), resolve({"roots": ["/no/such", "/nor/this"]}), explicit=True)
     assert callable(access_of(Silent(), resolve({"roots": ["/no/such", str(tmp_path)]}), explicit=True))
     with pytest.raises(
-        FilesUnknownError, match=r"do not lie below PREFEED_ROOTS, /no/such; .* no directory here: /no/such"
+        FilesUnknownError, match=r"do not lie below PREFEED_ROOTS, /no/such; .* no directories here: /no/such"
     ):
         access_of(Listed([str(tmp_path / "x")]), resolve({"roots": ["/no/such"]}), explicit=False)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prefeed.torch.call_sites import given_name, is_made_by_library, iterated_name, line_of
+from prefeed.torch.naming import given_name, is_made_by_library, iterated_name, line_of
 
 LIBRARY = """
 def create_loader(make):

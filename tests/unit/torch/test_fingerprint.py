@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from prefeed.sources.file_catalogues import directory_of, name_of_learned
-from prefeed.torch.fingerprint import fingerprint
+from prefeed.torch.access import fingerprint
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -149,6 +149,18 @@ def test_what_chooses_no_file_does_not_count(attributes: dict[str, Any]) -> None
     assert mark(Subset(Files(**attributes), [0, 1])) == mark(Subset(Files(), [0, 1]))
 
 
+@dataclass(slots=True)
+class Slotted:
+    split: str
+    rank: int = 0
+
+
+def test_attributes_in_slots_count_as_others_do() -> None:
+    assert mark(Files(settings=Slotted("train"))) != mark(Files(settings=Slotted("val")))
+    assert mark(Files(settings=Slotted("train"))) == mark(Files(settings=Slotted("train", rank=1)))
+    assert mark(Files(samples=[Slotted("/data/a")] * 3)) != mark(Files(samples=[Slotted("/data/b")] * 3))
+
+
 def test_an_open_file_does_not_count(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as log:
         assert mark(Files(log=log)) == mark(Files())
@@ -178,7 +190,7 @@ def test_few_entries_of_a_long_list_are_looked_at() -> None:
 def test_it_does_not_depend_on_addresses_or_order_of_hashes() -> None:
     """Every rank, and the next run, gets the same."""
     code = (
-        "from prefeed.torch.fingerprint import fingerprint\n"
+        "from prefeed.torch.access import fingerprint\n"
         "from torch.utils.data import Dataset\n"
         "class Files(Dataset):\n"
         "    def __init__(self):\n"

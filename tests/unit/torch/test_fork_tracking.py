@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from leaks import wait_until
-from prefeed.torch import fork_tracking
-from prefeed.torch.fork_tracking import Child, before_each_fork
+from prefeed.torch import ring
+from prefeed.torch.ring import Child, before_each_fork
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -29,7 +29,7 @@ def forked() -> Iterator[list[Child]]:
 
     before_each_fork(note)
     yield found
-    fork_tracking._asked.remove(note)
+    ring._asked.remove(note)
     found.clear()
 
 

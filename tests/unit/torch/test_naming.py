@@ -50,7 +50,7 @@ def test_two_of_one_name_are_told_apart_while_both_are_there() -> None:
 def test_what_a_library_makes_in_the_place_of_a_loader_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     val_loader = DataLoader(Photos([1, 2]))
     scope: dict[str, Any] = {"__name__": "accelerate.data_loader", "DataLoader": DataLoader}
-    monkeypatch.setattr("prefeed.torch.call_sites._is_library", lambda frame: frame.f_globals is scope)
+    monkeypatch.setattr("prefeed.torch.naming._is_library", lambda frame: frame.f_globals is scope)
     exec("def prepare(*loaders):\n  return [DataLoader(each.dataset) for each in loaders]", scope)
     (prepared,) = scope["prepare"](val_loader)
     del val_loader

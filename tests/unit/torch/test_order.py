@@ -24,9 +24,9 @@ from prefeed.torch.order import (
     drawn_order,
     indices_of,
     is_readable_ahead,
+    shadow_order,
     with_epoch,
 )
-from prefeed.torch.windows import shadow_order
 
 DATA = range(50)
 

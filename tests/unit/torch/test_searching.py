@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 from prefeed.torch.guesses import Column
-from prefeed.torch.searching import find_columns
-from prefeed.torch.tables import columns_of_table
+from prefeed.torch.searching import columns_of_table, find_columns
 
 LENGTH = 30
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from prefeed.torch.streams import TorchStreams, _can_be_pinned, cast, has_streams, moved
+from prefeed.torch.device import TorchStreams, _can_be_pinned, cast, has_streams, moved
 
 
 class Module:

@@ -20,11 +20,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import prefeed.torch.order
 from prefeed.client.access import AccessMap
-from prefeed.torch import planning, windows
-from prefeed.torch.order import drawn_order, samplers_of
+from prefeed.torch import planning
+from prefeed.torch.order import Buffered, Shadow, drawn_order, read_ahead, samplers_of, shadow_order
 from prefeed.torch.planning import PlannedSampler
-from prefeed.torch.windows import Buffered, Shadow, read_ahead, shadow_order
 
 DATA = range(50)
 CHUNK, WINDOW = 8, 16
@@ -32,7 +32,7 @@ CHUNK, WINDOW = 8, 16
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (planning, windows):
+    for module in (planning, prefeed.torch.order):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
         monkeypatch.setattr(module, "FIRST", CHUNK)
         monkeypatch.setattr(module, "WINDOW", WINDOW)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from prefeed.errors import ImageDecodeError
-from prefeed.vision.pictures import picture_of
+from prefeed.vision.decoding import picture_of
 
 FORMS: dict[str, Callable[[Path], Any]] = {
     "bytes": Path.read_bytes,
