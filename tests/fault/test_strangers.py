@@ -25,8 +25,9 @@ from prefeed.client.sessions import open_cache
 from prefeed.config import Config, resolve
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.manifest import Manifest
+from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
-from prefeed.store.tier import TierReader, TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 from scripted import scripted

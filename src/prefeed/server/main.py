@@ -33,9 +33,10 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
+from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
-from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.system.removing import remove_tree
 from prefeed.system.trust import open_own
 from prefeed.wire.endpoint import LOCK, make_runtime_dir

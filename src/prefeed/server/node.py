@@ -31,7 +31,7 @@ from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, R
 from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
 from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.store.tier import TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 

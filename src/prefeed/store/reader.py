@@ -12,6 +12,7 @@ import lmdb
 
 from prefeed.store.batches import begin_batch, end_batch
 from prefeed.store.environment import (
+    DAMAGE,
     Identity,
     SharedEnvironment,
     attach_reader,
@@ -20,8 +21,7 @@ from prefeed.store.environment import (
     process_id,
     release,
 )
-from prefeed.store.parts import copy_split, size_of_split
-from prefeed.store.translation import DAMAGE
+from prefeed.store.values import copy_split, size_of_split
 from prefeed.types import ENTRY_KEY_BYTES
 
 

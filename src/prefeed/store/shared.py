@@ -15,8 +15,8 @@ from xxhash import xxh3_64_digest
 
 from prefeed.store import shared_files
 from prefeed.store.batches import begin_batch, end_batch, held, read_transaction
-from prefeed.store.checksums import Checksum, get_checksum, read_ahead
 from prefeed.store.environment import (
+    DAMAGE,
     SharedEnvironment,
     attach_reader,
     attach_to_write,
@@ -30,8 +30,15 @@ from prefeed.store.environment import (
 from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import remove_store
-from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
-from prefeed.store.translation import DAMAGE
+from prefeed.store.shared_writer import (
+    Checksum,
+    Put,
+    SharedTierStatistics,
+    SharedWriter,
+    get_checksum,
+    read_ahead,
+    statistics_of,
+)
 from prefeed.system.locks import FORGIVING_SECONDS, PATIENCE_SECONDS
 from prefeed.types import ENTRY_KEY_BYTES
 

@@ -14,7 +14,9 @@ from prefeed.server.memory_watch import BUSY_SECONDS, CALM_SECONDS, GIVEN_BACK, 
 from prefeed.server.node import Node
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions
 from prefeed.server.tier_budget import Room
-from prefeed.store.tier import MIN_BUDGET_BYTES, TierReader, TierWriter
+from prefeed.store.layout import MIN_BUDGET_BYTES
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.system.memory import Memory, MemoryGroup
 from sandbox import Sandbox
 

@@ -14,7 +14,7 @@ from prefeed.bench.photos import PhotoFolder
 from prefeed.bench.requirements import BenchFailedError
 from prefeed.client.node import NodeClient
 from prefeed.sources.manifest import Manifest
-from prefeed.store.tier import TierReader
+from prefeed.store.reader import TierReader
 
 _BATCH = 64
 _PASSES = 10
