@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +22,13 @@ from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Answerer, Node
 from prefeed.server.reach import reach_of, see_as
-from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.status import Observer
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
-from prefeed.sources.written import WrittenFiles
+from prefeed.sources.written import Change, WrittenFiles, still_open
 from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
 from prefeed.system.paths import is_in
@@ -475,3 +475,51 @@ class Handlers:
 
     def _refuse(self, connection: Connection, error: PrefeedError, token: int) -> None:
         self.loop.send(connection, m.Refused(error.code, str(error), token))
+
+
+class Rewritten:
+    """Drops the records of written files when an epoch begins; what was cached of them goes first.
+
+    Args:
+        written: Their records.
+        node: Has what is cached.
+
+    **Threads**: the loop's, which looks through /proc for it: some milliseconds, where something was written since.
+    """
+
+    def __init__(self, written: WrittenFiles, node: Node) -> None:
+        self._written = written
+        self._node = node
+
+    def epoch_begins(self) -> None:
+        """Take the files that are closed back into the cache's care, before the plan of the epoch is registered."""
+        self._written.touch()
+        if not self._written.any():
+            return
+        with contextlib.suppress(OSError):  # else they are read from where they lie for one more epoch
+            changes, end = self._written.changes()
+            kept = dict.fromkeys(still_open(changes))
+            closed = [change for change in changes if change not in kept]
+            self._written.drop(end, [*kept, *self._forget(closed)])
+
+    def _forget(self, changes: Sequence[Change]) -> list[Change]:
+        """Take what is cached of these files for out of date: it is asked for anew before anybody is given it.
+
+        Returns:
+            Those of manifests. What these list never changes: their readers go on reading the file itself.
+        """
+        listed: list[Change] = []
+        names = {name for change in changes for name in (change.path, change.real)}
+        inodes = {change.identity for change in changes if change.identity}
+        is_moved = any(change.below for change in changes)
+        for dataset in self._node.datasets.values():
+            if (catalogue := dataset.catalogue) is not None:
+                ids = None if is_moved else catalogue.ids_of(names, inodes)
+                self._node.checks.outdate(dataset.number, ids)
+            else:
+                listed += [change for change in changes if self._node.registry.lists(dataset, change)]
+        return listed
+
+    def close(self) -> None:
+        """Let go of the records."""
+        self._written.close()

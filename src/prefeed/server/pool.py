@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prefeed.pool.ring import Ring
-from prefeed.pool.servers import PoolServer, Stored
+from prefeed.pool.servers import PoolServer, Ring, Stored
 from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
 from prefeed.store.values import value_size
 from prefeed.system.clock import Clock
