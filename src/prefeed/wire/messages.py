@@ -411,8 +411,8 @@ class CacheReads(Message, frozen=True):
 
     session: int
     cache: int
-    hits: int
-    misses: int
+    hits: int = 0
+    misses: int = 0
     audits: int = 0
     audits_failed: int = 0
     not_kept: int = 0
