@@ -251,8 +251,6 @@ class Node:
 
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
-        self._counts.hits += hits
-        self._counts.direct_reads += direct_reads
         self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 

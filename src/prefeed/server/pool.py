@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Final
 
 from prefeed.pool.servers import PoolServer, Ring, Stored
@@ -42,22 +42,6 @@ _RICH: Final = 0.8
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 0.05
 _PAUSE_GROWTH: Final = 1.5
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Of threads that do not wait for each other: may miss one now and then."""
-
-    hits: int = 0
-    misses: int = 0
-    read_bytes: int = 0
-    stored: int = 0
-    written_bytes: int = 0
-    corrupt: int = 0
-    dropped: int = 0
-    refused: int = 0
-    waits: int = 0
-    waits_in_vain: int = 0
 
 
 class _Claimed:
@@ -94,7 +78,8 @@ class PoolTier:
         self._ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=clock)
         self._clock = clock
         self._id = secrets.token_bytes(8)
-        self._counts = _Counts()
+        # Of threads that do not wait for each other: may miss one now and then.
+        self._counts: dict[str, int] = dict.fromkeys((field.name for field in fields(PoolCounts)), 0)
         self._recent = 0.0
         self._closing = threading.Event()
         self._changed = threading.Condition()
@@ -118,7 +103,7 @@ class PoolTier:
         server = self._ring.server_of(pool_key(key))
         found = None if server is None else self._find(key, server, is_urgent)
         if found is None:
-            self._counts.misses += 1
+            self._counts["misses"] += 1
             self._recent *= 1 - _RECENT
         else:
             self._count_hit(found)
@@ -154,22 +139,13 @@ class PoolTier:
 
     def counts(self) -> PoolCounts:
         """Return a snapshot."""
-        found = self._counts
-        return PoolCounts(
-            servers=len(self._ring.servers),
-            left_out=self._ring.num_out,
-            hits=found.hits,
-            misses=found.misses,
-            read_bytes=found.read_bytes,
-            stored=found.stored,
-            written_bytes=found.written_bytes,
-            corrupt=found.corrupt,
-            dropped=found.dropped,
-            refused=found.refused,
-            failures=sum(server.failures for server in self._ring.servers),
-            waits=found.waits,
-            waits_in_vain=found.waits_in_vain,
-        )
+        servers = self._ring.servers
+        found = {
+            "servers": len(servers),
+            "left_out": self._ring.num_out,
+            "failures": sum(one.failures for one in servers),
+        }
+        return PoolCounts(**{**self._counts, **found})
 
     # ------------------------------------------------------------ writing
 
@@ -180,7 +156,7 @@ class PoolTier:
             if key in self._waiting or self._ring.num_out == len(self._ring.servers):
                 return
             if self._waiting and self._waiting_bytes + size > _MOST_WAITING_BYTES:
-                self._counts.dropped += 1
+                self._counts["dropped"] += 1
                 return
             self._waiting[key] = data
             self._waiting_bytes += size
@@ -207,8 +183,8 @@ class PoolTier:
 
     def _count_hit(self, data: Buffer) -> None:
         size = value_size(data)  # first: a call between the two halves of an addition lets other threads in
-        self._counts.hits += 1
-        self._counts.read_bytes += size
+        self._counts["hits"] += 1
+        self._counts["read_bytes"] += size
         self._recent += _RECENT * (1 - self._recent)
 
     def _alone(self, key: bytes, value: memoryview) -> Buffer | None:
@@ -256,7 +232,7 @@ class PoolTier:
         return data if is_whole(data, header) else self._wrong()
 
     def _wrong(self) -> _Unusable:
-        self._counts.corrupt += 1
+        self._counts["corrupt"] += 1
         return _UNUSABLE
 
     def _claim(self, key: bytes, server: PoolServer) -> bool:
@@ -265,7 +241,7 @@ class PoolTier:
 
     def _await(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
         """Look again and again; nothing when the claim is gone, or the time is over."""
-        self._counts.waits += 1
+        self._counts["waits"] += 1
         began, pause = self._clock(), _FIRST_PAUSE_SECONDS
         found: Buffer | _Claimed | _Unusable | None = _CLAIMED
         while isinstance(found, _Claimed) and self._may_wait(self._clock() - began, is_urgent()):
@@ -273,7 +249,7 @@ class PoolTier:
             found = self._look(key, server)
             pause = min(_LONGEST_PAUSE_SECONDS, pause * _PAUSE_GROWTH)
         data = None if isinstance(found, _Claimed | _Unusable) else found
-        self._counts.waits_in_vain += data is None
+        self._counts["waits_in_vain"] += data is None
         return data
 
     def _may_wait(self, waited_seconds: float, is_urgent: bool) -> bool:
@@ -292,8 +268,8 @@ class PoolTier:
             key, data = taken
             outcome = self._store(key, data)
             if outcome == Stored.YES:
-                self._counts.stored += 1
-            self._counts.refused += outcome == Stored.FULL
+                self._counts["stored"] += 1
+            self._counts["refused"] += outcome == Stored.FULL
 
     def _take(self) -> tuple[bytes, Buffer] | None:
         with self._changed:
@@ -315,5 +291,5 @@ class PoolTier:
             outcome = Stored.NO if server is None else server.write(name, header.to_bytes(), part)
             if outcome != Stored.YES:
                 return outcome
-            self._counts.written_bytes += part.nbytes
+            self._counts["written_bytes"] += part.nbytes
         return Stored.YES

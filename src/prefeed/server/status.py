@@ -204,7 +204,7 @@ def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo
         length=len(plan),
         ahead_objects=len(plan.outstanding),
         ahead_bytes=plan.ahead_bytes,
-        reads=_reads(node, plan.consumer),
+        reads=node.scheduler.counts_of(plan.consumer) or ReadCounts(),
         warm=plan.warm,
         has_next=has_next,
         memory_bytes=plan.memory_bytes,
@@ -218,10 +218,3 @@ def _root(dataset: Dataset) -> str:
     if catalogue is None or not catalogue.num_objects:
         return without_credentials(dataset.source.url)
     return os.path.commonpath([os.path.dirname(catalogue.path(at)) for at in (0, catalogue.num_objects - 1)])
-
-
-def _reads(node: Node, consumer: int) -> ReadCounts:
-    counts = node.scheduler.counts_of(consumer)
-    if counts is None:
-        return ReadCounts()
-    return ReadCounts(hits=counts.hits, late=counts.late, misses=counts.misses, direct_reads=counts.direct_reads)
