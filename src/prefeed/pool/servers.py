@@ -32,8 +32,8 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 _FULL_SECONDS: Final = 5.0
 """A server that has no room is offered nothing for so long."""
 
-_FAILURES: Final = (OSError, MemcacheError, ValueError, LookupError)
-"""The last two are what pymemcache makes of some answers of what is no memcached."""
+_FAILURES: Final = (OSError, MemcacheError, UnicodeError)
+"""The last is what a host's name ends in that cannot be one."""
 
 _log = logging.getLogger("prefeed")
 
