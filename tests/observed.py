@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prefeed.server.epochs import EpochTotals
-from prefeed.server.status import Observation
+from prefeed.server.status import EpochTotals, Observation
 from prefeed.types import DiskCounts, EpochWait, PlanInfo, PoolCounts, ServerStatus, SessionCounts, Statistics
 
 STATUS = ServerStatus(

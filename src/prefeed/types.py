@@ -115,6 +115,11 @@ class PoolCounts:
     waits_in_vain: int = 0
 
     @property
+    def answering(self) -> int:
+        """How many of the servers answer now."""
+        return self.servers - self.left_out
+
+    @property
     def hit_ratio(self) -> float | None:
         """Share of the fetches that asked the pool which it served; None before the first."""
         asked = self.hits + self.misses
@@ -167,49 +172,23 @@ class EpochWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """Counts since the server started; a snapshot.
+class ReadCounts:
+    """How reads went: those of one loader since it was attached to the node, or of all since the server started.
 
     Attributes:
         hits: Reads that found their object in a tier.
         late: Reads that came while the object was being fetched ahead.
         misses: Reads of an object that nobody had asked for ahead of time.
         direct_reads: Reads that went past the server to the origin (no server, no room).
-        origin_requests: Requests that the server made to origins, retries included.
-        origin_bytes: Bytes that came back.
-        origin_seconds: How long the requests took, added up.
-        resident_objects: Objects kept for the next epoch.
-        resident_bytes: Their size as stored, in bytes.
-        transient_objects: Objects that are freed once consumed.
-        transient_bytes: Their size as stored, in bytes.
-        budget_bytes: Most bytes the memory tier may hold.
-        errors: Failed fetches by error code.
         best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
             fits; None before the first plan.
-        sessions: Stage caches beside the objects.
-        disk: Objects on disk, behind those in memory.
-        pool: Objects in the pool that nodes share, behind those on disk.
-        epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
     """
 
     hits: int = 0
     late: int = 0
     misses: int = 0
     direct_reads: int = 0
-    origin_requests: int = 0
-    origin_bytes: int = 0
-    origin_seconds: float = 0.0
-    resident_objects: int = 0
-    resident_bytes: int = 0
-    transient_objects: int = 0
-    transient_bytes: int = 0
-    budget_bytes: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
     best_hit_ratio: float | None = None
-    sessions: SessionCounts = SessionCounts()
-    disk: DiskCounts = DiskCounts()
-    pool: PoolCounts = PoolCounts()
-    epochs: tuple[EpochWait, ...] = ()
 
     @property
     def reads(self) -> int:
@@ -223,24 +202,39 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCounts:
-    """How the reads of one loader went since it was attached to the node.
+class Statistics(ReadCounts):
+    """Counts since the server started; a snapshot.
 
     Attributes:
-        hits, late, misses, direct_reads: As in ``Statistics``.
-        best_hit_ratio: The most that any policy could reach; 1.0 when its data fits; None before the first plan.
+        hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, of all loaders.
+        origin_requests: Requests that the server made to origins, retries included.
+        origin_bytes: Bytes that came back.
+        origin_seconds: How long the requests took, added up.
+        resident_objects: Objects kept for the next epoch.
+        resident_bytes: Their size as stored, in bytes.
+        transient_objects: Objects that are freed once consumed.
+        transient_bytes: Their size as stored, in bytes.
+        budget_bytes: Most bytes the memory tier may hold.
+        errors: Failed fetches by error code.
+        sessions: Stage caches beside the objects.
+        disk: Objects on disk, behind those in memory.
+        pool: Objects in the pool that nodes share, behind those on disk.
+        epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
     """
 
-    hits: int = 0
-    late: int = 0
-    misses: int = 0
-    direct_reads: int = 0
-    best_hit_ratio: float | None = None
-
-    @property
-    def reads(self) -> int:
-        """All reads, however served."""
-        return self.hits + self.late + self.misses + self.direct_reads
+    origin_requests: int = 0
+    origin_bytes: int = 0
+    origin_seconds: float = 0.0
+    resident_objects: int = 0
+    resident_bytes: int = 0
+    transient_objects: int = 0
+    transient_bytes: int = 0
+    budget_bytes: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    sessions: SessionCounts = SessionCounts()
+    disk: DiskCounts = DiskCounts()
+    pool: PoolCounts = PoolCounts()
+    epochs: tuple[EpochWait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

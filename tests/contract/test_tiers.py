@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.errors import TierFullError
-from prefeed.store.protocol import ReadableTier, WritableTier
-from prefeed.store.tier import TierReader, TierWriter, stored_bytes
-from prefeed.testing.tier_contract import MemoryTier, TierContract, key_of, value_of
+from prefeed.store.layout import stored_bytes
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
+from prefeed.testing.tier_contract import MemoryTier, ReadableTier, TierContract, WritableTier, key_of, value_of
 from profiles import examples
 from sandbox import Sandbox
 

@@ -18,9 +18,9 @@ from PIL import Image
 from torch.utils.data import Sampler
 
 import prefeed
+from asking import drop_sessions, list_sessions, new_session
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, list_sessions, new_session
 from prefeed.config import current
 from prefeed.types import CacheInfo
 

@@ -19,7 +19,7 @@ import servers
 from leaks import wait_until
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.store.tier import TierReader
+from prefeed.store.reader import TierReader
 
 pytestmark = pytest.mark.timeout(120)
 

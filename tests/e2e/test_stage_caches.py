@@ -16,11 +16,11 @@ from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
 import prefeed
+from asking import drop_sessions, list_sessions, new_session
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
 from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, list_sessions, new_session
 from prefeed.config import current
 from prefeed.errors import (
     CacheInUseError,

@@ -21,12 +21,13 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import open_learned_dataset, open_node_dataset
 from prefeed.client.launch import start_server, try_connect
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import open_cache
 from prefeed.config import Config, resolve
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.manifest import Manifest
+from prefeed.stage.cache_link import CacheLink, CacheName
+from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
-from prefeed.store.tier import TierReader, TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.wire import messages as m
 from sandbox import Sandbox, servers_of
 from scripted import scripted
@@ -363,7 +364,7 @@ def test_a_server_s_answer_that_names_what_others_may_have_written(
         with pytest.raises(StoreFormatError, match="must be a directory"):
             open_learned_dataset(node, "01234567", 3, config)
         with pytest.raises(UnsafeDirectoryError, match="must be a directory"):
-            open_cache(node.connection, 0, 1, description="")
+            CacheLink.open(config, CacheName(session=0, cache=1, description=""))
         server.store_dir = str(evil)
         with pytest.raises(UnsafeDirectoryError, match="must be a directory"):
             Connection.open(config)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from asking import drop_sessions, list_sessions, new_session, open_cache
 from cache_user import cache_user, key_of, value_of
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, list_sessions, new_session, open_cache
 from prefeed.config import KIB, MIB, resolve
 from prefeed.core.shares import OVERHEAD_BYTES
 from prefeed.stage.cache_store import CacheName, CacheStore

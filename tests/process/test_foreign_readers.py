@@ -17,9 +17,10 @@ import pytest
 from namespaces import container_running
 from prefeed.errors import TierFullError
 from prefeed.store import foreign
-from prefeed.store.foreign import ForeignTransaction, SnapshotLocks
-from prefeed.store.pins import Pins
-from prefeed.store.tier import TierReader, TierWriter, stored_bytes
+from prefeed.store.foreign import ForeignTransaction, Pins, SnapshotLocks
+from prefeed.store.layout import stored_bytes
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox

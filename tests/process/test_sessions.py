@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from asking import drop_sessions, grow_cache, list_sessions, new_session, open_cache
 from cache_user import cache_user
 from leaks import wait_until
 from prefeed.client.connection import Connection
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, grow_cache, list_sessions, new_session, open_cache, report_reads
 from prefeed.config import KIB, MIB, resolve
 from prefeed.errors import SessionNotFoundError, SpillingDisabledError
 from prefeed.store.directory import allocated_bytes
 from prefeed.types import CacheInfo
+from prefeed.wire import messages as m
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 
@@ -170,7 +171,7 @@ def test_dropping_under_open_readers_and_writers() -> None:
             assert not Path(opened.memory_dir).exists()
             assert user.count(10) in (0, 10)
             assert user.put(10, 1, VALUE) == 0
-        report_reads(connection, session, 1, hits=1, misses=1)
+        connection.send(m.CacheReads(session, 1, hits=1, misses=1))
         with pytest.raises(SessionNotFoundError, match="dropped"):
             grow_cache(connection, session, 1, MIB)
 
@@ -178,8 +179,8 @@ def test_dropping_under_open_readers_and_writers() -> None:
 def test_reads_are_counted_over_all_clients() -> None:
     with connected() as one, connected() as two:
         open_cache(one, 0, 1, description="decode")
-        report_reads(one, 0, 1, hits=3, misses=1)
-        report_reads(two, 0, 1, hits=1, misses=3)
+        one.send(m.CacheReads(0, 1, hits=3, misses=1))
+        two.send(m.CacheReads(0, 1, hits=1, misses=3))
         list_sessions(two)  # what was said on that connection was heard
         assert wait_until(lambda: cache_of(one, 0).hits == 4, timeout_seconds=60)
         assert cache_of(one, 0).misses == 4

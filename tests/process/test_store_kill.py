@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from prefeed.store import writer as writer_module
-from prefeed.store.tier import TierReader, TierWriter, stored_bytes
+from prefeed.store.layout import stored_bytes
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox

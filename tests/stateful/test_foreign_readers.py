@@ -14,9 +14,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from prefeed.store import foreign, pins
-from prefeed.store.foreign import FIRST_SNAPSHOT_BYTE, OPEN_BYTE, ForeignEnvironment, SnapshotLocks
-from prefeed.store.pins import Pins
+from prefeed.store import foreign
+from prefeed.store.foreign import FIRST_SNAPSHOT_BYTE, OPEN_BYTE, ForeignEnvironment, Pins, SnapshotLocks
 
 Hook = Callable[[], None]
 STEPS_OF_A_WRITE = 3
@@ -458,4 +457,4 @@ def test_no_pin_where_lmdb_has_no_reader_slot_left(monkeypatch: pytest.MonkeyPat
     world.writer.pins.expect(True)
     with pytest.raises(OSError, match="has let no reader"):
         SnapshotLocks(ModelLocks(world.kernel))
-    assert foreign.FIRST_SNAPSHOT_BYTE > pins.OPEN_BYTE
+    assert foreign.FIRST_SNAPSHOT_BYTE > foreign.OPEN_BYTE

@@ -15,7 +15,6 @@
 ``consumer``    tells the server what will be read, and how far it has come
 ``connection``  one socket of one process
 ``node``        what commands ask
-``sessions``    sessions and stage caches
 ``launch``      starts the node server
 ``ending``      ends it, whatever it does
 ``waits``       epochs that no server was told of

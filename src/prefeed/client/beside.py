@@ -35,7 +35,7 @@ from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.mounts import Roots
 from prefeed.sources.steadiness import is_old
-from prefeed.store.tier import StoredValue
+from prefeed.store.reader import StoredValue
 
 
 class ReadsBeside:

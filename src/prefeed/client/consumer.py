@@ -23,7 +23,7 @@ from prefeed.errors import PrefeedError, ServerBusyError, ServerError
 from prefeed.sources.catalogue import Catalogue
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
-from prefeed.wire.transit import put_in_transit
+from prefeed.wire.endpoint import put_in_transit
 
 _log = logging.getLogger("prefeed")
 

@@ -21,9 +21,8 @@ from prefeed.sources.manifest import Manifest
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.urls import for_pickle, veiled
 from prefeed.types import ListingProgress
-from prefeed.wire.endpoint import ensure_private_dir
+from prefeed.wire.endpoint import ensure_private_dir, put_in_transit
 from prefeed.wire.messages import DatasetOpened
-from prefeed.wire.transit import put_in_transit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

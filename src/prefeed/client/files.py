@@ -16,7 +16,7 @@ from prefeed.interception.asking import Answer
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
-from prefeed.store.tier import StoredValue
+from prefeed.store.reader import StoredValue
 
 _MOST_KNOWN: Final = 4096
 """Files that no sample is known to open, and that are found without a question when they are opened again."""

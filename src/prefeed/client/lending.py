@@ -6,7 +6,7 @@ import os
 
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
-from prefeed.store.tier import StoredValue
+from prefeed.store.reader import StoredValue
 
 
 class Lent:

@@ -33,7 +33,7 @@ from prefeed.sources.answers import listed_in
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
-from prefeed.store.tier import StoredValue, TierReader
+from prefeed.store.reader import StoredValue, TierReader
 from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m

@@ -8,27 +8,13 @@ from dataclasses import dataclass, field, replace
 from prefeed.core import table as states
 from prefeed.core.inventory import Holdings, Key
 from prefeed.core.plan import Ids, Plan
-
-
-@dataclass(slots=True)
-class ConsumerCounts:
-    """How the reads of one consumer went since it was registered first."""
-
-    hits: int = 0
-    late: int = 0
-    misses: int = 0
-    direct_reads: int = 0
-
-    @property
-    def reads(self) -> int:
-        """All reads, however served."""
-        return self.hits + self.late + self.misses + self.direct_reads
+from prefeed.types import ReadCounts
 
 
 @dataclass(slots=True)
 class _Consumer:
     dataset: int
-    counts: ConsumerCounts = field(default_factory=ConsumerCounts)
+    counts: ReadCounts = field(default_factory=ReadCounts)
     plan: Plan | None = None
     upcoming: Plan | None = None
     following: Ids | None = None
@@ -45,12 +31,14 @@ class Consumers:
         holdings: Told of every reader that is expected, and of each that is done or will not come.
 
     Attributes:
+        counts: How the reads of all went.
         passed_unread: Accesses that a position passed and that nobody reported as read.
 
     **Invariants**: see ``validate``.
     """
 
     def __init__(self, holdings: Holdings) -> None:
+        self.counts = ReadCounts()
         self.passed_unread = 0
         self._holdings = holdings
         self._consumers: dict[int, _Consumer] = {}
@@ -146,20 +134,17 @@ class Consumers:
         entry = self._consumers.get(consumer)
         return None if entry is None else entry.plan
 
-    def counts_of(self, consumer: int) -> ConsumerCounts | None:
-        """Return a copy of the consumer's counts; None when it is not registered."""
+    def counts_of(self, consumer: int) -> ReadCounts | None:
+        """Return how the consumer's reads went since it was registered first; None when it is not registered."""
         entry = self._consumers.get(consumer)
-        return None if entry is None else replace(entry.counts)
+        return None if entry is None else entry.counts
 
-    def count(self, consumer: int, *, hits: int = 0, late: int = 0, misses: int = 0, direct_reads: int = 0) -> None:
-        """Add to the consumer's counts; nothing when it is not registered."""
+    def count(self, consumer: int, **reads: int) -> None:
+        """Add reads, by the names of ``ReadCounts``, to those of all, and to the consumer's when it is registered."""
+        self.counts = _plus(self.counts, reads)
         entry = self._consumers.get(consumer)
         if entry is not None:
-            counts = entry.counts
-            counts.hits += hits
-            counts.late += late
-            counts.misses += misses
-            counts.direct_reads += direct_reads
+            entry.counts = _plus(entry.counts, reads)
 
     def reads_once(self, consumer: int, dataset: int) -> bool:
         """Return True when the consumer has a plan for the dataset, and keeps nothing of it."""
@@ -222,3 +207,7 @@ class Consumers:
             return
         for object_id in plan.drop_outstanding():
             self._holdings.unexpect((plan.dataset, object_id))
+
+
+def _plus(counts: ReadCounts, more: dict[str, int]) -> ReadCounts:
+    return replace(counts, **{name: getattr(counts, name) + number for name, number in more.items()})

@@ -13,27 +13,18 @@ then returns everything to be done, fetches last, as many as may be in flight. S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
-from prefeed.core.consumers import ConsumerCounts, Consumers
+from prefeed.core.consumers import Consumers
 from prefeed.core.inventory import Holdings, Residency
 from prefeed.core.lookahead import Lookahead, NextUse
 from prefeed.core.plan import Ids, Plan, Window
 from prefeed.core.table import ObjectTable
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the scheduler counts itself."""
-
-    late: int = 0
-    misses: int = 0
-    passed_unread: int = 0
+from prefeed.types import ReadCounts
 
 
 class Scheduler:
@@ -55,8 +46,6 @@ class Scheduler:
         self._lookahead = Lookahead(self.holdings, self._consumers, lookahead_bytes=lookahead_bytes)
         self._next_use = NextUse(self.holdings, self._consumers)
         self._demanded: list[Fetch] = []
-        self._late = 0
-        self._misses = 0
         self._read_last: dict[int, int] = {}  # bytes of datasets, as they were when a consumer of theirs ended
         self._nobody_reads = True
 
@@ -71,9 +60,14 @@ class Scheduler:
         return self.holdings.residency
 
     @property
-    def counts(self) -> Counts:
-        """What the scheduler counts itself, of all consumers; a snapshot."""
-        return Counts(self._late, self._misses, self._consumers.passed_unread)
+    def counts(self) -> ReadCounts:
+        """How the reads of all consumers went, also of those that are gone."""
+        return self._consumers.counts
+
+    @property
+    def passed_unread(self) -> int:
+        """Accesses that a position passed and that nobody reported as read."""
+        return self._consumers.passed_unread
 
     # ------------------------------------------------------------ events: datasets
 
@@ -368,7 +362,7 @@ class Scheduler:
         plan = self._consumers.plan_of(consumer)
         return None if plan is None else plan.dataset
 
-    def counts_of(self, consumer: int) -> ConsumerCounts | None:
+    def counts_of(self, consumer: int) -> ReadCounts | None:
         """Return how the consumer's reads went since it was registered first; None when it is not registered."""
         return self._consumers.counts_of(consumer)
 
@@ -395,12 +389,7 @@ class Scheduler:
         self._lookahead.plan_room()
 
     def _count(self, consumer: int, *, is_late: bool) -> None:
-        if is_late:
-            self._late += 1
-            self._consumers.count(consumer, late=1)
-        else:
-            self._misses += 1
-            self._consumers.count(consumer, misses=1)
+        self._consumers.count(consumer, late=int(is_late), misses=int(not is_late))
 
     def _fetch_now(self, consumer: int, dataset: int, object_id: int) -> None:
         """Fetch an absent object for a reader that waits; one that reads once keeps it only until it was read."""

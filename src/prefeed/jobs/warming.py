@@ -20,8 +20,7 @@ from prefeed.jobs.places import located
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress, WarmResult
-from prefeed.wire.endpoint import ensure_private_dir
-from prefeed.wire.transit import put_in_transit
+from prefeed.wire.endpoint import ensure_private_dir, put_in_transit
 
 SEQUENCE, RANDOM = "sequence", "random"
 STRATEGIES: Final = (SEQUENCE, RANDOM)

@@ -1,7 +1,6 @@
 """A cache that nodes share: memcached servers, and what prefeed keeps in them.
 
-``ring``        which server has which key
-``servers``     each server, and its failures
+``servers``     which server has which key; each server, and its failures
 ``connection``  one connection, two commands
 ``values``      header, parts and sums of a value
 """

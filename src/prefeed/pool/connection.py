@@ -1,4 +1,8 @@
-"""One connection to one memcached: pymemcache's client, but for what its bytes cost and how long they may take."""
+"""One connection to one memcached: the commands that prefeed needs, each within a time.
+
+pymemcache's client takes 3 to 4 times the processor time for 84 KB, and bounds each ``recv`` instead of the whole answer
+(docs/adr/0010-pool.md). Its errors are used here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from pymemcache.client.base import Client  # type: ignore[import-untyped]
 from pymemcache.exceptions import MemcacheServerError, MemcacheUnknownError  # type: ignore[import-untyped]
 
 from prefeed.types import Buffer
@@ -30,23 +33,23 @@ Address = str | tuple[str, int]
 """Path of a unix socket, or host and port."""
 
 
-class Connection(Client):  # type: ignore[misc]
+class Connection:
     """A client of one server that asks one question at a time.
-
-    ``read``, ``write`` and ``add`` stand for pymemcache's ``get``, ``set`` and ``add``, which take 3 to 4 times the CPU time
-    for 84 KB and bound each ``recv`` instead of the whole (docs/adr/0010-pool.md).
 
     **Threads.** One at a time.
 
     **Blocking.** A question ends, one way or another, within ``timeout_seconds``, and twice as long where the answer trickles
     in; making the connection takes as long again, name resolution apart.
+
+    Attributes:
+        has_answered: Whether the server has, since it was connected to.
     """
 
     def __init__(self, address: Address, *, timeout_seconds: float) -> None:
-        super().__init__(address, connect_timeout=timeout_seconds, timeout=timeout_seconds, default_noreply=False)
+        self._address = address
         self._timeout_seconds = timeout_seconds
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self.sock: Any
+        self._sock: socket.socket | None = None
         self.has_answered = False
 
     def read(self, key: bytes) -> memoryview | None:
@@ -145,24 +148,27 @@ class Connection(Client):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close it; the next question connects anew."""
-        super().close()
+        sock, self._sock = self._sock, None
         self.has_answered = False
+        if sock is not None:
+            sock.close()
 
-    def _connect(self) -> None:
-        """Connect to the first of the host's addresses that answers; pymemcache's own tries one.
+    def _connected(self) -> socket.socket:
+        """Return the connection, made to the first of the host's addresses that answers if there was none.
 
         The kernel minds the time-out from then on: a time-out of Python's is a ``poll``, and two hand-overs of the
         interpreter, before each call; measured, a third of the processor time of a busy server (2026-11).
         """
-        self.close()
-        if isinstance(self.server, tuple):
-            sock = socket.create_connection(self.server, timeout=self._timeout_seconds)
+        if self._sock is not None:
+            return self._sock
+        if isinstance(self._address, tuple):
+            sock = socket.create_connection(self._address, timeout=self._timeout_seconds)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.settimeout(self._timeout_seconds)
             try:
-                sock.connect(self.server)
+                sock.connect(self._address)
             except OSError:
                 sock.close()
                 raise
@@ -170,7 +176,8 @@ class Connection(Client):  # type: ignore[misc]
         limit = struct.pack("@ll", *divmod(int(self._timeout_seconds * 1e6), 10**6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, limit)
-        self.sock = sock
+        self._sock = sock
+        return sock
 
     def _store(self, command: bytes, key: bytes, seconds: int, pieces: Sequence[Buffer]) -> bytes:
         """Return what the server says to it, a line."""
@@ -182,12 +189,6 @@ class Connection(Client):  # type: ignore[misc]
         if rest:
             raise _unexpected(line)
         return line
-
-    def _connected(self) -> socket.socket:
-        if self.sock is None:
-            self._connect()
-        sock: socket.socket = self.sock
-        return sock
 
     def _read_line(self, sock: socket.socket, deadline: float) -> tuple[bytes, memoryview]:
         """Return the first line of an answer, and what came with it."""

@@ -12,18 +12,14 @@
 ``dataset_opener``    manifests on their way, listed in threads of their own
 ``sharing``           files that several catalogues name
 ``checks``            whether files have changed since they were read
-``rewritten``         files that loaders wrote, once they are closed
 ``disk``              the disk tier of objects
 ``pool``              the pool tier
-``opening_pool``      opens it where there is to be one
 ``memory_watch``      gives memory back while jobs grow
 ``warm_ups``          fills the tiers on request
 ``sessions``          stage caches: made, listed, dropped
 ``session_files``     where they lie
 ``tier_budget``       how much memory and disk they may take
-``epochs``            what loaders said of their epochs
-``status``            what an operator sees
-``metrics``           what Prometheus is told
+``status``            what an operator sees; epochs that loaders have told
+``metrics``           what Prometheus is told, and how it is answered
 ``metrics_endpoint``  the socket at which it asks
-``metrics_page``      one answer
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -28,28 +28,23 @@ class Where(Enum):
 
 @dataclass(slots=True)
 class Counts:
-    """Since the server started.
+    """What fetches brought since the server started; how reads went the scheduler counts.
 
     Attributes:
+        fetched: Objects by the place that answered.
         errors: Failures by code.
     """
 
-    hits: int = 0
-    direct_reads: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
     origin_seconds: float = 0.0
-    disk_reads: int = 0
-    pool_reads: int = 0
+    fetched: Counter[Where] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
 
     def arrived(self, where: Where, size_bytes: int, seconds: float) -> None:
         """A fetch brought an object, after so long."""
-        if where == Where.DISK:
-            self.disk_reads += 1
-        elif where == Where.POOL:
-            self.pool_reads += 1
-        elif where == Where.ORIGIN:
+        self.fetched[where] += 1
+        if where == Where.ORIGIN:
             self.asked_origin(seconds)
             self.origin_bytes += size_bytes
 
@@ -63,10 +58,7 @@ def statistics_of(counts: Counts, scheduler: Scheduler, disk: DiskTier | None, p
     """Return a snapshot of all counts."""
     residency = scheduler.residency
     return Statistics(
-        hits=counts.hits,
-        late=scheduler.counts.late,
-        misses=scheduler.counts.misses,
-        direct_reads=counts.direct_reads,
+        **asdict(_beside_the_best(scheduler.counts, scheduler)),
         origin_requests=counts.origin_requests,
         origin_bytes=counts.origin_bytes,
         origin_seconds=counts.origin_seconds,
@@ -77,28 +69,19 @@ def statistics_of(counts: Counts, scheduler: Scheduler, disk: DiskTier | None, p
         transient_bytes=residency.transient_bytes,
         budget_bytes=residency.budget_bytes,
         errors=dict(counts.errors),
-        best_hit_ratio=_best_hit_ratio(scheduler),
-        disk=DiskCounts() if disk is None else replace(disk.counts(), reads=counts.disk_reads),
-        pool=PoolCounts() if pool is None else replace(pool.counts(), hits=counts.pool_reads),
+        disk=DiskCounts() if disk is None else replace(disk.counts(), reads=counts.fetched[Where.DISK]),
+        pool=PoolCounts() if pool is None else replace(pool.counts(), hits=counts.fetched[Where.POOL]),
     )
 
 
 def read_counts_of(scheduler: Scheduler, consumer: int) -> ReadCounts:
     """Return how the consumer's reads went; all zero for one that is not known."""
     counts = scheduler.counts_of(consumer)
-    if counts is None:
-        return ReadCounts()
-    return ReadCounts(
-        hits=counts.hits,
-        late=counts.late,
-        misses=counts.misses,
-        direct_reads=counts.direct_reads,
-        best_hit_ratio=_best_hit_ratio(scheduler),
-    )
+    return ReadCounts() if counts is None else _beside_the_best(counts, scheduler)
 
 
-def _best_hit_ratio(scheduler: Scheduler) -> float | None:
-    """Return the most that any policy could reach; None before the first plan."""
+def _beside_the_best(counts: ReadCounts, scheduler: Scheduler) -> ReadCounts:
+    """Return the counts with the most that any policy could reach; None before the first plan."""
     working_set = scheduler.working_set_bytes()
     best = best_hit_ratio(cache_bytes=scheduler.residency.budget_bytes, dataset_bytes=working_set)
-    return best if working_set else None
+    return replace(counts, best_hit_ratio=best if working_set else None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +22,13 @@ from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Answerer, Node
 from prefeed.server.reach import reach_of, see_as
-from prefeed.server.rewritten import Rewritten
 from prefeed.server.sessions import Sessions
 from prefeed.server.status import Observer
 from prefeed.server.warm_ups import WarmUps
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
-from prefeed.sources.written import WrittenFiles
+from prefeed.sources.written import Change, WrittenFiles, still_open
 from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
 from prefeed.system.paths import is_in
@@ -72,7 +72,7 @@ class Handlers:
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
         self._foreign: set[Connection] = set()
-        self._handlers: dict[type[m.Message], Callable[[Connection, Any], None]] = {
+        self._handlers: dict[type[m.Message], Callable[[Connection, Any], m.Message | None]] = {
             m.OpenDataset: self._open_dataset,
             m.RenewAccess: self._renew_access,
             m.RegisterPlan: self._register_plan,
@@ -80,7 +80,7 @@ class Handlers:
             m.AdoptUpcoming: self._adopt_upcoming,
             m.ExtendPlan: self._extend_plan,
             m.Consumed: self._consumed,
-            m.Position: self._position,
+            m.Position: lambda _, r: self.node.advance(r.consumer, r.index),
             m.EpochEnded: self._epoch_ended,
             m.EndConsumer: self._end_consumer,
             m.Demand: self._demand,
@@ -89,18 +89,18 @@ class Handlers:
             m.Suppose: self._suppose,
             m.GetReadCounts: self._read_counts,
             m.Lost: self._lost,
-            m.StoreDamaged: self._store_damaged,
+            m.StoreDamaged: lambda _, r: self.node.damaged(r.identity),
             m.Locate: self._locate,
-            m.GetStatus: self._status,
-            m.GetStatistics: self._statistics,
-            m.GetPlans: self._plans,
+            m.GetStatus: lambda *_: m.StatusReport(self.observer.status()),
+            m.GetStatistics: lambda *_: m.StatisticsReport(self.observer.statistics()),
+            m.GetPlans: lambda *_: m.PlansReport(self.observer.plans()),
             m.Warm: self._warm,
             m.Clear: self._clear,
-            m.OpenCache: self._open_cache,
-            m.GrowCache: self._grow_cache,
-            m.CacheReads: self._cache_reads,
-            m.NewSession: self._new_session,
-            m.ListSessions: self._list_sessions,
+            m.OpenCache: lambda client, r: self.sessions.open_cache(client, r),
+            m.GrowCache: lambda client, r: self.sessions.grow_cache(client, r),
+            m.CacheReads: lambda _, r: self.sessions.count(r),
+            m.NewSession: lambda *_: m.SessionCreated(self.sessions.new_session()),
+            m.ListSessions: lambda *_: m.SessionsReport(self.sessions.list_sessions()),
             m.DropSessions: self._drop_sessions,
             m.Stop: self._stop,
         }
@@ -136,7 +136,9 @@ class Handlers:
             if isinstance(message, m.Hello):
                 self._hello(connection, message)
             elif connection.is_greeted:
-                self._handlers[type(message)](connection, message)
+                answer = self._handlers[type(message)](connection, message)
+                if answer is not None:
+                    self.loop.send(connection, answer)
             else:
                 self.loop.close_connection(connection)
         except PrefeedError as err:
@@ -190,18 +192,9 @@ class Handlers:
         except StoreError as err:
             self.node.count_error(err.code)
 
-    def _status(self, connection: Connection, _: m.GetStatus) -> None:
-        self.loop.send(connection, m.StatusReport(self.observer.status()))
-
-    def _statistics(self, connection: Connection, _: m.GetStatistics) -> None:
-        self.loop.send(connection, m.StatisticsReport(self.observer.statistics()))
-
-    def _plans(self, connection: Connection, _: m.GetPlans) -> None:
-        self.loop.send(connection, m.PlansReport(self.observer.plans()))
-
-    def _stop(self, connection: Connection, _: m.Stop) -> None:
+    def _stop(self, _: Connection, request: m.Stop) -> m.Stopping:
         self.is_stopping = True
-        self.loop.send(connection, m.Stopping())
+        return m.Stopping()
 
     # ------------------------------------------------------------ datasets
 
@@ -253,7 +246,7 @@ class Handlers:
             listing=lambda objects, size: self.loop.send(connection, m.Listing(token, objects, size)),
         )
 
-    def _locate(self, connection: Connection, request: m.Locate) -> None:
+    def _locate(self, connection: Connection, request: m.Locate) -> m.Located:
         for dataset in reversed(self.node.datasets.values()):  # of several listings of a root the newest
             root = dataset.source.url
             is_seen = is_of_store(root) or dataset.is_seen_through(connection.view)
@@ -261,10 +254,8 @@ class Handlers:
             if dataset.catalogue is None and is_origin and is_in(request.url, root):
                 object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
                 if object_id is not None:
-                    directory = str(dataset.manifest.directory)
-                    self.loop.send(connection, m.Located(dataset.number, object_id, directory))
-                    return
-        self.loop.send(connection, m.Located(-1, -1, ""))
+                    return m.Located(dataset.number, object_id, str(dataset.manifest.directory))
+        return m.Located(-1, -1, "")
 
     # ------------------------------------------------------------ plans and readers
 
@@ -326,9 +317,6 @@ class Handlers:
         self.node.registry.require_ids(request.dataset, ids)
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
 
-    def _position(self, _: Connection, request: m.Position) -> None:
-        self.node.advance(request.consumer, request.index)
-
     def _epoch_ended(self, connection: Connection, request: m.EpochEnded) -> None:
         self.observer.epochs.add(request.epoch, self._consumers.get(connection, ()))
 
@@ -373,9 +361,6 @@ class Handlers:
         answer = self._answerer(connection, request.token, request.dataset, request.object_id)
         self.node.lost(request.dataset, request.object_id, answer)
 
-    def _store_damaged(self, _: Connection, request: m.StoreDamaged) -> None:
-        self.node.damaged(request.identity)
-
     def _answerer(self, connection: Connection, token: int, dataset: int, object_id: int) -> Answerer:
         def answer(outcome: Outcome, code: str, text: str, data: Buffer, was_held: bool) -> None:
             if len(data) > MAX_INLINE_BYTES:
@@ -392,32 +377,10 @@ class Handlers:
 
     # ------------------------------------------------------------ sessions
 
-    def _open_cache(self, connection: Connection, request: m.OpenCache) -> None:
-        opened = self.sessions.open_cache(
-            connection, (request.session, request.cache), description=request.description,
-            size_bytes=request.size_bytes, spilling=request.spilling,
-        )  # fmt: skip
-        self.loop.send(connection, opened)
-
-    def _grow_cache(self, connection: Connection, request: m.GrowCache) -> None:
-        key = (request.session, request.cache)
-        grown = self.sessions.grow_cache(connection, key, request.wanted_bytes, on_disk=request.on_disk)
-        self.loop.send(connection, grown)
-
-    def _cache_reads(self, _: Connection, request: m.CacheReads) -> None:
-        counted = (request.hits, request.misses, request.audits, request.audits_failed, request.not_kept)
-        self.sessions.count_reads((request.session, request.cache), *counted)
-
-    def _new_session(self, connection: Connection, _: m.NewSession) -> None:
-        self.loop.send(connection, m.SessionCreated(self.sessions.new_session()))
-
-    def _list_sessions(self, connection: Connection, _: m.ListSessions) -> None:
-        self.loop.send(connection, m.SessionsReport(self.sessions.list_sessions()))
-
-    def _drop_sessions(self, connection: Connection, request: m.DropSessions) -> None:
+    def _drop_sessions(self, _: Connection, request: m.DropSessions) -> m.SessionsDropped:
         self.sessions.drop_sessions(request.sessions)
         self._settle_later()
-        self.loop.send(connection, m.SessionsDropped())
+        return m.SessionsDropped()
 
     def _settle_later(self) -> None:
         """A process closes its connection before its stores, or keeps a dropped one open: look again, until it has."""
@@ -475,3 +438,51 @@ class Handlers:
 
     def _refuse(self, connection: Connection, error: PrefeedError, token: int) -> None:
         self.loop.send(connection, m.Refused(error.code, str(error), token))
+
+
+class Rewritten:
+    """Drops the records of written files when an epoch begins; what was cached of them goes first.
+
+    Args:
+        written: Their records.
+        node: Has what is cached.
+
+    **Threads**: the loop's, which looks through /proc for it: some milliseconds, where something was written since.
+    """
+
+    def __init__(self, written: WrittenFiles, node: Node) -> None:
+        self._written = written
+        self._node = node
+
+    def epoch_begins(self) -> None:
+        """Take the files that are closed back into the cache's care, before the plan of the epoch is registered."""
+        self._written.touch()
+        if not self._written.any():
+            return
+        with contextlib.suppress(OSError):  # else they are read from where they lie for one more epoch
+            changes, end = self._written.changes()
+            kept = dict.fromkeys(still_open(changes))
+            closed = [change for change in changes if change not in kept]
+            self._written.drop(end, [*kept, *self._forget(closed)])
+
+    def _forget(self, changes: Sequence[Change]) -> list[Change]:
+        """Take what is cached of these files for out of date: it is asked for anew before anybody is given it.
+
+        Returns:
+            Those of manifests. What these list never changes: their readers go on reading the file itself.
+        """
+        listed: list[Change] = []
+        names = {name for change in changes for name in (change.path, change.real)}
+        inodes = {change.identity for change in changes if change.identity}
+        is_moved = any(change.below for change in changes)
+        for dataset in self._node.datasets.values():
+            if (catalogue := dataset.catalogue) is not None:
+                ids = None if is_moved else catalogue.ids_of(names, inodes)
+                self._node.checks.outdate(dataset.number, ids)
+            else:
+                listed += [change for change in changes if self._node.registry.lists(dataset, change)]
+        return listed
+
+    def close(self) -> None:
+        """Let go of the records."""
+        self._written.close()

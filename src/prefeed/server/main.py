@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
@@ -24,7 +25,6 @@ from prefeed.server.loop import Loop
 from prefeed.server.memory_watch import MemoryWatch
 from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
-from prefeed.server.opening_pool import open_pool
 from prefeed.server.session_files import SessionFiles
 from prefeed.server.sessions import Sessions
 from prefeed.server.tier_budget import Room
@@ -33,13 +33,16 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
 from prefeed.store.directory import choose_own_dir, require_private
+from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
-from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.system.removing import remove_tree
 from prefeed.system.trust import open_own
-from prefeed.wire.endpoint import LOCK, make_runtime_dir
-from prefeed.wire.transit import remove_left as remove_in_transit
+from prefeed.wire.endpoint import LOCK, make_runtime_dir, remove_in_transit
+
+if TYPE_CHECKING:
+    from prefeed.server.pool import PoolTier
 
 _BUSY_TURN_SECONDS = 0.01
 """Longest wait while fetches are under way: arrivals are taken in groups, most without a wake-up."""
@@ -403,3 +406,24 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+_CLIENT: Final = "pymemcache"
+
+
+def open_pool(config: Config) -> PoolTier | None:
+    """Return the tier that the settings name, None if they name no server; none of them is waited for.
+
+    Raises:
+        ConfigError: The client that reaches them is not installed.
+    """
+    if not config.pool:
+        return None
+    try:
+        module = importlib.import_module("prefeed.server.pool")
+    except ModuleNotFoundError as err:
+        if err.name is None or err.name.partition(".")[0] != _CLIENT:
+            raise
+        raise ConfigError(f"PREFEED_POOL needs {_CLIENT}: pip install 'prefeed[pool]'", setting="pool") from err
+    tier: PoolTier = module.PoolTier(config.pool.split(","), timeout_seconds=config.pool_timeout, clock=time.monotonic)
+    return tier

@@ -12,7 +12,7 @@ from prefeed.errors import StoreError
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.store.capacity import MemoryLimits, plan_budget
-from prefeed.store.tier import MIN_BUDGET_BYTES
+from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.system.memory import Memory, read_memory, reserve_bytes
 
 _log = logging.getLogger("prefeed")

@@ -1,17 +1,36 @@
-"""What Prometheus is told: names, kinds, help, and where each number comes from. Imports no library.
+"""What Prometheus is told: each metric with its help and where its numbers come from, and the answers to its requests.
 
-docs/reference/metrics.md is checked against ``METRICS`` by a test, and the dashboard's expressions are too.
+docs/reference/metrics.md is checked against ``METRICS`` by a test, and the dashboard's expressions are too. Imported with the
+first request: prometheus_client and ``http.server`` take some 80 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import gzip
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Literal, NamedTuple
 
-from prefeed.server.epochs import EpochTotals
-from prefeed.server.status import Observation
-from prefeed.types import PlanInfo, Statistics
+from prometheus_client import Metric as Family
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.registry import Collector
+
+from prefeed.server.status import EpochTotals, Observation
+from prefeed.types import PlanInfo, ServerStatus, Statistics
+
+PATH: Final = "/metrics"
+
+MOST_CLIENTS: Final = 16
+"""Connections at a time; one more and the oldest is closed."""
 
 MOST_PLANS: Final = 64
 """Plans with series of their own: a node with more shows the first."""
@@ -21,6 +40,24 @@ MOST_CODES: Final = 64
 
 _MOST_LABEL: Final = 200
 """Characters of a label's value."""
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+_log = logging.getLogger("prefeed")
+
+Numbers = dict[tuple[str, ...], float]
+"""Numbers of one metric, by the values of its labels."""
+
+Observe = Callable[[], Observation | None]
+"""Asks the server's loop; None when it has no time to answer."""
+
+
+class Seen(NamedTuple):
+    """An observation, its plans by their numbers."""
+
+    status: ServerStatus
+    statistics: Statistics
+    plans: list[tuple[int, PlanInfo]]
+    epochs: tuple[EpochTotals, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,61 +69,132 @@ class Metric:
         kind: Of Prometheus.
         labels: Names of its labels.
         help: What it counts, and how to read it.
+        numbers: Returns them; none, and the metric is not shown.
     """
 
     name: str
     kind: Literal["counter", "gauge"]
     labels: tuple[str, ...]
     help: str
+    numbers: Callable[[Seen], Numbers]
+
+
+def label(text: str) -> str:
+    """Return a text that can be the value of a label: short, and valid UTF-8 whatever bytes a path has."""
+    shown = text if len(text) <= _MOST_LABEL else f"{text[: _MOST_LABEL - 1]}…"
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _errors(errors: dict[str, int]) -> Numbers:
+    by_code = list(errors.items())
+    found: Numbers = {(label(code),): count for code, count in by_code[:MOST_CODES]}
+    rest = sum(count for _, count in by_code[MOST_CODES:])
+    return found | {("others",): rest} if rest else found
+
+
+def _disk(seen: Seen, name: str, *kind: str) -> Numbers:
+    disk = seen.statistics.disk
+    return {("disk", *kind): getattr(disk, name)} if disk.budget_bytes else {}
+
+
+def _pool(seen: Seen, name: str, *labels: str) -> Numbers:
+    pool = seen.statistics.pool
+    return {labels: getattr(pool, name)} if pool.servers else {}
+
+
+def _plans(seen: Seen, name: str) -> Numbers:
+    return {(str(number), label(plan.dataset)): getattr(plan, name) for number, plan in seen.plans}
+
+
+def _epochs(seen: Seen, number: Callable[[EpochTotals], float]) -> Numbers:
+    return {(label(of.loader), "" if of.rank is None else str(of.rank)): number(of) for of in seen.epochs}
 
 
 METRICS: Final = (
-    Metric("prefeed_build_info", "gauge", ("version",), "Always 1; the version of the server is in the label."),
-    Metric("prefeed_uptime_seconds", "gauge", (), "Time since the server started."),
-    Metric("prefeed_clients", "gauge", (), "Open connections: loaders, workers, commands."),
-    Metric("prefeed_reads_total", "counter", ("outcome",), "Reads by how they went: hit = in a tier when asked for, late = in flight, miss = not asked for ahead of time, direct = past the server to the origin. hit ÷ all is the hit ratio."),
-    Metric("prefeed_best_hit_ratio", "gauge", (), "What no policy exceeds that neither reads ahead nor knows what follows: budget ÷ data, 0 to 1; absent before the first plan. A hit ratio above it is what reading ahead brings."),
-    Metric("prefeed_origin_requests_total", "counter", (), "Requests that the server made to origins, retries included."),
-    Metric("prefeed_origin_bytes_total", "counter", (), "Bytes that came back from origins."),
-    Metric("prefeed_origin_request_seconds_total", "counter", (), "How long these requests took, added up; ÷ requests is their mean latency."),
-    Metric("prefeed_origin_requests_in_flight", "gauge", (), "Fetches under way now, also those that disk or pool will serve."),
-    Metric("prefeed_origin_requests_limit", "gauge", (), "Requests that may be under way, as tuned from what was observed; absent without a plan. A limit far below PREFEED_MAX_IN_FLIGHT means that the origin is slow under load or throttles."),
-    Metric("prefeed_errors_total", "counter", ("code",), "Failures by error code; each was answered by a retry or by reading the origin."),
-    Metric("prefeed_tier_objects", "gauge", ("tier", "kind"), "Objects held: resident = kept for the next epoch, transient = freed once consumed."),
-    Metric("prefeed_tier_bytes", "gauge", ("tier", "kind"), "Their size as stored."),
-    Metric("prefeed_tier_budget_bytes", "gauge", ("tier",), "Most bytes that the tier may hold."),
-    Metric("prefeed_tier_reads_total", "counter", ("tier",), "Fetches that the tier served instead of the origin."),
-    Metric("prefeed_tier_corrupt_total", "counter", ("tier",), "Values found damaged, and fetched again: look at the disk or the network."),
-    Metric("prefeed_tier_dropped_total", "counter", ("tier",), "Values not stored because the tier was too slow."),
-    Metric("prefeed_pool_servers", "gauge", ("state",), "Servers of the pool: up, or down = left out for now, and tried again."),
-    Metric("prefeed_pool_misses_total", "counter", (), "Fetches that asked the pool, and that it did not serve."),
-    Metric("prefeed_pool_failures_total", "counter", (), "How often a server of the pool was left out: no answer in time, or a wrong one."),
-    Metric("prefeed_pool_refused_total", "counter", (), "Objects not stored because a server of the pool had no room."),
-    Metric("prefeed_pool_read_bytes_total", "counter", (), "Bytes that the pool served."),
-    Metric("prefeed_pool_written_bytes_total", "counter", (), "Bytes that this node put into the pool."),
-    Metric("prefeed_pool_waits_total", "counter", (), "Fetches that waited because another node was making them."),
-    Metric("prefeed_pool_waits_in_vain_total", "counter", (), "Those of them that the origin had to serve all the same."),
-    Metric("prefeed_sessions", "gauge", (), "Sessions of stage caches."),
-    Metric("prefeed_stage_caches", "gauge", (), "Stage caches."),
-    Metric("prefeed_stage_cache_bytes", "gauge", ("tier",), "What stage caches take."),
-    Metric("prefeed_stage_audits_total", "counter", ("result",), "Samples that were found in a stage cache, made anew and compared: same, or different."),
-    Metric("prefeed_stage_not_kept_total", "counter", (), "Samples that were made and not kept because another process kept the turn to write for a second. Grows: a process is suspended."),
-    Metric("prefeed_plans", "gauge", (), "Consumers with a plan: loaders in an epoch, and warm-ups."),
-    Metric("prefeed_plan_position_objects", "gauge", ("plan", "dataset"), "Objects of the plan that its loop has. Numbers of plans that have ended are used again; at most 64 are shown."),
-    Metric("prefeed_plan_length_objects", "gauge", ("plan", "dataset"), "Objects of the plan."),
-    Metric("prefeed_plan_ahead_bytes", "gauge", ("plan", "dataset"), "Bytes on their way, or waiting, for this plan alone. Near 0 in the middle of a plan that does not fit in memory: the origin does not keep up."),
-    Metric("prefeed_plan_memory_bytes", "gauge", ("plan", "dataset"), "What the server keeps for the plan: the part of its order that is known and not read yet, and what is expected. At most 64 MiB."),
-    Metric("prefeed_epochs_total", "counter", ("loader", "rank"), "Epochs that loaders have reported."),
-    Metric("prefeed_epoch_seconds_total", "counter", ("loader", "rank"), "How long these took; grows when an epoch ends."),
-    Metric("prefeed_epoch_waited_seconds_total", "counter", ("loader", "rank"), "How much of it the training loop waited for data."),
-    Metric("prefeed_last_epoch_number", "gauge", ("loader", "rank"), "Number of the last epoch, from 1."),
-    Metric("prefeed_last_epoch_seconds", "gauge", ("loader", "rank"), "How long the last epoch took."),
-    Metric("prefeed_last_epoch_waited_seconds", "gauge", ("loader", "rank"), "How much of it the training loop waited for data. Divided by its length: 0.05 and more is worth a `prefeed doctor`."),
+    Metric("prefeed_build_info", "gauge", ("version",), "Always 1; the version of the server is in the label.",
+        lambda s: {(s.status.version,): 1}),
+    Metric("prefeed_uptime_seconds", "gauge", (), "Time since the server started.",
+        lambda s: {(): s.status.uptime_seconds}),
+    Metric("prefeed_clients", "gauge", (), "Open connections: loaders, workers, commands.",
+        lambda s: {(): s.status.clients}),
+    Metric("prefeed_reads_total", "counter", ("outcome",), "Reads by how they went: hit = in a tier when asked for, late = in flight, miss = not asked for ahead of time, direct = past the server to the origin. hit ÷ all is the hit ratio.",
+        lambda s: {("hit",): s.statistics.hits, ("late",): s.statistics.late, ("miss",): s.statistics.misses, ("direct",): s.statistics.direct_reads}),
+    Metric("prefeed_best_hit_ratio", "gauge", (), "What no policy exceeds that neither reads ahead nor knows what follows: budget ÷ data, 0 to 1; absent before the first plan. A hit ratio above it is what reading ahead brings.",
+        lambda s: {} if s.statistics.best_hit_ratio is None else {(): s.statistics.best_hit_ratio}),
+    Metric("prefeed_origin_requests_total", "counter", (), "Requests that the server made to origins, retries included.",
+        lambda s: {(): s.statistics.origin_requests}),
+    Metric("prefeed_origin_bytes_total", "counter", (), "Bytes that came back from origins.",
+        lambda s: {(): s.statistics.origin_bytes}),
+    Metric("prefeed_origin_request_seconds_total", "counter", (), "How long these requests took, added up; ÷ requests is their mean latency.",
+        lambda s: {(): s.statistics.origin_seconds}),
+    Metric("prefeed_origin_requests_in_flight", "gauge", (), "Fetches under way now, also those that disk or pool will serve.",
+        lambda s: {(): s.status.in_flight}),
+    Metric("prefeed_origin_requests_limit", "gauge", (), "Requests that may be under way, as tuned from what was observed; absent without a plan. A limit far below PREFEED_MAX_IN_FLIGHT means that the origin is slow under load or throttles.",
+        lambda s: {(): s.status.max_in_flight} if s.status.max_in_flight else {}),
+    Metric("prefeed_errors_total", "counter", ("code",), "Failures by error code; each was answered by a retry or by reading the origin.",
+        lambda s: _errors(s.statistics.errors)),
+    Metric("prefeed_tier_objects", "gauge", ("tier", "kind"), "Objects held: resident = kept for the next epoch, transient = freed once consumed.",
+        lambda s: {("memory", "resident"): s.statistics.resident_objects, ("memory", "transient"): s.statistics.transient_objects} | _disk(s, "objects", "resident")),
+    Metric("prefeed_tier_bytes", "gauge", ("tier", "kind"), "Their size as stored.",
+        lambda s: {("memory", "resident"): s.statistics.resident_bytes, ("memory", "transient"): s.statistics.transient_bytes} | _disk(s, "bytes", "resident")),
+    Metric("prefeed_tier_budget_bytes", "gauge", ("tier",), "Most bytes that the tier may hold.",
+        lambda s: {("memory",): s.statistics.budget_bytes} | _disk(s, "budget_bytes")),
+    Metric("prefeed_tier_reads_total", "counter", ("tier",), "Fetches that the tier served instead of the origin.",
+        lambda s: _disk(s, "reads") | _pool(s, "hits", "pool")),
+    Metric("prefeed_tier_corrupt_total", "counter", ("tier",), "Values found damaged, and fetched again: look at the disk or the network.",
+        lambda s: _disk(s, "corrupt") | _pool(s, "corrupt", "pool")),
+    Metric("prefeed_tier_dropped_total", "counter", ("tier",), "Values not stored because the tier was too slow.",
+        lambda s: _disk(s, "dropped") | _pool(s, "dropped", "pool")),
+    Metric("prefeed_pool_servers", "gauge", ("state",), "Servers of the pool: up, or down = left out for now, and tried again.",
+        lambda s: _pool(s, "answering", "up") | _pool(s, "left_out", "down")),
+    Metric("prefeed_pool_misses_total", "counter", (), "Fetches that asked the pool, and that it did not serve.",
+        lambda s: _pool(s, "misses")),
+    Metric("prefeed_pool_failures_total", "counter", (), "How often a server of the pool was left out: no answer in time, or a wrong one.",
+        lambda s: _pool(s, "failures")),
+    Metric("prefeed_pool_refused_total", "counter", (), "Objects not stored because a server of the pool had no room.",
+        lambda s: _pool(s, "refused")),
+    Metric("prefeed_pool_read_bytes_total", "counter", (), "Bytes that the pool served.",
+        lambda s: _pool(s, "read_bytes")),
+    Metric("prefeed_pool_written_bytes_total", "counter", (), "Bytes that this node put into the pool.",
+        lambda s: _pool(s, "written_bytes")),
+    Metric("prefeed_pool_waits_total", "counter", (), "Fetches that waited because another node was making them.",
+        lambda s: _pool(s, "waits")),
+    Metric("prefeed_pool_waits_in_vain_total", "counter", (), "Those of them that the origin had to serve all the same.",
+        lambda s: _pool(s, "waits_in_vain")),
+    Metric("prefeed_sessions", "gauge", (), "Sessions of stage caches.",
+        lambda s: {(): s.statistics.sessions.sessions}),
+    Metric("prefeed_stage_caches", "gauge", (), "Stage caches.",
+        lambda s: {(): s.statistics.sessions.caches}),
+    Metric("prefeed_stage_cache_bytes", "gauge", ("tier",), "What stage caches take.",
+        lambda s: {("memory",): s.statistics.sessions.memory_bytes, ("disk",): s.statistics.sessions.disk_bytes}),
+    Metric("prefeed_stage_audits_total", "counter", ("result",), "Samples that were found in a stage cache, made anew and compared: same, or different.",
+        lambda s: {("same",): s.statistics.sessions.audits - s.statistics.sessions.audits_failed, ("different",): s.statistics.sessions.audits_failed}),
+    Metric("prefeed_stage_not_kept_total", "counter", (), "Samples that were made and not kept because another process kept the turn to write for a second. Grows: a process is suspended.",
+        lambda s: {(): s.statistics.sessions.not_kept}),
+    Metric("prefeed_plans", "gauge", (), "Consumers with a plan: loaders in an epoch, and warm-ups.",
+        lambda s: {(): s.status.plans}),
+    Metric("prefeed_plan_position_objects", "gauge", ("plan", "dataset"), "Objects of the plan that its loop has. Numbers of plans that have ended are used again; at most 64 are shown.",
+        lambda s: _plans(s, "position")),
+    Metric("prefeed_plan_length_objects", "gauge", ("plan", "dataset"), "Objects of the plan.",
+        lambda s: _plans(s, "length")),
+    Metric("prefeed_plan_ahead_bytes", "gauge", ("plan", "dataset"), "Bytes on their way, or waiting, for this plan alone. Near 0 in the middle of a plan that does not fit in memory: the origin does not keep up.",
+        lambda s: _plans(s, "ahead_bytes")),
+    Metric("prefeed_plan_memory_bytes", "gauge", ("plan", "dataset"), "What the server keeps for the plan: the part of its order that is known and not read yet, and what is expected. At most 64 MiB.",
+        lambda s: _plans(s, "memory_bytes")),
+    Metric("prefeed_epochs_total", "counter", ("loader", "rank"), "Epochs that loaders have reported.",
+        lambda s: _epochs(s, lambda of: of.epochs)),
+    Metric("prefeed_epoch_seconds_total", "counter", ("loader", "rank"), "How long these took; grows when an epoch ends.",
+        lambda s: _epochs(s, lambda of: of.seconds)),
+    Metric("prefeed_epoch_waited_seconds_total", "counter", ("loader", "rank"), "How much of it the training loop waited for data.",
+        lambda s: _epochs(s, lambda of: of.waited_seconds)),
+    Metric("prefeed_last_epoch_number", "gauge", ("loader", "rank"), "Number of the last epoch, from 1.",
+        lambda s: _epochs(s, lambda of: of.last.epoch)),
+    Metric("prefeed_last_epoch_seconds", "gauge", ("loader", "rank"), "How long the last epoch took.",
+        lambda s: _epochs(s, lambda of: of.last.seconds)),
+    Metric("prefeed_last_epoch_waited_seconds", "gauge", ("loader", "rank"), "How much of it the training loop waited for data. Divided by its length: 0.05 and more is worth a `prefeed doctor`.",
+        lambda s: _epochs(s, lambda of: of.last.waited_seconds)),
 )  # fmt: skip
 """All metrics of prefeed's own, in the order in which they are shown."""
-
-Row = tuple[str, tuple[str, ...], float]
-"""Name of a metric, values of its labels, number."""
 
 
 class PlanNumbers:
@@ -106,116 +214,165 @@ class PlanNumbers:
         return [(self._numbers[plan.consumer], plan) for plan in plans if plan.consumer in self._numbers]
 
 
-def rows(seen: Observation, numbers: PlanNumbers) -> Iterator[Row]:
-    """Yield every number of the observation."""
-    status, statistics = seen.status, seen.statistics
-    yield "prefeed_build_info", (status.version,), 1
-    yield "prefeed_uptime_seconds", (), status.uptime_seconds
-    yield "prefeed_clients", (), status.clients
-    yield from _reads(statistics)
-    yield "prefeed_origin_requests_total", (), statistics.origin_requests
-    yield "prefeed_origin_bytes_total", (), statistics.origin_bytes
-    yield "prefeed_origin_request_seconds_total", (), statistics.origin_seconds
-    yield "prefeed_origin_requests_in_flight", (), status.in_flight
-    if status.max_in_flight:
-        yield "prefeed_origin_requests_limit", (), status.max_in_flight
-    yield from _errors(statistics.errors)
-    yield from _memory(statistics)
-    yield from _disk(statistics)
-    yield from _pool(statistics)
-    yield from _stage_caches(statistics)
-    yield "prefeed_plans", (), status.plans
-    for number, plan in numbers.of(seen.plans):
-        yield from _plan(str(number), plan)
-    for totals in seen.epochs:
-        yield from _epochs(totals)
+def seen_of(observation: Observation, numbers: PlanNumbers) -> Seen:
+    """Return what the metrics are read from."""
+    plans = numbers.of(observation.plans)
+    return Seen(observation.status, observation.statistics, plans, observation.epochs)
 
 
-def label(text: str) -> str:
-    """Return a text that can be the value of a label: short, and valid UTF-8 whatever bytes a path has."""
-    shown = text if len(text) <= _MOST_LABEL else f"{text[: _MOST_LABEL - 1]}…"
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+def families(seen: Seen) -> Iterator[Family]:
+    """Yield each metric that has numbers, in the order of ``METRICS``."""
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    for metric in METRICS:
+        family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+        for labels, number in metric.numbers(seen).items():
+            family.add_metric(labels, number)
+        if family.samples:
+            yield family
 
 
-def _reads(statistics: Statistics) -> Iterator[Row]:
-    yield "prefeed_reads_total", ("hit",), statistics.hits
-    yield "prefeed_reads_total", ("late",), statistics.late
-    yield "prefeed_reads_total", ("miss",), statistics.misses
-    yield "prefeed_reads_total", ("direct",), statistics.direct_reads
-    if statistics.best_hit_ratio is not None:
-        yield "prefeed_best_hit_ratio", (), statistics.best_hit_ratio
+class Pages:
+    """Makes pages of what the server's loop says.
+
+    **Threads**: any.
+    """
+
+    def __init__(self, observe: Observe) -> None:
+        self._observe = observe
+        self._numbers = PlanNumbers()
+        self._numbering = threading.Lock()
+        self._process = ProcessCollector(registry=None)
+
+    def page(self, accept: str) -> tuple[str, bytes] | None:
+        """Return the type of the page that a scraper accepts, and the page; None when the loop has no time."""
+        observation = self._observe()
+        if observation is None:
+            return None
+        with self._numbering:
+            seen = seen_of(observation, self._numbers)
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(_Collected([*families(seen), *self._process.collect()]))
 
 
-def _errors(errors: dict[str, int]) -> Iterator[Row]:
-    by_code = list(errors.items())
-    for code, count in by_code[:MOST_CODES]:
-        yield "prefeed_errors_total", (label(code),), count
-    if rest := by_code[MOST_CODES:]:
-        yield "prefeed_errors_total", ("others",), sum(count for _, count in rest)
+class _Collected(Collector):
+    def __init__(self, found: list[Family]) -> None:
+        self._found = found
+
+    def collect(self) -> list[Family]:
+        return self._found
 
 
-def _memory(statistics: Statistics) -> Iterator[Row]:
-    yield "prefeed_tier_objects", ("memory", "resident"), statistics.resident_objects
-    yield "prefeed_tier_objects", ("memory", "transient"), statistics.transient_objects
-    yield "prefeed_tier_bytes", ("memory", "resident"), statistics.resident_bytes
-    yield "prefeed_tier_bytes", ("memory", "transient"), statistics.transient_bytes
-    yield "prefeed_tier_budget_bytes", ("memory",), statistics.budget_bytes
+class Exchange(BaseHTTPRequestHandler):
+    """One request and its answer."""
+
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # not 0.9, whose answers have no head
+    server_version = "prefeed"
+    sys_version = ""
+    wbufsize = 1024**2  # a whole answer, or none of it, when the server ends meanwhile
+    server: Any
+
+    def do_GET(self) -> None:
+        """Answer with a page."""
+        if self.path.partition("?")[0] != PATH:
+            self._say(HTTPStatus.NOT_FOUND, _PLAIN, f"the metrics are at {PATH}\n".encode())
+            return
+        try:
+            page = self.server.pages.page(self.headers.get("Accept", ""))
+        except Exception:  # noqa: BLE001 - a defect here costs one answer
+            _log.exception("prefeed: the metrics cannot be shown")
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, _PLAIN, b"")
+        else:
+            if page is None:
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, b"the server is too busy to answer; ask again\n")
+            else:
+                self._say(HTTPStatus.OK, *page)
+
+    def do_HEAD(self) -> None:
+        """Answer with the head alone."""
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: each scrape would be a line in the server's log."""
+
+    def _say(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        if status == HTTPStatus.OK and gzip_accepted(self.headers.get("Accept-Encoding", "")):
+            self.send_header("Content-Encoding", "gzip")
+            body = gzip.compress(body)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
-def _disk(statistics: Statistics) -> Iterator[Row]:
-    disk = statistics.disk
-    if not disk.budget_bytes:
-        return
-    yield "prefeed_tier_objects", ("disk", "resident"), disk.objects
-    yield "prefeed_tier_bytes", ("disk", "resident"), disk.bytes
-    yield "prefeed_tier_budget_bytes", ("disk",), disk.budget_bytes
-    yield "prefeed_tier_reads_total", ("disk",), disk.reads
-    yield "prefeed_tier_corrupt_total", ("disk",), disk.corrupt
-    yield "prefeed_tier_dropped_total", ("disk",), disk.dropped
+class Scrapes(ThreadingHTTPServer):
+    """Answers those who connect to a socket, each in a thread, ``MOST_CLIENTS`` at a time and each for a limited time.
 
+    **Ownership**: the socket is the caller's. **Threads**: one accepts; ``close`` once it does no more.
+    """
 
-def _pool(statistics: Statistics) -> Iterator[Row]:
-    pool = statistics.pool
-    if not pool.servers:
-        return
-    yield "prefeed_tier_reads_total", ("pool",), pool.hits
-    yield "prefeed_tier_corrupt_total", ("pool",), pool.corrupt
-    yield "prefeed_tier_dropped_total", ("pool",), pool.dropped
-    yield "prefeed_pool_servers", ("up",), pool.servers - pool.left_out
-    yield "prefeed_pool_servers", ("down",), pool.left_out
-    yield "prefeed_pool_misses_total", (), pool.misses
-    yield "prefeed_pool_failures_total", (), pool.failures
-    yield "prefeed_pool_refused_total", (), pool.refused
-    yield "prefeed_pool_read_bytes_total", (), pool.read_bytes
-    yield "prefeed_pool_written_bytes_total", (), pool.written_bytes
-    yield "prefeed_pool_waits_total", (), pool.waits
-    yield "prefeed_pool_waits_in_vain_total", (), pool.waits_in_vain
+    daemon_threads = False  # ``close`` waits for them, and ends what they wait for
 
+    def __init__(self, listener: socket.socket, observe: Observe, *, client_seconds: float) -> None:
+        super().__init__(listener.getsockname(), Exchange, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.pages = Pages(observe)
+        self._client_seconds = client_seconds
+        self._deadlines: dict[socket.socket, float] = {}
 
-def _stage_caches(statistics: Statistics) -> Iterator[Row]:
-    counts = statistics.sessions
-    yield "prefeed_sessions", (), counts.sessions
-    yield "prefeed_stage_caches", (), counts.caches
-    yield "prefeed_stage_cache_bytes", ("memory",), counts.memory_bytes
-    yield "prefeed_stage_cache_bytes", ("disk",), counts.disk_bytes
-    yield "prefeed_stage_audits_total", ("same",), counts.audits - counts.audits_failed
-    yield "prefeed_stage_audits_total", ("different",), counts.audits_failed
-    yield "prefeed_stage_not_kept_total", (), counts.not_kept
+    @property
+    def seconds_left(self) -> float | None:
+        """How long ``leave_slow`` has nothing to do; None without a client."""
+        deadlines = list(self._deadlines.values())
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
+    def try_accept(self) -> bool:
+        """Take the next client; False when that cannot be: it is gone already, or there are no descriptors left."""
+        try:
+            request, address = self.get_request()
+        except OSError:
+            return False
+        try:
+            self.process_request(request, address)
+        except RuntimeError:  # no thread can be had
+            self.shutdown_request(request)
+        return True
 
-def _plan(number: str, plan: PlanInfo) -> Iterator[Row]:
-    labels = (number, label(plan.dataset))
-    yield "prefeed_plan_position_objects", labels, plan.position
-    yield "prefeed_plan_length_objects", labels, plan.length
-    yield "prefeed_plan_ahead_bytes", labels, plan.ahead_bytes
-    yield "prefeed_plan_memory_bytes", labels, plan.memory_bytes
+    def leave_slow(self) -> None:
+        """Break off with clients that have not asked, or not taken their answer, in time."""
+        now = time.monotonic()
+        for request, deadline in list(self._deadlines.items()):
+            if deadline <= now:
+                self._break_off(request)
 
+    def close(self) -> None:
+        """Break off with all clients, and wait for their threads."""
+        for request in list(self._deadlines):
+            self._break_off(request)
+        self.server_close()
 
-def _epochs(totals: EpochTotals) -> Iterator[Row]:
-    labels = (label(totals.loader), "" if totals.rank is None else str(totals.rank))
-    yield "prefeed_epochs_total", labels, totals.epochs
-    yield "prefeed_epoch_seconds_total", labels, totals.seconds
-    yield "prefeed_epoch_waited_seconds_total", labels, totals.waited_seconds
-    yield "prefeed_last_epoch_number", labels, totals.last.epoch
-    yield "prefeed_last_epoch_seconds", labels, totals.last.seconds
-    yield "prefeed_last_epoch_waited_seconds", labels, totals.last.waited_seconds
+    # ------------------------------------------------------------ what socketserver calls
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; of too many clients the oldest is left."""
+        if len(self._deadlines) >= MOST_CLIENTS:
+            self._break_off(next(iter(self._deadlines)))
+        self._deadlines[request] = time.monotonic() + self._client_seconds
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, from the thread that has answered."""
+        self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client hung up, or was left."""
+
+    def _break_off(self, request: socket.socket) -> None:
+        self._deadlines.pop(request, None)
+        with contextlib.suppress(OSError):  # it is closed already
+            request.shutdown(socket.SHUT_RDWR)

@@ -30,7 +30,7 @@ from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, R
 from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
 from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.store.tier import TierWriter
+from prefeed.store.writer import TierWriter
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
@@ -250,8 +250,6 @@ class Node:
 
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
-        self._counts.hits += hits
-        self._counts.direct_reads += direct_reads
         self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 

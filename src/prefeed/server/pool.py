@@ -12,11 +12,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import fields
+from typing import Final, NamedTuple
 
-from prefeed.pool.ring import Ring
-from prefeed.pool.servers import PoolServer, Stored
+from prefeed.pool.servers import PoolServer, Ring, Stored
 from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
 from prefeed.store.values import value_size
 from prefeed.system.clock import Clock
@@ -45,20 +44,12 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 _PAUSE_GROWTH: Final = 1.5
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Of threads that do not wait for each other: may miss one now and then."""
+class _Place(NamedTuple):
+    """An entry's key, the one that it has in the pool, and the server that has it."""
 
-    hits: int = 0
-    misses: int = 0
-    read_bytes: int = 0
-    stored: int = 0
-    written_bytes: int = 0
-    corrupt: int = 0
-    dropped: int = 0
-    refused: int = 0
-    waits: int = 0
-    waits_in_vain: int = 0
+    key: bytes
+    name: bytes
+    server: PoolServer
 
 
 class _Claimed:
@@ -95,7 +86,8 @@ class PoolTier:
         self._ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=clock)
         self._clock = clock
         self._id = secrets.token_bytes(8)
-        self._counts = _Counts()
+        # Of threads that do not wait for each other: may miss one now and then.
+        self._counts: dict[str, int] = dict.fromkeys((field.name for field in fields(PoolCounts)), 0)
         self._recent = 0.0
         self._closing = threading.Event()
         self._changed = threading.Condition()
@@ -116,10 +108,11 @@ class PoolTier:
             key: Entry key, 16 bytes.
             is_urgent: Whether a reader may be waiting.
         """
-        server = self._ring.server_of(pool_key(key))
-        found = None if server is None else self._find(key, server, is_urgent)
+        name = pool_key(key)
+        server = self._ring.server_of(name)
+        found = None if server is None else self._find(_Place(key, name, server), is_urgent)
         if found is None:
-            self._counts.misses += 1
+            self._counts["misses"] += 1
             self._recent *= 1 - _RECENT
         else:
             self._count_hit(found)
@@ -134,18 +127,17 @@ class PoolTier:
             keys: Entry keys, each once.
             expected_bytes: About what they take together.
         """
-        by_server: dict[PoolServer, list[bytes]] = {}
+        by_server: dict[PoolServer, dict[bytes, bytes]] = {}
         for key in keys:
-            if (server := self._ring.server_of(pool_key(key))) is not None:
-                by_server.setdefault(server, []).append(key)
+            name = pool_key(key)
+            if (server := self._ring.server_of(name)) is not None:
+                by_server.setdefault(server, {})[name] = key
         found: dict[bytes, Buffer] = {}
         for server, wanted in by_server.items():
-            names = [pool_key(key) for key in wanted]
-            values = server.read_many(names, expected_bytes=expected_bytes * len(wanted) // len(keys))
-            alone = (
-                (key, self._alone(key, values[name])) for key, name in zip(wanted, names, strict=True) if name in values
-            )
-            found.update((key, data) for key, data in alone if data is not None)
+            values = server.read_many(list(wanted), expected_bytes=expected_bytes * len(wanted) // len(keys))
+            for name, value in values.items():
+                if (data := self._alone(wanted[name], value)) is not None:
+                    found[wanted[name]] = data
         return found
 
     @property
@@ -155,22 +147,13 @@ class PoolTier:
 
     def counts(self) -> PoolCounts:
         """Return a snapshot."""
-        found = self._counts
-        return PoolCounts(
-            servers=len(self._ring.servers),
-            left_out=self._ring.num_out,
-            hits=found.hits,
-            misses=found.misses,
-            read_bytes=found.read_bytes,
-            stored=found.stored,
-            written_bytes=found.written_bytes,
-            corrupt=found.corrupt,
-            dropped=found.dropped,
-            refused=found.refused,
-            failures=sum(server.failures for server in self._ring.servers),
-            waits=found.waits,
-            waits_in_vain=found.waits_in_vain,
-        )
+        servers = self._ring.servers
+        found = {
+            "servers": len(servers),
+            "left_out": self._ring.num_out,
+            "failures": sum(one.failures for one in servers),
+        }
+        return PoolCounts(**{**self._counts, **found})
 
     # ------------------------------------------------------------ writing
 
@@ -181,7 +164,7 @@ class PoolTier:
             if key in self._waiting or self._ring.num_out == len(self._ring.servers):
                 return
             if self._waiting and self._waiting_bytes + size > _MOST_WAITING_BYTES:
-                self._counts.dropped += 1
+                self._counts["dropped"] += 1
                 return
             self._waiting[key] = data
             self._waiting_bytes += size
@@ -208,8 +191,8 @@ class PoolTier:
 
     def _count_hit(self, data: Buffer) -> None:
         size = value_size(data)  # first: a call between the two halves of an addition lets other threads in
-        self._counts.hits += 1
-        self._counts.read_bytes += size
+        self._counts["hits"] += 1
+        self._counts["read_bytes"] += size
         self._recent += _RECENT * (1 - self._recent)
 
     def _alone(self, key: bytes, value: memoryview) -> Buffer | None:
@@ -223,21 +206,21 @@ class PoolTier:
         self._count_hit(data)
         return data
 
-    def _find(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
-        found = self._look(key, server)
-        if found is None and not self._claim(key, server):
-            found = self._look(key, server)  # somebody was faster
+    def _find(self, place: _Place, is_urgent: Callable[[], bool]) -> Buffer | None:
+        found = self._look(place)
+        if found is None and not self._claim(place):
+            found = self._look(place)  # somebody was faster
         if isinstance(found, _Claimed):
-            found = self._await(key, server, is_urgent)
+            found = self._await(place, is_urgent)
         return None if isinstance(found, _Unusable) else found
 
-    def _look(self, key: bytes, server: PoolServer) -> Buffer | _Claimed | _Unusable | None:
-        value = server.read(pool_key(key))
+    def _look(self, place: _Place) -> Buffer | _Claimed | _Unusable | None:
+        value = place.server.read(place.name)
         if value is None:
             return None
         owner = claimed_by(value)
         if owner is None:
-            return self._assemble(key, value)
+            return self._assemble(place.key, value)
         return _UNUSABLE if owner == self._id else _CLAIMED
 
     def _assemble(self, key: bytes, first: memoryview) -> Buffer | _Unusable:
@@ -246,8 +229,9 @@ class PoolTier:
             return self._wrong()
         parts = [first[HEADER_BYTES:]]
         for part in range(1, header.num_parts):
-            server = self._ring.server_of(pool_key(key, part))
-            value = None if server is None else server.read(pool_key(key, part))
+            name = pool_key(key, part)
+            server = self._ring.server_of(name)
+            value = None if server is None else server.read(name)
             if value is None:
                 return _UNUSABLE
             if read_header(value, key, part) != header._replace(part=part):
@@ -257,24 +241,24 @@ class PoolTier:
         return data if is_whole(data, header) else self._wrong()
 
     def _wrong(self) -> _Unusable:
-        self._counts.corrupt += 1
+        self._counts["corrupt"] += 1
         return _UNUSABLE
 
-    def _claim(self, key: bytes, server: PoolServer) -> bool:
+    def _claim(self, place: _Place) -> bool:
         """Say that this node asks the origin; False when another one has said so, or has stored the object."""
-        return server.add(pool_key(key), claim(self._id), seconds=_CLAIM_SECONDS)
+        return place.server.add(place.name, claim(self._id), seconds=_CLAIM_SECONDS)
 
-    def _await(self, key: bytes, server: PoolServer, is_urgent: Callable[[], bool]) -> Buffer | None:
+    def _await(self, place: _Place, is_urgent: Callable[[], bool]) -> Buffer | None:
         """Look again and again; nothing when the claim is gone, or the time is over."""
-        self._counts.waits += 1
+        self._counts["waits"] += 1
         began, pause = self._clock(), _FIRST_PAUSE_SECONDS
         found: Buffer | _Claimed | _Unusable | None = _CLAIMED
         while isinstance(found, _Claimed) and self._may_wait(self._clock() - began, is_urgent()):
             self._closing.wait(pause)
-            found = self._look(key, server)
+            found = self._look(place)
             pause = min(_LONGEST_PAUSE_SECONDS, pause * _PAUSE_GROWTH)
         data = None if isinstance(found, _Claimed | _Unusable) else found
-        self._counts.waits_in_vain += data is None
+        self._counts["waits_in_vain"] += data is None
         return data
 
     def _may_wait(self, waited_seconds: float, is_urgent: bool) -> bool:
@@ -293,8 +277,8 @@ class PoolTier:
             key, data = taken
             outcome = self._store(key, data)
             if outcome == Stored.YES:
-                self._counts.stored += 1
-            self._counts.refused += outcome == Stored.FULL
+                self._counts["stored"] += 1
+            self._counts["refused"] += outcome == Stored.FULL
 
     def _take(self) -> tuple[bytes, Buffer] | None:
         with self._changed:
@@ -316,5 +300,5 @@ class PoolTier:
             outcome = Stored.NO if server is None else server.write(name, header.to_bytes(), part)
             if outcome != Stored.YES:
                 return outcome
-            self._counts.written_bytes += part.nbytes
+            self._counts["written_bytes"] += part.nbytes
         return Stored.YES

@@ -21,7 +21,7 @@ from prefeed.sources.manifest_writer import is_in_use
 from prefeed.sources.urls import is_of_store
 from prefeed.sources.views import View
 from prefeed.sources.written import Change
-from prefeed.store.tier import stored_bytes
+from prefeed.store.layout import stored_bytes
 from prefeed.system.clock import Clock
 from prefeed.system.paths import is_in
 from prefeed.types import ENTRY_KEY_BYTES

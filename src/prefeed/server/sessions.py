@@ -18,7 +18,7 @@ from prefeed.server.node import Node
 from prefeed.server.session_files import CacheKey, Record
 from prefeed.server.tier_budget import Room
 from prefeed.types import CacheInfo, SessionCounts, SessionInfo
-from prefeed.wire.messages import CacheGrown, CacheOpened
+from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 DEFAULT_SESSION: Final = 0
 """Made by itself; its caches go when nobody uses them and others need the room."""
@@ -54,7 +54,7 @@ class Sessions:
         self._disk = disk
         self._sessions: dict[int, dict[int, _Cache]] = {}
         self._uses = 0
-        self._audits = self._audits_failed = self._not_kept = 0
+        self._counted = dict.fromkeys(("audits", "audits_failed", "not_kept"), 0)
         for room in self._rooms():
             self._find_in(room)
         self._fit(memory)
@@ -139,9 +139,7 @@ class Sessions:
 
     # ------------------------------------------------------------ caches
 
-    def open_cache(
-        self, client: Hashable, key: CacheKey, *, description: str, size_bytes: int, spilling: bool
-    ) -> CacheOpened:
+    def open_cache(self, client: Hashable, asked: OpenCache) -> CacheOpened:
         """The client uses a cache from now on; it is made if there is none.
 
         Raises:
@@ -149,7 +147,8 @@ class Sessions:
             SpillingDisabledError: It is to spill, and the node has no disk tier.
             StoreError: There is no room even for its directory.
         """
-        session, number = key
+        key = session, number = asked.session, asked.cache
+        size_bytes, spilling = asked.size_bytes, asked.spilling
         _require_ids(key, size_bytes)
         if spilling and self._disk is None:
             raise SpillingDisabledError(
@@ -162,7 +161,7 @@ class Sessions:
         cache, is_new = caches.get(number), number not in caches
         if cache is None:
             record = Record(
-                description=description[:_DESCRIPTION_CHARACTERS], size_bytes=size_bytes, spilling=spilling,
+                description=asked.description[:_DESCRIPTION_CHARACTERS], size_bytes=size_bytes, spilling=spilling,
                 instance=secrets.token_hex(8),
             )  # fmt: skip
             cache = caches[number] = _Cache(record, 0)
@@ -196,12 +195,13 @@ class Sessions:
             memory_most_bytes=self._memory.limit_of(key) + self._memory.free_bytes(key),
         )
 
-    def grow_cache(self, client: Hashable, key: CacheKey, wanted_bytes: int, *, on_disk: bool) -> CacheGrown:
+    def grow_cache(self, client: Hashable, asked: GrowCache) -> CacheGrown:
         """Let a store of the cache take so much in all, or as much as there is room for; half of what is free, as a rule.
 
         Raises:
             SessionNotFoundError: The cache was dropped.
         """
+        key, wanted_bytes, on_disk = (asked.session, asked.cache), asked.wanted_bytes, asked.on_disk
         cache = self._require_cache(key)
         cache.clients.add(client)
         room = self._disk if on_disk else self._memory
@@ -216,17 +216,14 @@ class Sessions:
         disk_limit = 0 if self._disk is None else self._disk.limit_of(key)
         return CacheGrown(memory_limit_bytes=self._memory.limit_of(key), disk_limit_bytes=disk_limit)
 
-    def count_reads(
-        self, key: CacheKey, hits: int, misses: int, audits: int = 0, audits_failed: int = 0, not_kept: int = 0
-    ) -> None:
+    def count(self, told: CacheReads) -> None:
         """Note how reads of a cache went, audits, and samples not kept; of one that was dropped, only these two."""
-        self._audits += audits
-        self._audits_failed += audits_failed
-        self._not_kept += not_kept
-        cache = self._sessions.get(key[0], {}).get(key[1])
+        for name in self._counted:
+            self._counted[name] += getattr(told, name)
+        cache = self._sessions.get(told.session, {}).get(told.cache)
         if cache is not None:
-            cache.hits += hits
-            cache.misses += misses
+            cache.hits += told.hits
+            cache.misses += told.misses
 
     # ------------------------------------------------------------ clients come and go
 
@@ -273,9 +270,7 @@ class Sessions:
             caches=len(keys),
             memory_bytes=self.memory_bytes,
             disk_bytes=0 if self._disk is None else sum(map(self._disk.files.taken_bytes, keys)),
-            audits=self._audits,
-            audits_failed=self._audits_failed,
-            not_kept=self._not_kept,
+            **self._counted,
         )
 
     def remove_memory(self) -> None:

@@ -3,21 +3,94 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from prefeed.config import Config
 from prefeed.core.plan import Plan
 from prefeed.server.datasets import Dataset
-from prefeed.server.epochs import Epochs, EpochTotals
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.sources.urls import without_credentials
 from prefeed.system.clock import Clock
-from prefeed.types import PlanInfo, ReadCounts, ServerStatus, Statistics
+from prefeed.types import EPOCHS_KEPT, EpochWait, PlanInfo, ReadCounts, ServerStatus, Statistics
+
+MOST_LOADERS: Final = 64
+"""Loaders and ranks with sums of their own; the epochs of any more are summed together."""
+
+OTHERS: Final = ("others", None)
+"""Loader and rank under which these stand."""
+
+
+@dataclass(slots=True)
+class EpochTotals:
+    """All epochs of one loader and rank.
+
+    Attributes:
+        loader, rank: As in ``EpochWait``.
+        last: The epoch that ended last.
+        epochs: Their number.
+        seconds: How long they took.
+        waited_seconds: How much of it the loop waited.
+    """
+
+    loader: str
+    rank: int | None
+    last: EpochWait
+    epochs: int = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+
+class Epochs:
+    """Remembers epochs.
+
+    **Threads**: the loop's thread.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
+        self._of_consumers: dict[int, EpochWait] = {}
+        self._totals: dict[tuple[str, int | None], EpochTotals] = {}
+
+    def add(self, epoch: EpochWait, consumers: Iterable[int]) -> None:
+        """An epoch is over, of a loader with these consumers."""
+        self._last.append(epoch)
+        self._of_consumers.update(dict.fromkeys(consumers, epoch))
+        key = (epoch.loader, epoch.rank)
+        if key not in self._totals and len(self._totals) >= MOST_LOADERS:
+            key = OTHERS
+        totals = self._totals.setdefault(key, EpochTotals(*key, last=epoch))
+        totals.last = epoch
+        totals.epochs += 1
+        totals.seconds += epoch.seconds
+        totals.waited_seconds += epoch.waited_seconds
+
+    @property
+    def last(self) -> tuple[EpochWait, ...]:
+        """The last epochs, in the order in which they ended."""
+        return tuple(self._last)
+
+    def last_of(self, consumer: int) -> EpochWait | None:
+        """Return the last epoch of a consumer's loader; None before the first has ended."""
+        return self._of_consumers.get(consumer)
+
+    def keep(self, consumers: Collection[int]) -> None:
+        """Forget what was said of consumers but these: they are gone."""
+        for consumer in self._of_consumers.keys() - set(consumers):
+            del self._of_consumers[consumer]
+
+    def totals(self) -> tuple[EpochTotals, ...]:
+        """Return the sums of each loader and rank; ``MOST_LOADERS`` and one at most."""
+        return tuple(
+            EpochTotals(t.loader, t.rank, t.last, t.epochs, t.seconds, t.waited_seconds) for t in self._totals.values()
+        )
+
 
 MOST_PLANS = 256
 """Plans that are told of one by one; a node has as many as loaders that are alive."""
@@ -131,7 +204,7 @@ def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo
         length=len(plan),
         ahead_objects=len(plan.outstanding),
         ahead_bytes=plan.ahead_bytes,
-        reads=_reads(node, plan.consumer),
+        reads=node.scheduler.counts_of(plan.consumer) or ReadCounts(),
         warm=plan.warm,
         has_next=has_next,
         memory_bytes=plan.memory_bytes,
@@ -145,10 +218,3 @@ def _root(dataset: Dataset) -> str:
     if catalogue is None or not catalogue.num_objects:
         return without_credentials(dataset.source.url)
     return os.path.commonpath([os.path.dirname(catalogue.path(at)) for at in (0, catalogue.num_objects - 1)])
-
-
-def _reads(node: Node, consumer: int) -> ReadCounts:
-    counts = node.scheduler.counts_of(consumer)
-    if counts is None:
-        return ReadCounts()
-    return ReadCounts(hits=counts.hits, late=counts.late, misses=counts.misses, direct_reads=counts.direct_reads)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefeed.core.shares import Shares
 from prefeed.server.session_files import CacheKey, SessionFiles
-from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
+from prefeed.store.namespaces import Holders, is_open_elsewhere, try_trim
 from prefeed.store.read_counts import counted_reads
 from prefeed.store.shared import SharedTier
 from prefeed.store.shared_files import empty_if_damaged

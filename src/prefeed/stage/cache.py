@@ -7,12 +7,10 @@ import logging
 import operator
 import os
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prefeed.client.connection import Connection
-from prefeed.client.sessions import list_sessions
+from prefeed.client.node import NodeClient
 from prefeed.config import Config, config_for_port, settings_of
 from prefeed.core.requests import Again
 from prefeed.errors import (
@@ -218,8 +216,8 @@ class DatasetCache:
     def _reads(self, store: CacheStore) -> tuple[int, int]:
         """Return hits and misses of all processes: as the server knows them, or else as they counted themselves."""
         try:
-            with closing(Connection.open(self._config, autostart=False)) as connection:
-                caches = [(one.session, cache) for one in list_sessions(connection) for cache in one.caches]
+            with NodeClient.connect(self._config, autostart=False) as node:
+                caches = [(one.session, cache) for one in node.list_sessions() for cache in one.caches]
         except (PrefeedError, OSError):
             return store.counted_reads()
         found = (cache for session, cache in caches if (session, cache.cache) == (self.session_id, self._cache))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefeed.client.connection import Connection
-from prefeed.client.sessions import grow_cache, open_cache, report_reads
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SessionNotFoundError
-from prefeed.wire.messages import CacheOpened
+from prefeed.system.trust import require_kept
+from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 _log = logging.getLogger("prefeed")
 
@@ -22,6 +22,9 @@ _FIRST_ANSWER_SECONDS: Final = 60.0
 
 _ANSWER_SECONDS: Final = 2.0
 """The training loop waits for these answers: a server that hangs, or was stopped, is not worth more."""
+
+_MOST_BYTES: Final = 2**63 - 1
+"""More does not fit into a message, nor onto any machine."""
 
 _RETRY_SECONDS: Final = 5.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
@@ -139,7 +142,8 @@ class CacheLink:
         if connection is None:
             return 0
         try:
-            grown = grow_cache(connection, self._name.session, self._name.cache, wanted_bytes, on_disk=on_disk)
+            question = GrowCache(self._name.session, self._name.cache, wanted_bytes, on_disk)
+            grown = connection.request(question, CacheGrown)
         except PrefeedError:
             self._leave_alone()
             return 0
@@ -154,7 +158,7 @@ class CacheLink:
     # ------------------------------------------------------------ reads
 
     def count(self, **counts: int) -> None:
-        """Note how reads went, or audits, or what was not kept: by the names that ``report_reads`` has for them."""
+        """Note how reads went, or audits, or what was not kept: by the names that ``CacheReads`` has for them."""
         with self._counting:
             self._counts.update(counts)
 
@@ -179,9 +183,8 @@ class CacheLink:
             return
         with self._counting:
             counted, self._counts = self._counts, Counter()
-        told = {"hits": 0, "misses": 0, **counted}
         try:
-            report_reads(connection, self._name.session, self._name.cache, **told)
+            connection.send(CacheReads(self._name.session, self._name.cache, **counted))
         except PrefeedError:
             with self._counting:
                 self._counts.update(counted)
@@ -194,7 +197,19 @@ class CacheLink:
 
 
 def _open(connection: Connection, name: CacheName, *, within_seconds: float | None = None) -> CacheOpened:
-    return open_cache(
-        connection, name.session, name.cache, description=name.description, size_bytes=name.size_bytes,
-        spilling=name.spilling, within_seconds=within_seconds,
-    )  # fmt: skip
+    """Return where a cache lies and what it may take; the connection uses it until it is closed.
+
+    A cache that exists keeps what it holds. Of several sizes that were asked for the largest holds; 0 is the largest. It spills
+    when one of those who opened it asked for that.
+
+    Raises:
+        SessionNotFoundError, SpillingDisabledError: As the server says.
+        ServerUnavailableError: The server is gone.
+        UnsafeDirectoryError: Somebody else could have put something into the cache.
+    """
+    size_bytes = min(name.size_bytes, _MOST_BYTES)
+    question = OpenCache(name.session, name.cache, name.description, size_bytes, name.spilling)
+    opened = connection.request(question, CacheOpened, within_seconds=within_seconds)
+    for directory in filter(None, (opened.memory_dir, opened.disk_dir)):
+        require_kept(directory)
+    return opened

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from prefeed.store.fork_safe_file import OwnFile
-from prefeed.system.byte_locks import lock_bytes
+from prefeed.system.byte_locks import OwnFile, lock_bytes
 
 _NAME: Final = "claims"
 _OFFSETS: Final = (1 << 62) - 1

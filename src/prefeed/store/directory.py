@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefeed.errors import StoreError, TierFullError
 from prefeed.store.environment import attach_reader, is_written_here, release
+from prefeed.store.foreign import make_readers_file, older_snapshots_are_read
 from prefeed.store.layout import (
     LOCK_BYTES,
     PAGE_BYTES,
@@ -24,7 +25,6 @@ from prefeed.store.layout import (
 )
 from prefeed.store.meta_pages import last_transaction
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
-from prefeed.store.pins import make_readers_file, older_snapshots_are_read
 from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.system.locks import directory_lock, when_free
 from prefeed.system.removing import remove_tree

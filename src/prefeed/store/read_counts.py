@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefeed.store.fork_safe_file import OwnFile
-from prefeed.system.byte_locks import lock_bytes
+from prefeed.system.byte_locks import OwnFile, lock_bytes
 from prefeed.system.trust import open_in_kept
 
 _NAME: Final = "reads"

@@ -4,81 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import lmdb
 
-from prefeed.store.batches import begin_batch, end_batch
-from prefeed.store.environment import (
-    Identity,
-    SharedEnvironment,
-    attach_reader,
-    identity_of,
-    lock,
-    process_id,
-    release,
-)
-from prefeed.store.parts import copy_split, size_of_split
-from prefeed.store.translation import DAMAGE
+from prefeed.store.batches import Batch, StoreReader, owned
+from prefeed.store.environment import DAMAGE, Identity, SharedEnvironment
+from prefeed.store.values import copy_split, size_of_split
 from prefeed.types import ENTRY_KEY_BYTES
 
 
-class ReadBatch:
-    """A snapshot of the tier, in which views are valid; made by ``TierReader.batch``.
+class ReadBatch(Batch):
+    """A snapshot of the tier, in which views are valid; made by ``TierReader.batch``."""
 
-    On leaving it the views are released: using one later is a ValueError. An array made from a view outlives it and
-    must not be used either: its bytes may change.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_first", "_process_id", "_reader", "_second", "_shared", "_txn", "_views")
-
-    def __init__(self, reader: TierReader) -> None:
-        self._reader = reader
-        self._txn: Any = None
-        self._views: list[memoryview | None] = []
-
-    def __enter__(self) -> ReadBatch:
-        self._process_id = process_id()
-        shared = self._reader._attach()
-        if shared is not None:
-            self._txn = begin_batch(shared)
-            if self._txn is None:
-                self._reader._detach()
-            else:
-                self._shared = shared
-                self._first, self._second = shared.resident, shared.transient
-                if self._reader._transient_first:
-                    self._first, self._second = self._second, self._first
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        txn, self._txn = self._txn, None
-        if txn is None:
-            return
-        end_batch(self._shared, txn, self._views, began_in=self._process_id)
-
-    def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        """Return a view of each value, None for those that the tier does not hold; valid inside this batch only."""
-        if self._txn is None:
-            return [None] * len(keys)
-        get, first = self._txn.get, self._first
-        try:
-            views: list[memoryview | None] = [get(key, None, first) for key in keys]
-            if not all(views):
-                self._complete(keys, views)
-        except lmdb.Error as err:
-            self._note_damage(err)
-            return [None] * len(keys)
-        self._views += views
-        return list(views)
-
-    def get_view(self, key: bytes) -> memoryview | None:
-        """Return a view of one value, None if the tier does not hold it; valid inside this batch only."""
-        return self.get_views((key,))[0]
+    _reader: TierReader
 
     def lend(self, key: bytes, from_bytes: int) -> bytes | int | None:
         """Return a copy of a value that is smaller than this, of a larger one its size; None: the tier does not hold it."""
@@ -90,9 +31,9 @@ class ReadBatch:
             size = len(view) or size_of_split(self._txn, key, table)
             if size >= from_bytes:
                 return size
-            return bytes(view) if len(view) == size else _owned(self._join(key, table))
+            return bytes(view) if len(view) == size else owned(self._join(key, table))
         except lmdb.Error as err:
-            self._note_damage(err)
+            self._reader._failed(self._shared, err)
             return None
 
     def read_into(self, key: bytes, start: int, target: memoryview) -> int | None:
@@ -114,7 +55,7 @@ class ReadBatch:
             target[: len(part)] = part
             return len(part)
         except lmdb.Error as err:
-            self._note_damage(err)
+            self._reader._failed(self._shared, err)
             return None
 
     def read(self, key: bytes, start: int, size: int) -> bytes | None:
@@ -132,30 +73,33 @@ class ReadBatch:
         """Return a value, empty if it was split, and the table that it is in."""
         if self._txn is None:
             return None
+        tables, is_first = self._shared.tables, self._reader._transient_first
         try:
-            view, table = self._txn.get(key, None, self._first), self._first
-            if view is None:
-                view, table = self._txn.get(key, None, self._second), self._second
-                if view is not None:  # where the next one probably is, too
-                    self._reader._transient_first = table is self._shared.transient
-            if view is not None:
-                self._views.append(view)
-                return view, table
+            for is_transient in (is_first, not is_first):
+                view = self._txn.get(key, None, tables[is_transient])
+                if view is not None:
+                    self._reader._transient_first = is_transient  # where the next one probably is, too
+                    self._views.append(view)
+                    return view, tables[is_transient]
         except lmdb.Error as err:
-            self._note_damage(err)
+            self._reader._failed(self._shared, err)
         return None
 
-    def _note_damage(self, err: lmdb.Error) -> None:
-        if isinstance(err, DAMAGE):
-            self._reader.damaged = self._shared.identity
+    def _look_up(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        get, first = self._txn.get, self._shared.tables[self._reader._transient_first]
+        views: list[memoryview | None] = [get(key, None, first) for key in keys]
+        if not all(views):
+            self._complete(keys, views, first)
+        return views
 
-    def _complete(self, keys: Sequence[bytes], views: list[memoryview | None]) -> None:
+    def _complete(self, keys: Sequence[bytes], views: list[memoryview | None], first: Any) -> None:
         """Look up in the other table what was not in the first, and join values that were split."""
-        get, second, in_second = self._txn.get, self._second, 0
+        resident, transient = self._shared.tables
+        get, second, in_second = self._txn.get, transient if first is resident else resident, 0
         for index, view in enumerate(views):
             if view:
                 continue
-            table = self._first
+            table = first
             if view is None:
                 view, table = get(keys[index], None, second), second
                 in_second += view is not None
@@ -163,8 +107,7 @@ class ReadBatch:
                 view = self._join(keys[index], table)
             views[index] = view
         if in_second > len(keys) // 2:
-            self._first, self._second = second, self._first
-            self._reader._transient_first = self._first is self._shared.transient
+            self._reader._transient_first = second is transient
 
     def _join(self, key: bytes, table: Any) -> memoryview:
         pieces = []
@@ -176,14 +119,8 @@ class ReadBatch:
         return memoryview(b"".join(pieces))
 
 
-class TierReader:
-    """Reads a store that another process writes, or this one.
-
-    Nothing that the store may do is an error here: a store that is missing, of another layout, damaged, or out of
-    reader slots holds nothing.
-
-    **Threads and processes.** Any thread; a batch belongs to the thread that entered it. Opened at first use, anew in
-    each process, so that it may be made before a fork or pickled to a spawned worker.
+class TierReader(StoreReader):
+    """Reads a store that another process writes, or this one; may be pickled to a spawned worker.
 
     **Blocking.** Never waits, neither for the writer nor for other readers, but while another process opens the store,
     a second at most.
@@ -193,25 +130,16 @@ class TierReader:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory).absolute()
-        self._shared: SharedEnvironment | None = None
-        self._process_id = process_id()
+        super().__init__(directory)
         self._transient_first = False
         self.damaged: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (TierReader, (self._directory,))
 
-    @property
-    def directory(self) -> Path:
-        """Where the store lies."""
-        return self._directory
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a copy of a value, None if the tier does not hold it."""
-        with self.batch() as batch:
-            view = batch.get_view(key)
-            return None if view is None else _owned(view)
+    def batch(self) -> ReadBatch:
+        """Return a context manager, as ``StoreReader.batch`` does."""
+        return ReadBatch(self)
 
     def lend(self, key: bytes, from_bytes: int) -> bytes | StoredValue | None:
         """Return a copy of a value that is smaller than this, a larger one where it is; None: the tier does not hold it."""
@@ -219,66 +147,16 @@ class TierReader:
             found = batch.lend(key, from_bytes)
         return StoredValue(self, key, found) if type(found) is int else found  # type: ignore[return-value]
 
-    def batch(self) -> ReadBatch:
-        """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever the writer does.
-
-        The writer cannot reuse pages freed while a batch is open: keep it short.
-        """
-        return ReadBatch(self)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the last read found a store, whatever it held."""
-        return self._current() is not None
-
-    def reopen_if_replaced(self) -> bool:
-        """Let go of a store whose files are no longer those at its path; True if they were not.
-
-        The next read opens what is there. Call it when keys are missed that ought to be there.
-        """
-        shared = self._current()
-        if shared is None or identity_of(self._directory) == shared.identity:
-            return False
-        self._detach()
-        return True
-
     def leave_damaged(self) -> Identity | None:
         """Let go of a store in which damage was met, and return which it is; None when none was."""
         damaged, self.damaged = self.damaged, None
         if damaged is not None:
-            self._detach()
+            self.close()
         return damaged
 
-    def close(self) -> None:
-        """Let go of the store; a later read opens it again."""
-        self._detach()
-
-    def _current(self) -> SharedEnvironment | None:
-        if self._process_id != process_id():
-            self._process_id = process_id()
-            self._shared = None  # the parent's; kept alive by the registry
-        return self._shared
-
-    def _attach(self) -> SharedEnvironment | None:
-        shared = self._current()
-        if shared is None:
-            shared = attach_reader(self._directory)
-            if shared is not None:
-                with lock:
-                    before, self._shared = self._shared, shared
-                if before is not None:
-                    release(before)  # another thread was quicker
-        return shared
-
-    def _detach(self) -> None:
-        shared, self._shared = self._current(), None
-        if shared is not None:
-            release(shared)
-
-
-def _owned(view: memoryview) -> bytes:
-    """Return a copy of a value, unless it was joined: that is one already."""
-    return view.obj if type(view.obj) is bytes else bytes(view)
+    def _failed(self, shared: SharedEnvironment, err: lmdb.Error) -> None:
+        if isinstance(err, DAMAGE):
+            self.damaged = shared.identity
 
 
 class StoredValue:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,98 +15,60 @@ import lmdb
 from xxhash import xxh3_64_digest
 
 from prefeed.store import shared_files
-from prefeed.store.batches import begin_batch, end_batch, held, read_transaction
-from prefeed.store.checksums import Checksum, get_checksum, read_ahead
+from prefeed.store.batches import Batch, StoreReader, held, read_transaction
 from prefeed.store.environment import (
+    DAMAGE,
     SharedEnvironment,
-    attach_reader,
     attach_to_write,
     identity_of,
-    lock,
     process_id,
-    release,
     remap_when_idle,
     try_adopt_size,
 )
 from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import remove_store
-from prefeed.store.shared_writer import Put, SharedTierStatistics, SharedWriter, statistics_of
-from prefeed.store.translation import DAMAGE
+from prefeed.store.shared_writer import (
+    Checksum,
+    Put,
+    SharedTierStatistics,
+    SharedWriter,
+    get_checksum,
+    read_ahead,
+    statistics_of,
+)
 from prefeed.system.locks import FORGIVING_SECONDS, PATIENCE_SECONDS
 from prefeed.types import ENTRY_KEY_BYTES
 
-__all__ = ["SharedBatch", "SharedTier", "SharedTierStatistics", "remove_store"]
+__all__ = ["SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
 _log = logging.getLogger("prefeed")
 
 
-class SharedBatch:
-    """A snapshot of the store, in which views are valid; made by ``SharedTier.batch``.
+class VerifiedBatch(Batch):
+    """A snapshot of a store on disk, in which views are valid: a value that does not fit its sum is not held, and deleted."""
 
-    On leaving it the views are released: using one later is a ValueError. An array made from a view outlives it and
-    must not be used either: its memory may be gone.
-    """
+    __slots__ = ("_wrong",)
 
-    __slots__ = ("_process_id", "_shared", "_tier", "_txn", "_views", "_wrong")
+    _reader: SharedTier
 
     def __init__(self, tier: SharedTier) -> None:
-        self._tier = tier
-        self._txn: Any = None
-        self._views: list[memoryview | None] = []
+        super().__init__(tier)
         self._wrong: list[bytes] = []
-
-    def __enter__(self) -> SharedBatch:
-        self._process_id = process_id()
-        shared = self._tier._attach()
-        if shared is not None:
-            self._txn = begin_batch(shared)
-            if self._txn is None:
-                self._tier._let_go(shared)
-            else:
-                self._shared = shared
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        txn, self._txn = self._txn, None
-        if txn is None:
-            return
-        end_batch(self._shared, txn, self._views, began_in=self._process_id)
+        super().__exit__(kind, err, trace)
         if self._wrong and self._process_id == process_id():
-            self._tier._delete_corrupt(self._wrong)
+            self._reader._delete_corrupt(self._wrong)
 
-    def get_views(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        """Return a view of each value, None for those that the store does not hold; valid inside this batch only.
-
-        A view of more than ``layout.INLINE_MAX_BYTES`` bytes begins 16 bytes behind the start of a page: its address is
-        16 modulo 4,096.
-        """
-        if self._txn is None:
-            return [None] * len(keys)
-        try:
-            views = self._read_verified(keys) if self._tier._on_disk else self._read(keys)
-        except lmdb.Error as err:
-            self._tier._failed(self._shared, err)
-            return [None] * len(keys)
-        self._views += views
-        return list(views)
-
-    def get_view(self, key: bytes) -> memoryview | None:
-        """Return a view of one value, None if the store does not hold it; valid inside this batch only."""
-        return self.get_views((key,))[0]
-
-    def _read(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        get, table = self._txn.get, self._shared.tables[0]
-        return [get(key, None, table) for key in keys]
-
-    def _read_verified(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+    def _look_up(self, keys: Sequence[bytes]) -> list[memoryview | None]:
         # Verified each time, not once: what was read from the disk yesterday may be read from it again today.
         checksums = [get_checksum(self._shared, self._txn, key) for key in keys]
         read_ahead(self._shared, checksums)
-        views = self._read(keys)
+        views = super()._look_up(keys)
         for index, (view, checksum) in enumerate(zip(views, checksums, strict=True)):
             if view is not None and not _is_right(view, checksum):
                 self._wrong.append(keys[index])
@@ -114,7 +77,7 @@ class SharedBatch:
         return views
 
 
-class SharedTier:
+class SharedTier(StoreReader):
     """A store that any process of the user may read and write: the entries of one cache, in memory or on disk.
 
     Nothing that the store or its file system may do is an error here: one that is missing, removed, full, damaged or
@@ -151,34 +114,19 @@ class SharedTier:
         patience_seconds: float = PATIENCE_SECONDS,
         adopts: bool = True,
     ) -> None:
-        self._directory = Path(directory).absolute()
+        super().__init__(directory, SHARED_LAYOUT, patience_seconds=patience_seconds, adopts=adopts)
         self._limit_bytes = limit_bytes
         self._on_disk = on_disk
         self._min_free_bytes = min_free_bytes
-        self._patience_seconds = patience_seconds
-        self._adopts = adopts
-        self._shared: SharedEnvironment | None = None
-        self._process_id = process_id()
         self._kept_until = 0.0
         self._writer = SharedWriter(self._directory, on_disk=on_disk, min_free_bytes=min_free_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            _make,
-            (
-                self._directory,
-                self._limit_bytes,
-                self._on_disk,
-                self._min_free_bytes,
-                self._patience_seconds,
-                self._adopts,
-            ),
-        )
-
-    @property
-    def directory(self) -> Path:
-        """Where the store lies."""
-        return self._directory
+        made = partial(
+            SharedTier, self._directory, limit_bytes=self._limit_bytes, on_disk=self._on_disk,
+            min_free_bytes=self._min_free_bytes, patience_seconds=self._patience_seconds, adopts=self._adopts,
+        )  # fmt: skip
+        return made, ()
 
     @property
     def limit_bytes(self) -> int:
@@ -187,18 +135,9 @@ class SharedTier:
 
     # ------------------------------------------------------------ reading
 
-    def batch(self) -> SharedBatch:
-        """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever writers do.
-
-        Writers cannot reuse pages freed while a batch is open: keep it short.
-        """
-        return SharedBatch(self)
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a copy of a value, None if the store does not hold it."""
-        with self.batch() as batch:
-            view = batch.get_view(key)
-            return None if view is None else bytes(view)
+    def batch(self) -> Batch:
+        """Return a context manager, as ``StoreReader.batch`` does."""
+        return VerifiedBatch(self) if self._on_disk else Batch(self)
 
     def keys(self) -> list[bytes]:
         """Return the keys of all values, sorted, as of one moment."""
@@ -276,39 +215,6 @@ class SharedTier:
             and is_foreign(namespace_of(self._directory))
         )
 
-    def reopen_if_replaced(self) -> bool:
-        """Let go of a store that is no longer the one at its path; True if it was not.
-
-        The memory of a removed store is free when the last process has let go of it. Putting looks by itself.
-        """
-        shared = self._current()
-        if shared is None or identity_of(self._directory) == shared.identity:
-            return False
-        self._let_go(shared)
-        return True
-
-    def close(self) -> None:
-        """Let go of the store; it is opened again when it is used again."""
-        shared = self._current()
-        if shared is not None:
-            self._let_go(shared)
-
-    def _current(self) -> SharedEnvironment | None:
-        if self._process_id != process_id():
-            self._process_id = process_id()
-            self._shared = None  # the parent's; kept alive by the registry
-        return self._shared
-
-    def _attach(self) -> SharedEnvironment | None:
-        shared = self._current()
-        if shared is None:
-            shared = attach_reader(
-                self._directory, SHARED_LAYOUT, within_seconds=self._patience_seconds, adopts=self._adopts
-            )
-            if shared is not None:
-                self._keep(shared)
-        return shared
-
     def _attach_to_write(self) -> SharedEnvironment | None:
         self.reopen_if_replaced()
         shared = self._current()
@@ -329,21 +235,6 @@ class SharedTier:
 
     def _open(self, held: Path) -> SharedEnvironment:
         return shared_files.open_to_write(self._directory, held, self._limit_bytes, on_disk=self._on_disk)
-
-    def _keep(self, shared: SharedEnvironment) -> None:
-        """Hold this store from now on, and what was held no more: another thread may have attached meanwhile."""
-        with lock:
-            before, self._shared = self._shared, shared
-        if before is not None:
-            release(before)
-
-    def _let_go(self, shared: SharedEnvironment) -> None:
-        """Hold this store no more, unless another thread has let go of it already."""
-        with lock:
-            if self._current() is not shared:
-                return
-            self._shared = None
-        release(shared)
 
     def _read(self, look: Callable[[SharedEnvironment, Any], T], otherwise: T) -> T:
         """Let a function look into the store; return something else when there is none, or it is damaged."""
@@ -369,7 +260,8 @@ class SharedTier:
             with held(shared):
                 return act(shared)
         except lmdb.Error as err:
-            self._failed(shared, err)
+            if shared is not None:
+                self._failed(shared, err)
         except BlockingIOError:  # another process keeps the turn, or the directory: it may have been stopped
             self._kept_until = time.monotonic() + FORGIVING_SECONDS
         except OSError:
@@ -377,10 +269,8 @@ class SharedTier:
                 self._let_go(shared)
         return otherwise
 
-    def _failed(self, shared: SharedEnvironment | None, err: lmdb.Error) -> None:
+    def _failed(self, shared: SharedEnvironment, err: lmdb.Error) -> None:
         """Let go of a store that LMDB has refused; one that is damaged is emptied."""
-        if shared is None:
-            return
         if isinstance(err, DAMAGE):
             _log.warning("prefeed: the store in %s is damaged (%s) and is emptied", self._directory, err)
             shared_files.empty(self._directory, shared.identity)
@@ -392,15 +282,6 @@ class SharedTier:
 
 def _is_right(view: memoryview, checksum: Checksum | None) -> bool:
     return checksum is not None and len(view) == checksum.size_bytes and xxh3_64_digest(view) == checksum.digest
-
-
-def _make(
-    directory: Path, limit_bytes: int, on_disk: bool, min_free_bytes: int, patience_seconds: float, adopts: bool
-) -> SharedTier:
-    return SharedTier(
-        directory, limit_bytes=limit_bytes, on_disk=on_disk, min_free_bytes=min_free_bytes,
-        patience_seconds=patience_seconds, adopts=adopts,
-    )  # fmt: skip
 
 
 def _keys(shared: SharedEnvironment, txn: Any) -> list[bytes]:

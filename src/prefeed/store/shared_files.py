@@ -15,8 +15,7 @@ from typing import Final
 import lmdb
 
 from prefeed.store import directory as store_directory
-from prefeed.store.environment import Identity, SharedEnvironment, identity_of
-from prefeed.store.holders import is_open_elsewhere
+from prefeed.store.environment import DAMAGE, MAX_TABLES, Identity, SharedEnvironment, identity_of
 from prefeed.store.layout import (
     LAYOUT_KEY,
     PAGE_BYTES,
@@ -27,10 +26,8 @@ from prefeed.store.layout import (
     max_readers_of,
 )
 from prefeed.store.meta_pages import require_whole
-from prefeed.store.namespaces import record_namespace, say_in_use_elsewhere, try_take_table
-from prefeed.store.opening import MAX_TABLES
+from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
-from prefeed.store.translation import DAMAGE
 from prefeed.store.tree import Walk
 from prefeed.system.locks import TURN_SECONDS, directory_lock
 

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import lmdb
 
-from prefeed.errors import StoreError, TierFullError
+from prefeed.errors import StoreDamagedError, StoreError, TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.ballast import Ballast
 from prefeed.store.batches import read_transaction, write_transaction
 from prefeed.store.environment import (
+    DAMAGE,
     Identity,
     SharedEnvironment,
     attach_writer,
@@ -25,6 +26,7 @@ from prefeed.store.environment import (
     release_writer,
     try_resize,
 )
+from prefeed.store.foreign import Pins
 from prefeed.store.layout import (
     LARGE_BYTES,
     LARGE_PIECE_PAGES,
@@ -42,10 +44,8 @@ from prefeed.store.layout import (
     stored_bytes,
     sums_bytes_for,
 )
-from prefeed.store.page_prefaulter import PageMaker
-from prefeed.store.pins import Pins
+from prefeed.store.reservation import PageMaker
 from prefeed.store.sums import NOTHING, Found, Sums, examine
-from prefeed.store.translation import translated
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -541,3 +541,23 @@ def _open_env(directory: Path, map_bytes: int) -> lmdb.Environment:
 
 def _end_of_data(env: lmdb.Environment) -> int:
     return (env.info()["last_pgno"] + 1) * PAGE_BYTES
+
+
+@contextlib.contextmanager
+def translated(directory: Path) -> Iterator[None]:
+    """Turn what is raised inside into errors of the store in this directory."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except lmdb.BadValsizeError as err:
+        raise ValueError(f"LMDB takes no value of this size: {err}") from err
+    except (lmdb.Error, OSError) as err:
+        if isinstance(err, lmdb.MapFullError) or (isinstance(err, OSError) and err.errno == errno.ENOSPC):
+            raise TierFullError(
+                f"no room in {directory}: {err}; free space on its file system (--shm-size in a container), lower "
+                "PREFEED_MEMORY, or name another directory with PREFEED_MEMORY_DIR"
+            ) from err
+        if isinstance(err, DAMAGE):
+            raise StoreDamagedError(f"the store in {directory} is damaged: {err}") from err
+        raise StoreError(f"the store in {directory} failed: {err}; remove the directory if it is damaged") from err

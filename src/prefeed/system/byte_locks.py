@@ -6,9 +6,14 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from prefeed.system.trust import open_in_kept
 
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
@@ -105,13 +110,60 @@ class ByteLocks:
             os.close(file)
 
 
-_all: Final[weakref.WeakSet[ByteLocks]] = weakref.WeakSet()
+_lock: Final = threading.RLock()
+"""Over all own files of this process, so that none is closed while its number is used; a fork waits for it.
+
+Nothing is waited for inside. One that can be taken twice: what is collected inside may close a file.
+"""
+
+
+class OwnFile:
+    """A file that each process opens for itself: at first use, made if it is not there; in a forked child again.
+
+    **Threads and processes.** Any.
+    **Blocking.** Never waits for another process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_opened = 0
+        self._file: int | None = None
+        _all.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has it open."""
+        return self._file is not None
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Inside it, the file stays open; what is done there must not wait.
+
+        Raises:
+            OSError: It cannot be opened, or others may write to its directory.
+        """
+        with _lock:
+            if self._file is None:
+                self._file = open_in_kept(self.path, os.O_RDWR | os.O_CREAT)
+                self.num_opened += 1
+            yield self._file
+
+    def close(self) -> None:
+        """Let go of it, and of all locks on it; in a forked child only of the child's copy."""
+        with _lock:
+            file, self._file = self._file, None
+            if file is not None:
+                os.close(file)
+
+
+_all: Final[weakref.WeakSet[ByteLocks | OwnFile]] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
     """A copy of the file in a child would keep the locks of a dead parent."""
-    for locks in list(_all):
-        locks.close()
+    for file in list(_all):
+        file.close()
+    _lock.release()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_inherited)

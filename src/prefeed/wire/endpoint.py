@@ -1,4 +1,8 @@
-"""The socket's private directory, and the check of who is at the other end."""
+"""The socket's private directory, the check of who is at the other end, and files that a client hands to its server.
+
+What is too much for a message lies in a file in that directory. A message names the file, and the server removes it once it has
+read it. The next server removes what a killed client, or a killed server, has left.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,6 +20,7 @@ from prefeed.config import Config
 from prefeed.errors import ServerError, UnsafeDirectoryError
 from prefeed.system.removing import remove_tree
 from prefeed.system.trust import beneath, open_own
+from prefeed.types import Buffer
 
 _UCRED = struct.Struct("3i")
 
@@ -156,3 +162,33 @@ def peer_process(connection: socket.socket) -> tuple[int, int]:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
     return int(pid), int(uid)
+
+
+_PREFIX: Final = "transit-"
+
+
+def put_in_transit(directory: Path, parts: Iterable[Buffer], *, suffix: str = "") -> str:
+    """Return the path of a new file that holds these parts, one after the other.
+
+    Args:
+        directory: The server's runtime directory.
+        parts: Bytes.
+        suffix: Says what is in it, where the message does not.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=suffix, dir=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return name
+
+
+def remove_in_transit(directory: Path) -> None:
+    """Remove the files that nobody asks for any more: no client of the server that begins has handed one over yet."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        path.unlink(missing_ok=True)

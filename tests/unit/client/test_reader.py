@@ -30,7 +30,8 @@ from prefeed.errors import ObjectNotFoundError, StoreFormatError
 from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
-from prefeed.store.tier import MIN_BUDGET_BYTES, TierWriter
+from prefeed.store.layout import MIN_BUDGET_BYTES
+from prefeed.store.writer import TierWriter
 from prefeed.tally import program
 from prefeed.tally.program import sums
 from prefeed.wire import messages as m

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from prefeed.core.actions import Free, Outcome
-from prefeed.core.consumers import ConsumerCounts
 from prefeed.core.table import ABSENT, FREEING, RESIDENT, UNKNOWN_SIZE
+from prefeed.types import ReadCounts
 from ring import Ring, as_ids
 
 A, B = 7, 8
@@ -156,8 +156,8 @@ def test_reads_are_counted_by_consumer() -> None:
     ring.demand(1, 5, consumer=B)  # a miss
     ring.demand(1, 6, consumer=B)
     ring.scheduler.count_reads(A, 3, 1)
-    assert ring.scheduler.counts_of(A) == ConsumerCounts(hits=3, late=1, misses=0, direct_reads=1)
-    assert ring.scheduler.counts_of(B) == ConsumerCounts(misses=2)
+    assert ring.scheduler.counts_of(A) == ReadCounts(hits=3, late=1, misses=0, direct_reads=1)
+    assert ring.scheduler.counts_of(B) == ReadCounts(misses=2)
     assert (ring.scheduler.counts.late, ring.scheduler.counts.misses) == (1, 2)
     counts = ring.scheduler.counts_of(A)
     assert counts is not None
@@ -172,11 +172,11 @@ def test_counts_go_on_from_one_epoch_to_the_next_and_end_with_the_consumer() -> 
     ring.demand(1, 2, consumer=A)
     ring.plan(A, 1, [3])
     ring.demand(1, 3, consumer=A)
-    assert ring.scheduler.counts_of(A) == ConsumerCounts(misses=2, late=1)
+    assert ring.scheduler.counts_of(A) == ReadCounts(misses=2, late=1)
     ring.scheduler.end_consumer(A)
     assert ring.scheduler.counts_of(A) is None
     ring.plan(A, 1, [4])
-    assert ring.scheduler.counts_of(A) == ConsumerCounts()
+    assert ring.scheduler.counts_of(A) == ReadCounts()
 
 
 def test_reads_of_a_consumer_that_is_not_registered_are_counted_for_all_only() -> None:
@@ -192,4 +192,4 @@ def test_counts_are_a_copy() -> None:
     ring.plan(A, 1, [])
     before = ring.scheduler.counts_of(A)
     ring.scheduler.count_reads(A, 5, 0)
-    assert before == ConsumerCounts()
+    assert before == ReadCounts()

@@ -32,7 +32,7 @@ def test_what_the_position_passes_is_freed_unread() -> None:
     ring.scheduler.position(A, 30)
     asked = ring.settle_frees()
     assert asked == [(1, 50), (1, 51), (1, 52), (1, 53)]
-    assert ring.scheduler.counts.passed_unread == 30
+    assert ring.scheduler.passed_unread == 30
     assert not ring.holds(1) & {26, 27, 28, 29}
 
 

@@ -18,8 +18,7 @@ import pytest
 from leaks import wait_until
 from memcached import Impostor, Memcached, impostor, memcached, memcached_ring, proxy
 from prefeed.pool import servers
-from prefeed.pool.ring import Ring, parse_address
-from prefeed.pool.servers import PoolServer, Stored
+from prefeed.pool.servers import PoolServer, Ring, Stored, parse_address
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

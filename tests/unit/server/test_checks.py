@@ -14,7 +14,7 @@ from prefeed.core.actions import Outcome
 from prefeed.core.checks import FIRST_BATCH
 from prefeed.server.checks import _MAX_BATCHES
 from prefeed.server.datasets import Dataset
-from prefeed.store.tier import stored_bytes
+from prefeed.store.layout import stored_bytes
 from prefeed.testing.sources import Fault, FaultySource
 from sandbox import Sandbox
 

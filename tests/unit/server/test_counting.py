@@ -22,4 +22,4 @@ def test_only_the_origin_is_asked() -> None:
     seen = statistics_of(counts, Scheduler(budget_bytes=1, lookahead_bytes=1), None, None)
 
     assert (seen.origin_requests, seen.origin_bytes, seen.origin_seconds) == (2, 100, 0.75)
-    assert (counts.disk_reads, counts.pool_reads) == (1, 1)
+    assert (counts.fetched[Where.DISK], counts.fetched[Where.POOL]) == (1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefeed.server.epochs import MOST_LOADERS, OTHERS, Epochs
+from prefeed.server.status import MOST_LOADERS, OTHERS, Epochs
 from prefeed.types import EPOCHS_KEPT, EpochWait
 
 

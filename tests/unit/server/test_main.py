@@ -21,7 +21,7 @@ from prefeed.config import Config, resolve
 from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, VersionMismatchError
 from prefeed.server.main import run_foreground
 from prefeed.sources.manifest import Manifest
-from prefeed.store.tier import TierReader
+from prefeed.store.reader import TierReader
 from prefeed.wire import messages as m
 from prefeed.wire.frames import FrameReader, encode
 from sandbox import Sandbox

@@ -14,8 +14,11 @@ from prefeed.server.memory_watch import BUSY_SECONDS, CALM_SECONDS, GIVEN_BACK, 
 from prefeed.server.node import Node
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions
 from prefeed.server.tier_budget import Room
-from prefeed.store.tier import MIN_BUDGET_BYTES, TierReader, TierWriter
+from prefeed.store.layout import MIN_BUDGET_BYTES
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.system.memory import Memory, MemoryGroup
+from prefeed.wire.messages import GrowCache, OpenCache
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -144,15 +147,15 @@ def test_the_smallest_tier_stays_whatever_happens(server: Server) -> None:
 
 def test_caches_that_nobody_uses_go_when_they_have_all_that_is_left(server: Server) -> None:
     """And those grow no more that somebody has open."""
-    opened = server.sessions.open_cache("client", (DEFAULT_SESSION, 1), description="", size_bytes=0, spilling=False)
+    opened = server.sessions.open_cache("client", OpenCache(DEFAULT_SESSION, 1, "", 0, False))
     directory = Path(opened.memory_dir)
     (directory / "data.mdb").write_bytes(bytes(20 * MIB))
     server.sessions.leave("client")
     server.machine.programs = 70 * MIB
     server.look()
     assert not directory.exists()
-    opened = server.sessions.open_cache("client", (DEFAULT_SESSION, 2), description="", size_bytes=0, spilling=False)
-    grown = server.sessions.grow_cache("client", (DEFAULT_SESSION, 2), 60 * MIB, on_disk=False)
+    opened = server.sessions.open_cache("client", OpenCache(DEFAULT_SESSION, 2, "", 0, False))
+    grown = server.sessions.grow_cache("client", GrowCache(DEFAULT_SESSION, 2, 60 * MIB))
     assert grown.memory_limit_bytes < 20 * MIB
     assert os.path.isdir(opened.memory_dir)
 

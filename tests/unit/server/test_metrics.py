@@ -7,17 +7,14 @@ from dataclasses import replace
 import pytest
 
 from observed import EMPTY, FULL, PLAN
-from prefeed.server.metrics import METRICS, MOST_CODES, MOST_PLANS, PlanNumbers, label, rows
+from prefeed.server.metrics import METRICS, MOST_CODES, MOST_PLANS, PlanNumbers, label, seen_of
 from prefeed.server.status import Observation
 from prefeed.types import PlanInfo, Statistics
 
 
 def numbers_of(seen: Observation) -> dict[tuple[str, ...], float]:
-    found = {}
-    for name, labels, number in rows(seen, PlanNumbers()):
-        assert (name, *labels) not in found
-        found[name, *labels] = number
-    return found
+    values = seen_of(seen, PlanNumbers())
+    return {(metric.name, *labels): number for metric in METRICS for labels, number in metric.numbers(values).items()}
 
 
 def test_every_metric_has_a_number_and_every_number_its_labels() -> None:

@@ -17,7 +17,8 @@ import pytest
 from leaks import wait_until
 from observed import FULL
 from prefeed.config import METRICS_PORT
-from prefeed.server.metrics_endpoint import MOST_CLIENTS, MetricsEndpoint, Questions
+from prefeed.server.metrics import MOST_CLIENTS, Pages
+from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.status import Observation
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -85,6 +86,10 @@ def connect(endpoint: MetricsEndpoint) -> socket.socket:
     return socket.create_connection(place(endpoint), timeout=SECONDS)
 
 
+def clients(endpoint: MetricsEndpoint) -> int:
+    return 0 if endpoint._scrapes is None else len(endpoint._scrapes._deadlines)
+
+
 def is_closed(sock: socket.socket) -> bool:
     """Wait until the other end has closed the connection."""
     try:
@@ -121,7 +126,7 @@ def test_the_oldest_client_makes_room(endpoint: MetricsEndpoint) -> None:
     try:
         assert status_of(endpoint) == 200
         assert is_closed(silent[0])
-        assert len(endpoint._clients) < MOST_CLIENTS + 1
+        assert wait_until(lambda: clients(endpoint) < MOST_CLIENTS, timeout_seconds=SECONDS)
     finally:
         for sock in silent:
             sock.close()
@@ -131,13 +136,13 @@ def test_a_client_that_takes_too_long_is_left(loop: OwnLoop) -> None:
     with serving(loop, client_seconds=0.1) as endpoint, connect(endpoint) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert is_closed(sock)
-        assert endpoint._clients == []
+        assert wait_until(lambda: clients(endpoint) == 0, timeout_seconds=SECONDS)
         assert status_of(endpoint) == 200
 
 
 def test_a_head_without_an_end_is_refused(endpoint: MetricsEndpoint) -> None:
     with connect(endpoint) as sock:
-        sock.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 17_000)
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 70_000)
         assert sock.recv(12) == b"HTTP/1.1 431"
     assert status_of(endpoint) == 200
 
@@ -146,14 +151,16 @@ def test_a_client_that_hangs_up_is_forgotten(endpoint: MetricsEndpoint) -> None:
     with connect(endpoint) as sock:
         sock.sendall(b"GET /metr")
     assert status_of(endpoint) == 200
-    assert wait_until(lambda: endpoint._clients == [], timeout_seconds=SECONDS)
+    assert wait_until(lambda: clients(endpoint) == 0, timeout_seconds=SECONDS)
 
 
-def test_there_is_one_thread_however_many_ask(endpoint: MetricsEndpoint) -> None:
-    sockets = [connect(endpoint) for _ in range(8)]
+def test_threads_are_bounded_however_many_ask(endpoint: MetricsEndpoint) -> None:
+    assert status_of(endpoint) == 200
+    before = threading.active_count()
+    sockets = [connect(endpoint) for _ in range(2 * MOST_CLIENTS)]
     try:
         assert status_of(endpoint) == 200
-        assert [t.name for t in threading.enumerate()].count("prefeed-metrics") == 1
+        assert wait_until(lambda: threading.active_count() <= before + MOST_CLIENTS, timeout_seconds=SECONDS)
     finally:
         for sock in sockets:
             sock.close()
@@ -181,7 +188,7 @@ def test_a_defect_costs_one_answer(
     endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("prefeed.server.metrics_page.families", lambda *_: 1 / 0)
+        broken.setattr("prefeed.server.metrics.families", lambda *_: 1 / 0)
         assert status_of(endpoint) == 500
     assert "ZeroDivisionError" in caplog.text
     assert status_of(endpoint) == 200
@@ -265,9 +272,9 @@ def test_nothing_is_imported_before_somebody_asks() -> None:
 
 
 def test_a_reader_that_takes_nothing_is_left(loop: OwnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MetricsEndpoint, "_answer", lambda *_: b"x" * 50_000_000)
+    monkeypatch.setattr(Pages, "page", lambda *_: ("text/plain", b"x" * 50_000_000))
     with serving(loop, client_seconds=0.2) as endpoint, connect(endpoint) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        assert wait_until(lambda: len(endpoint._clients) == 1, timeout_seconds=SECONDS)
-        assert wait_until(lambda: endpoint._clients == [], timeout_seconds=SECONDS)
+        assert wait_until(lambda: clients(endpoint) == 1, timeout_seconds=SECONDS)
+        assert wait_until(lambda: clients(endpoint) == 0, timeout_seconds=SECONDS)
         assert select.select([sock], [], [], SECONDS)[0]

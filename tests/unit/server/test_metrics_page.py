@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -11,18 +13,35 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from observed import EMPTY, FULL, PLAN
-from prefeed.server.metrics import METRICS
-from prefeed.server.metrics_page import Pages
+from prefeed.server.metrics import METRICS, Exchange, Pages
 from prefeed.server.status import Observation
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Client:
+    """A socket that has sent a request; keeps what is sent to it."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.received = _Received()
+
+    def makefile(self, mode: str, *_: object) -> BytesIO:
+        return BytesIO(self._request) if mode == "rb" else self.received
+
+
+class _Received(BytesIO):
+    def close(self) -> None:
+        """Keep it: the test reads it."""
 
 
 def ask(
     seen: Observation | None, line: str = "GET /metrics HTTP/1.1", *headers: str
 ) -> tuple[str, dict[str, str], bytes]:
     request = "\r\n".join([line, "Host: node", *headers, "", ""]).encode()
-    head, _, body = Pages(lambda: seen).answer(request).partition(b"\r\n\r\n")
+    client = Client(request)
+    Exchange(client, ("", 0), SimpleNamespace(pages=Pages(lambda: seen)))
+    head, _, body = client.received.getvalue().partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     return status, dict(line.split(": ", 1) for line in lines), body
 

@@ -19,7 +19,7 @@ from prefeed.errors import (
     TransientSourceError,
 )
 from prefeed.sources.manifest_writer import build_manifest
-from prefeed.store.tier import stored_bytes
+from prefeed.store.layout import stored_bytes
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
 from sandbox import Sandbox
 

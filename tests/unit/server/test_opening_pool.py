@@ -8,7 +8,7 @@ import pytest
 
 from prefeed.config import Config
 from prefeed.errors import ConfigError
-from prefeed.server.opening_pool import open_pool
+from prefeed.server.main import open_pool
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -71,7 +71,7 @@ def test_another_node_reads_what_one_has_stored(data: bytes) -> None:
 
 
 def test_parts_of_a_large_object_lie_on_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefeed.pool.ring.DEFAULT_ITEM_BYTES", 65_536)  # five parts are on one server now and then
+    monkeypatch.setattr("prefeed.pool.servers.DEFAULT_ITEM_BYTES", 65_536)  # five parts are on one server now and then
     with memcached_ring(2) as ring, tier_of(*(server.address for server in ring)) as tier:
         store(tier, KEY, LARGE)
         assert [int(server.statistics()["curr_items"]) > 0 for server in ring] == [True, True]

@@ -17,7 +17,7 @@ from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
 from prefeed.errors import ConfigError
 from prefeed.server.fetchers import Fetchers
-from prefeed.server.opening_pool import open_pool
+from prefeed.server.main import open_pool
 from prefeed.server.pool import PoolTier
 from prefeed.testing.sources import MemorySource
 from prefeed.types import FetchedObject, ObjectInfo

@@ -19,7 +19,7 @@ from prefeed.server.tier_budget import Room
 from prefeed.store.directory import allocated_bytes
 from prefeed.store.read_counts import ReadCounts
 from prefeed.system.locks import directory_lock
-from prefeed.wire.messages import CacheOpened
+from prefeed.wire.messages import CacheOpened, CacheReads, GrowCache, OpenCache
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -66,9 +66,7 @@ class Bench:
     def open(
         self, session: int = 0, cache: int = 1, *, client: str = "one", size_bytes: int = 0, spilling: bool = False
     ) -> CacheOpened:
-        return self.sessions.open_cache(
-            client, (session, cache), description="decode", size_bytes=size_bytes, spilling=spilling
-        )
+        return self.sessions.open_cache(client, OpenCache(session, cache, "decode", size_bytes, spilling))
 
     def names(self) -> dict[int, list[int]]:
         return {one.session: [cache.cache for cache in one.caches] for one in self.sessions.list_sessions()}
@@ -150,8 +148,8 @@ def test_a_cache_says_what_it_holds_and_how_it_was_read(diskless: Bench) -> None
     opened = diskless.open(session, 5, size_bytes=8 * MIB)
     with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:
         assert user.put(0, 3, VALUE) == 3
-    diskless.sessions.count_reads((session, 5), 9, 3)
-    diskless.sessions.count_reads((session, 6), 9, 3)  # dropped, or never made: nothing happens
+    diskless.sessions.count(CacheReads(session, 5, 9, 3))
+    diskless.sessions.count(CacheReads(session, 6, 9, 3))  # dropped, or never made: nothing happens
 
     (info,) = diskless.sessions.list_sessions()[0].caches
 
@@ -174,7 +172,7 @@ def test_the_numa_node_is_named_where_there_is_one_only(tmp_path: Path) -> None:
 
 def test_a_size_is_a_quota(diskless: Bench) -> None:
     assert diskless.open(size_bytes=8 * MIB).memory_limit_bytes == 8 * MIB
-    grown = diskless.sessions.grow_cache("one", (0, 1), 64 * MIB, on_disk=False)
+    grown = diskless.sessions.grow_cache("one", GrowCache(0, 1, 64 * MIB))
     assert grown.memory_limit_bytes == 8 * MIB
 
 
@@ -182,14 +180,14 @@ def test_without_a_size_half_of_what_is_free_is_given_and_more_when_asked(diskle
     free = BUDGET - OBJECTS_SHARE - OVERHEAD_BYTES
     limit = diskless.open().memory_limit_bytes
     assert limit == free // 2 // 4096 * 4096
-    grown = diskless.sessions.grow_cache("one", (0, 1), limit + 1, on_disk=False).memory_limit_bytes
+    grown = diskless.sessions.grow_cache("one", GrowCache(0, 1, limit + 1)).memory_limit_bytes
     assert grown == free
-    assert diskless.sessions.grow_cache("one", (0, 1), grown + 1, on_disk=False).memory_limit_bytes == grown
+    assert diskless.sessions.grow_cache("one", GrowCache(0, 1, grown + 1)).memory_limit_bytes == grown
 
 
 def test_who_asks_for_what_was_given_already_is_given_nothing(diskless: Bench) -> None:
     limit = diskless.open().memory_limit_bytes
-    assert diskless.sessions.grow_cache("two", (0, 1), limit, on_disk=False).memory_limit_bytes == limit
+    assert diskless.sessions.grow_cache("two", GrowCache(0, 1, limit)).memory_limit_bytes == limit
 
 
 def test_the_objects_get_what_is_left_and_keep_their_share(diskless: Bench) -> None:
@@ -220,10 +218,10 @@ def test_what_the_objects_have_taken_is_not_given_away(diskless: Bench) -> None:
 def test_opened_with_two_sizes_the_larger_limit_holds(diskless: Bench) -> None:
     diskless.open(size_bytes=8 * MIB)
     diskless.open(client="two", size_bytes=16 * MIB)
-    grown = diskless.sessions.grow_cache("one", (0, 1), 64 * MIB, on_disk=False)
+    grown = diskless.sessions.grow_cache("one", GrowCache(0, 1, 64 * MIB))
     assert grown.memory_limit_bytes == 16 * MIB
     diskless.open(client="three")
-    grown = diskless.sessions.grow_cache("one", (0, 1), 64 * MIB, on_disk=False)
+    grown = diskless.sessions.grow_cache("one", GrowCache(0, 1, 64 * MIB))
     assert grown.memory_limit_bytes >= 64 * MIB
 
 
@@ -295,7 +293,7 @@ def test_the_least_recently_used_idle_cache_of_the_default_session_goes(diskless
 def test_a_growing_cache_makes_others_go_too(diskless: Bench) -> None:
     fill(diskless, 1)
     limit = diskless.open(cache=2).memory_limit_bytes
-    grown = diskless.sessions.grow_cache("one", (0, 2), limit + 40 * MIB, on_disk=False)
+    grown = diskless.sessions.grow_cache("one", GrowCache(0, 2, limit + 40 * MIB))
     assert grown.memory_limit_bytes >= limit + 40 * MIB
     assert diskless.names() == {DEFAULT_SESSION: [2]}
 
@@ -325,7 +323,7 @@ def test_what_processes_hold_of_a_dropped_cache_counts_until_they_let_go(diskles
         user.let_go()
         diskless.sessions.settle()
         assert not diskless.sessions.has_unsettled
-        limit = diskless.sessions.grow_cache("one", (0, 1), 100 * MIB, on_disk=False).memory_limit_bytes
+        limit = diskless.sessions.grow_cache("one", GrowCache(0, 1, 100 * MIB)).memory_limit_bytes
         assert limit >= 100 * MIB
 
 
@@ -334,7 +332,7 @@ def test_growing_a_dropped_cache_is_refused(diskless: Bench) -> None:
     first = diskless.open(session, 1)
     diskless.sessions.drop_sessions([session])
     with pytest.raises(SessionNotFoundError, match="dropped"):
-        diskless.sessions.grow_cache("one", (session, 1), 1, on_disk=False)
+        diskless.sessions.grow_cache("one", GrowCache(session, 1, 1))
     diskless.sessions.leave("one")
     assert diskless.open(DEFAULT_SESSION, 1).instance != first.instance
 
@@ -533,7 +531,7 @@ def test_reads_that_processes_count_by_themselves_are_seen(diskless: Bench) -> N
     opened = diskless.open()
     counts = ReadCounts(opened.memory_dir)
     assert counts.try_add(3, 1)
-    diskless.sessions.count_reads((0, 1), 1, 0)
+    diskless.sessions.count(CacheReads(0, 1, 1, 0))
     (info,) = diskless.sessions.list_sessions()[0].caches
     assert (info.hits, info.misses) == (4, 1)
     counts.close()

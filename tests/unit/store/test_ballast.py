@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from prefeed.store.layout import data_path
-from prefeed.store.tier import TierReader, TierWriter, stored_bytes
+from prefeed.store.layout import data_path, stored_bytes
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
@@ -123,7 +124,7 @@ def test_a_reader_in_a_batch_keeps_what_it_sees(directory: Path, writer: TierWri
     """What was deleted under it is not punched, however often the store is asked."""
     numbers = fill(writer)
     program = (
-        "import sys; from pathlib import Path; from prefeed.store.tier import TierReader\n"
+        "import sys; from pathlib import Path; from prefeed.store.reader import TierReader\n"
         "from prefeed.testing.tier_contract import key_of, value_of\n"
         f"sizes = {SIZES}; reader = TierReader(Path(sys.argv[1]))\n"
         "with reader.batch() as batch:\n"

@@ -10,8 +10,8 @@ import pytest
 from cache_user import cache_user, key_of, value_of
 from prefeed.config import KIB, MIB
 from prefeed.store.directory import allocated_bytes
-from prefeed.store.holders import Holders, is_open_elsewhere, try_trim
 from prefeed.store.layout import data_path, lock_path
+from prefeed.store.namespaces import Holders, is_open_elsewhere, try_trim
 from prefeed.store.shared import SharedTier
 from prefeed.system.locks import directory_lock
 from sandbox import Sandbox

@@ -11,7 +11,8 @@ import pytest
 from prefeed.store import environment
 from prefeed.store.batches import read_transaction
 from prefeed.store.layout import LARGE_BYTES, LARGE_PIECE_PAGES, data_path, piece_bytes
-from prefeed.store.tier import StoredValue, TierReader, TierWriter
+from prefeed.store.reader import StoredValue, TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 

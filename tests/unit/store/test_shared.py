@@ -17,9 +17,9 @@ import pytest
 
 from leaks import wait_until
 from prefeed.store import environment
-from prefeed.store.checksums import get_checksum
 from prefeed.store.layout import INLINE_MAX_BYTES, PAGE_BYTES, PAGE_HEADER_BYTES
 from prefeed.store.shared import SharedTier, remove_store
+from prefeed.store.shared_writer import get_checksum
 from prefeed.testing.tier_contract import SIZES, key_of, value_of
 from sandbox import Sandbox
 

@@ -16,9 +16,10 @@ import pytest
 
 from leaks import wait_until
 from prefeed.errors import StoreError, TierFullError
-from prefeed.store.layout import LAYOUT_KEY, data_path, lock_path
+from prefeed.store.layout import LAYOUT_KEY, data_path, lock_path, stored_bytes
+from prefeed.store.reader import TierReader
 from prefeed.store.reservation import Reservation
-from prefeed.store.tier import TierReader, TierWriter, stored_bytes
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
@@ -230,7 +231,8 @@ def test_where_no_thread_is_to_be_had_the_writer_makes_the_pages(
 _FULL_TMPFS = """
 import os, sys
 from prefeed.errors import TierFullError
-from prefeed.store.tier import TierReader, TierWriter
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 
 directory = sys.argv[1]

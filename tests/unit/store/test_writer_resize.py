@@ -11,7 +11,8 @@ import pytest
 
 from prefeed.errors import TierFullError
 from prefeed.store.directory import allocated_bytes
-from prefeed.store.tier import TierReader, TierWriter
+from prefeed.store.reader import TierReader
+from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
 
@@ -76,7 +77,7 @@ def test_a_larger_budget_is_used_and_readers_elsewhere_follow(directory: Path, w
     writer.resize(8 * MIB)
     program = f"""
 import sys
-from prefeed.store.tier import TierReader
+from prefeed.store.reader import TierReader
 reader = TierReader({str(directory)!r})
 for line in sys.stdin:
     print(len(reader.get(bytes.fromhex(line)) or b""), flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefeed.wire.transit import put_in_transit, remove_left
+from prefeed.wire.endpoint import put_in_transit, remove_in_transit
 
 
 def test_what_is_handed_over_is_there_until_it_is_taken_or_left(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_what_is_handed_over_is_there_until_it_is_taken_or_left(tmp_path: Path) 
     assert Path(names[0]).read_bytes() == b"\0" * 8 + b"\1" + b"\0" * 7 + b"paths"
     assert Path(names[0]).suffix == ".i64"
     assert Path(names[1]).stat().st_mode & 0o077 == 0
-    remove_left(tmp_path)
+    remove_in_transit(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["socket"]
 
 

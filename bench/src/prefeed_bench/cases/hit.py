@@ -10,7 +10,7 @@ import numpy as np
 
 from prefeed.client.node import NodeClient
 from prefeed.sources.manifest import Manifest
-from prefeed.store.tier import TierReader
+from prefeed.store.reader import TierReader
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home

@@ -17,7 +17,6 @@ import msgspec
 import xxhash
 
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, new_session
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import Home, stage_home
@@ -82,9 +81,9 @@ def run(options: Options) -> BenchResult:
 def _epoch(home: Home, processes: Sequence[PhasedProcess[PhaseOutcome]], order: Order) -> _Epoch:
     """Let the processes read one epoch, from an empty cache that is dropped afterwards."""
     with _log_directory(home) as log_dir, NodeClient.connect(home.config) as client:
-        session = new_session(client.connection)
+        session = client.new_session()
         outcomes = run_phase(processes, Phase(order=order, log_dir=log_dir, session=session))
-        drop_sessions(client.connection, [session])
+        client.drop_sessions([session])
         return _Epoch(made=times_made(log_dir).total(), outcomes=outcomes)
 
 
