@@ -49,7 +49,7 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
     **{
         f"-m prefeed.{name}": _WITH_PREFEED
-        for name in ("bench.file_server", "sources.helper", "testing.slow_directory_server")
+        for name in ("bench.file_server", "sources.fork_proxy", "testing.slow_directory_server")
     },
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from prefeed.client import waits
 from prefeed.client.dataset import NodeDataset, locate_object
-from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
 from prefeed.config import Config, settings_of
 from prefeed.errors import ServerError, ServerUnavailableError
 from prefeed.sampleset.names import resolve
+from prefeed.sources.answers import read_origin
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import Statistics
 

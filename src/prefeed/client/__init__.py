@@ -6,7 +6,6 @@
 ``part_costs``  what such parts cost, beside the origin
 ``beside``      files that are read beside the loop
 ``writes``      files that this process changes
-``direct``      the origin, read in this process
 ``access``      which objects each sample needs
 ``active``      which reader serves the sample that this thread is making
 ``readers``     readers that belong to no loader

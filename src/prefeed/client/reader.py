@@ -23,13 +23,12 @@ from typing import TypeGuard
 
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
-from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.shared import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
-from prefeed.sources.answers import listed_in
+from prefeed.sources.answers import listed_in, read_origin
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled

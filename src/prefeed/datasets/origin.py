@@ -22,14 +22,13 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.client.active import active_reader
 from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
-from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_now, open_as_made
 from prefeed.client.readers import Readers
 from prefeed.config import Config, parse_setting
 from prefeed.core.again import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
-from prefeed.sources.answers import listed_in
+from prefeed.sources.answers import listed_in, read_origin
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from prefeed.errors import PackSourceChangedError
-from prefeed.sources.asking_again import patiently
+from prefeed.sources.answers import patiently
 from prefeed.sources.manifest import Manifest, version_hash
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer

@@ -12,7 +12,7 @@ import numpy as np
 from prefeed.config import Config
 from prefeed.errors import SourceError
 from prefeed.packing.work import PackProgress
-from prefeed.sources.asking_again import patiently
+from prefeed.sources.answers import patiently
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import open_source
 
