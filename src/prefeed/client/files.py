@@ -13,7 +13,6 @@ from prefeed.client.part_costs import CostMeter
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
 from prefeed.interception.protocol import Answer
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
 from prefeed.store.tier import StoredValue
@@ -168,8 +167,7 @@ class SampleFiles:
 
     def _is_written(self, path: str, object_id: int | None) -> bool:
         """Return whether the file is one that was written, under this name or another."""
-        manifest = self._access.dataset.manifest
-        inode = manifest.inode(object_id) if object_id is not None and isinstance(manifest, Catalogue) else 0
+        inode = 0 if object_id is None else self._access.dataset.manifest.inode(object_id)
         return self._written is not None and self._written.covers(path, inode)
 
     def _pass_by(self, path: str, object_id: int | None) -> None:

@@ -28,8 +28,7 @@ from prefeed.client.shared import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
-from prefeed.sources.answers import listed_in, read_origin
-from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.answers import read_origin
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
 from prefeed.store.tier import StoredValue, TierReader
@@ -80,7 +79,7 @@ class ObjectReader:
         self.consumer = consumer
         self._shared = shared
         self._written = None
-        if not isinstance(dataset.manifest, Catalogue):
+        if not dataset.manifest.grows:
             self._written = written_files(dataset) if shared is None else shared.written(dataset)
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
@@ -93,7 +92,7 @@ class ObjectReader:
         self._is_held_up = False  # the server did not answer when it was looked for last
         self._consumed = array("q")
         self._opened = array("q")
-        self._lends = isinstance(dataset.manifest, Catalogue)  # who opens files by path may want a part of one
+        self._lends = dataset.manifest.grows  # who opens files by path may want a part of one
         self._lent: list[tuple[int, int]] = []  # object and size: the sample that reads parts of it is being made
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
@@ -351,9 +350,8 @@ class ObjectReader:
 
     def _look_again(self, connection: Connection, object_id: int, stored_key: bytes) -> Buffer | StoredValue | None:
         manifest = self.dataset.manifest
-        if isinstance(manifest, Catalogue):
-            manifest.refresh()
-            self._keys = manifest.keys
+        manifest.refresh()
+        self._keys = manifest.keys
         key = self.last_key = stored_key or manifest.key(object_id)
         data = self._take(key)
         if data is None and self._tier.reopen_if_replaced():
@@ -384,7 +382,7 @@ class ObjectReader:
 
         Of a catalogue, whoever opens the file does so itself when the server has not read it.
         """
-        if isinstance(self.dataset.manifest, Catalogue):
+        if self.dataset.manifest.grows:
             return False
         if isinstance(error, AccessDeniedError):
             return True
@@ -402,7 +400,7 @@ class ObjectReader:
             self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
         manifest, config = self.dataset.manifest, self.dataset.config
         path = manifest.path(object_id)
-        listed = None if isinstance(manifest, Catalogue) else listed_in(manifest, object_id)
+        listed = manifest.listed(object_id)
         try:
             return read_origin(self._source, path, config, listed=listed)
         except AccessDeniedError:

@@ -13,7 +13,8 @@ from prefeed.config import Config, settings_of
 from prefeed.datasets.labelled import Indices, LabelledImages
 from prefeed.datasets.origin import Origin
 from prefeed.errors import EmptyListingError
-from prefeed.sources.manifest import ENCODING, Manifest
+from prefeed.sources.listing import ENCODING
+from prefeed.sources.manifest import Manifest
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """File names that ``ImageFolder`` takes for images: torchvision's list."""

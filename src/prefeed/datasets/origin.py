@@ -28,7 +28,7 @@ from prefeed.config import Config, parse_setting
 from prefeed.core.again import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
-from prefeed.sources.answers import listed_in, read_origin
+from prefeed.sources.answers import read_origin
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -137,7 +137,7 @@ class Origin:
             listed = self._list_here(url_or_path, age)
             self.manifest, self.listed_at = listed.manifest, listed.began_at
         else:
-            assert isinstance(self._dataset.manifest, Manifest)
+            assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
         self.listing_age_seconds = max(0.0, time.time() - self.listed_at)
         if age:
@@ -163,7 +163,7 @@ class Origin:
             data = readers.read(self._dataset, object_id)
         else:
             source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
-            listed = listed_in(self.manifest, object_id)
+            listed = self.manifest.listed(object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
 
@@ -196,7 +196,7 @@ class Origin:
         try:
             with NodeClient.connect(self.config) as node:
                 self._dataset = settle_dataset(node, self._given, self.manifest, self.config)
-            assert isinstance(self._dataset.manifest, Manifest)
+            assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
         except (PrefeedError, OSError) as err:
             print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201

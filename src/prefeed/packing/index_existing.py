@@ -21,7 +21,7 @@ from prefeed.packing.finishing import starts_of
 from prefeed.packing.records import Record
 from prefeed.packing.work import PackProgress
 from prefeed.sources.answers import patiently
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.listing import ENCODING
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.protocol import RangeSource

@@ -17,7 +17,7 @@ from prefeed.packing.order import signature
 from prefeed.packing.place import PARTIAL, StorePlace, check_room, clean
 from prefeed.packing.records import ShardWriter
 from prefeed.packing.work import Work
-from prefeed.sources.manifest import UNKNOWN_SIZE
+from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.types import Buffer
 
 _WRITERS: Final[dict[str, type[ShardWriter]]] = {

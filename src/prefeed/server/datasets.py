@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.core.concurrency import ConcurrencyLimit
-from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -72,12 +72,12 @@ class Dataset:
     @property
     def catalogue(self) -> CatalogueWriter | None:
         """The catalogue, when it is one: its files are asked whether they changed, and it grows."""
-        return self.manifest if isinstance(self.manifest, CatalogueWriter) else None
+        return self.manifest if self.manifest.grows else None
 
     @property
     def entry_keys(self) -> memoryview:
         """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
-        return self.manifest.known_keys() if isinstance(self.manifest, CatalogueWriter) else self.manifest.keys
+        return self.manifest.known_keys() if self.manifest.grows else self.manifest.keys
 
     @property
     def is_shared(self) -> bool:
@@ -124,9 +124,7 @@ class Dataset:
 
     def key(self, object_id: int) -> EntryKey:
         """Return the entry key of the object."""
-        if isinstance(self.manifest, CatalogueWriter):
-            return self.manifest.known_key(object_id)
-        return self.manifest.key(object_id)
+        return self.manifest.known_key(object_id) if self.manifest.grows else self.manifest.key(object_id)
 
     def lasting_key(self, object_id: int) -> bytes:
         """Return the key under which the object's bytes may be kept for good, as far as they are known; else nothing.
@@ -138,7 +136,7 @@ class Dataset:
     def close(self) -> None:
         """Let go of the source and of what is open for writing."""
         self.source.close()
-        if isinstance(self.manifest, CatalogueWriter):
+        if self.manifest.grows:
             self.manifest.close()
         if self.learned is not None:
             self.learned.close()

@@ -30,7 +30,6 @@ from prefeed.server.disk import DiskTier
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
 from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
-from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.store.tier import TierWriter
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
@@ -348,7 +347,7 @@ class Node:
             placement = self.scheduler.arrived(ticket, size, changed=changed)
             if placement == Placement.DIRECT and self._is_outdated(result):
                 continue
-            if isinstance(manifest := result.job.manifest, CatalogueWriter):
+            if (manifest := result.job.manifest).grows:
                 manifest.observe(ticket.object_id, result.fetched.version, size, result.fetched.inode)
             if not changed:
                 self._offer_to_disk(result)
@@ -367,7 +366,7 @@ class Node:
         for result in results:
             ticket, fetched, manifest = result.job.ticket, result.fetched, result.job.manifest
             host = self._sharing.host_of(result) if result.where == Where.MEMORY else None
-            if host is not None and fetched is not None and isinstance(manifest, CatalogueWriter):
+            if host is not None and fetched is not None and manifest.grows:
                 size = self.scheduler.tables[host[0]].size_bytes(host[1])
                 manifest.observe(ticket.object_id, fetched.version, size, fetched.inode)
                 self.scheduler.share(ticket, size)

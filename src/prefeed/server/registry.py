@@ -16,7 +16,6 @@ from prefeed.core.concurrency import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex, Opened, keys_of
-from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
 from prefeed.sources.urls import is_of_store
 from prefeed.sources.views import View
@@ -76,7 +75,7 @@ class Registry:
         found = self.find(opened.manifest.directory, opened.view) or self._same_files(opened)
         if found is not None:
             found.opened_at = self._clock()
-            if isinstance(opened.manifest, Manifest) and opened.manifest.directory == found.manifest.directory:
+            if not opened.manifest.grows and opened.manifest.directory == found.manifest.directory:
                 found.manifest = opened.manifest  # its sums are right; what was mapped long ago may lie on a bad disk
             if opened.is_settled:
                 found.listed_at = max(found.listed_at, opened.listed_at)
@@ -106,7 +105,7 @@ class Registry:
 
         A manifest is named after its content, and its versions say which files they are.
         """
-        if not isinstance(opened.manifest, Manifest) or is_of_store(opened.source.url):
+        if opened.manifest.grows or is_of_store(opened.source.url):
             return None
         alike = (one for one in self.datasets.values() if one.source.url == opened.source.url)
         return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
@@ -286,10 +285,7 @@ class Registry:
         dataset = self.datasets[number]
         if is_in(dataset.source.url, url):
             return ids
-        if isinstance(dataset.manifest, Manifest):
-            return ids[dataset.manifest.is_below(ids, url)]
-        path = dataset.manifest.path
-        return ids[[is_in(path(object_id), url) for object_id in ids.tolist()]]
+        return ids[dataset.manifest.is_below(ids, url)]
 
     def _take_over(self, target: Dataset, source: Dataset) -> None:
         """Residents of a catalogue that are files of another one become that one's own."""

@@ -11,18 +11,16 @@ Start with ``urls.open_source`` (a URL becomes a ``Source``) and ``library.Manif
 ``plain_web``          answers of web servers that give no length
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack
+``listing``            objects by dense ids, in mapped columns: what both kinds have in common
 ``manifest``           the immutable, ordered listing of one origin, as one mapped file
 ``manifest_writer``    manifests made from listings, lists and arrays
 ``library``            all manifests of one home
 ``known_directories``  what makes the next listing of a local directory cheap
 ``file_names``         names in a directory, as columns, asked for by several threads
 ``file_versions``      sizes, times and inodes of files, as columns
-``catalogue_reader``   files named by absolute path, with dense ids, in a list that grows
-``catalogue``          the same, in the hands of its server
-``file_catalogues``    the catalogues of one node
-``path_index``         from paths to ids, for lists that grow
+``catalogue``          files named by absolute path, with dense ids, in a list that grows
+``catalogue_writer``   the same, in the hands of its server; all of one node
 ``learned``            which objects each sample opened, kept for the next run
-``mapped_files``       files that one process writes and others map
 ``written``            files that some process of the node writes, and that are not cached
 ``mounts``             which paths lie on storage worth a cache
 ``filesystems``        which file a path leads to, by file system and inode

@@ -6,18 +6,17 @@ A login page or half a body must not be taken for an object.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from prefeed.config import Config
 from prefeed.core.retry import RetryPolicy
 from prefeed.errors import SourceError, TruncatedBodyError, WrongAnswerError
-from prefeed.sources.manifest import COLUMNS, UNKNOWN_SIZE, Manifest, version_hash
+from prefeed.sources.listing import Listed
+from prefeed.sources.manifest import version_hash
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer, FetchedObject
 
@@ -29,34 +28,6 @@ _MOST_SAID: Final = 20
 _WEAK: Final = "W/"
 
 _said: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What a listing says of one object.
-
-    Attributes:
-        size_bytes: Its size; -1 when the listing does not say.
-        version_hash: See ``manifest.version_hash``; 0 when it has no version.
-        listed_at: Returns when it was listed, in seconds since 1970; asked only where there is no version.
-    """
-
-    size_bytes: int
-    version_hash: int
-    listed_at: Callable[[], float] = lambda: float("inf")
-
-
-def listed_in(manifest: Manifest, object_id: int) -> Listed:
-    """Return what a manifest says of an object."""
-    size = int(manifest.sizes[object_id])
-
-    def listed_at() -> float:
-        try:
-            return os.stat(manifest.directory / COLUMNS).st_mtime
-        except OSError:  # replaced, and removed
-            return float("inf")
-
-    return Listed(-1 if size == UNKNOWN_SIZE else size, manifest.version_hash(object_id), listed_at)
 
 
 def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callable[[], str]) -> None:

@@ -19,7 +19,7 @@ from prefeed.errors import PassedThroughError, TruncatedBodyError
 from prefeed.sources.file_names import LISTING_THREADS, FileNames, list_names, raise_translated
 from prefeed.sources.file_versions import FileTable, ask_files, version_of
 from prefeed.sources.filesystems import OWN, FileSystems
-from prefeed.sources.mapped_files import split_paths
+from prefeed.sources.listing import split_paths
 from prefeed.sources.steadiness import (
     MOST_READS,
     REST_SECONDS,

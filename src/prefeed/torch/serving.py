@@ -30,7 +30,6 @@ from prefeed.client.part_costs import NUM_COSTS, PartCosts
 from prefeed.client.reader import ObjectReader
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
@@ -67,7 +66,7 @@ class Served:
         self.writes = None if written is None else Writes(access.dataset, written)
         self._epoch = 0
         self._shared: SharedState | None = None
-        if isinstance(access.dataset.manifest, Catalogue):
+        if access.dataset.manifest.grows:
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
             self._shared = SharedState()
 

@@ -10,7 +10,7 @@ import pytest
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PassedThroughError, TruncatedBodyError
 from prefeed.sources import file_names
 from prefeed.sources.file_versions import _packed
-from prefeed.sources.mapped_files import split_paths
+from prefeed.sources.listing import split_paths
 from prefeed.sources.posix import PosixSource, stat_files, stat_paths
 from prefeed.testing.source_contract import list_all
 

@@ -98,7 +98,7 @@ class Batches(Files):
 
 
 def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **columns: Any) -> Served:
-    manifest = SimpleNamespace(path=lambda i: str(paths[i]), num_objects=len(paths), directory=Path("/m"))
+    manifest = SimpleNamespace(path=lambda i: str(paths[i]), num_declared=len(paths), num_objects=len(paths), grows=False, directory=Path("/m"))
     cache.dataset = SimpleNamespace(manifest=manifest, num_samples=len(paths))
     access = AccessMap(dataset=cache.dataset, **columns)
     made = Served.__new__(Served)
