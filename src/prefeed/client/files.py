@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from prefeed.client.access import AccessMap
-from prefeed.client.lending import Lent
-from prefeed.client.part_costs import CostMeter
+from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
 from prefeed.interception.protocol import Answer

@@ -17,20 +17,21 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeGuard
 
 from prefeed.client.connection import Connection, error_of
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient, access_told, open_as_made
-from prefeed.client.shared import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
 from prefeed.sources.answers import read_origin
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
+from prefeed.sources.written import WrittenFiles
 from prefeed.store.tier import StoredValue, TierReader
 from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -63,6 +64,47 @@ _RENEW_SECONDS = 60.0
 
 _GRACE_SECONDS = 5.0
 """A reader waits that much longer for the server than a request to the origin may take; then it reads the origin."""
+
+
+class Shared:
+    """What readers that take turns have in common: with 200 datasets open, one connection and not 200.
+
+    It is one connection per home, and one record of written files per server's directory.
+
+    **Ownership.** Whoever makes it closes it; readers that have it close nothing of it but a connection that broke.
+    **Threads and processes.** One reader at a time; a forked child makes its own.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[Path, Connection] = {}
+        self._written: dict[str, WrittenFiles] = {}
+
+    def connection(self, home: Path, open_one: Callable[[], Connection]) -> Connection:
+        """Return the connection to the server of a home, opened if there is none, or only a closed one."""
+        connection = self._connections.get(home)
+        if connection is None or connection.is_closed:
+            connection = self._connections[home] = open_one()
+        return connection
+
+    def written(self, dataset: NodeDataset) -> WrittenFiles | None:
+        """Return which files of a dataset count as written; see ``written_files``."""
+        if not dataset.runtime_dir or not dataset.manifest.url.startswith("/"):
+            return written_files(dataset)
+        found = self._written.get(dataset.runtime_dir)
+        if found is None:
+            found = written_files(dataset)
+            assert found is not None  # its objects are files
+            self._written[dataset.runtime_dir] = found
+        return found
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        for connection in self._connections.values():
+            connection.close()
+        for written in self._written.values():
+            written.close()
+        self._connections.clear()
+        self._written.clear()
 
 
 class ObjectReader:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +21,9 @@ from typing import Any, SupportsIndex
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from prefeed.client.active import active_reader
 from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
 from prefeed.client.node import NodeClient, access_now, open_as_made
-from prefeed.client.readers import Readers
+from prefeed.client.readers import Readers, active_reader
 from prefeed.config import Config, parse_setting
 from prefeed.core.again import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
@@ -234,6 +234,40 @@ class Origin:
                 mark=listing_mark(source),
                 retry_deadline=self.config.retry_deadline,
             )
+
+
+class OfOrigin(ABC):
+    """A dataset of the objects of one origin: what its loaders and their caches ask, and what it says of its listing."""
+
+    _origin: Origin
+
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+
+    def prefeed_settings(self) -> Config | None:
+        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        return self._origin.node_config
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
 
 @functools.cache

@@ -26,9 +26,9 @@ from prefeed.core.window import Window
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
+from prefeed.server.datasets import Registry
 from prefeed.server.disk import DiskTier
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
-from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
 from prefeed.store.tier import TierWriter
 from prefeed.system.clock import Clock

@@ -24,10 +24,10 @@ import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
 
 from prefeed.client.access import AccessMap
-from prefeed.client.active import serving
 from prefeed.client.files import SampleFiles
-from prefeed.client.part_costs import NUM_COSTS, PartCosts
+from prefeed.client.lending import NUM_COSTS, PartCosts
 from prefeed.client.reader import ObjectReader
+from prefeed.client.readers import serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
 from prefeed.sources.learned import LearnedMap

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefeed.client.lending import Lent
-from prefeed.client.part_costs import CostMeter, PartCosts
+from prefeed.client.lending import CostMeter, Lent, PartCosts
 
 US, MS, MB = 1e-6, 1e-3, 1e6
 PARTS = PartCosts(
@@ -89,7 +88,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("prefeed.client.part_costs.time", clock)
+    monkeypatch.setattr("prefeed.client.lending.time", clock)
     return clock
 
 
@@ -128,9 +127,9 @@ def test_the_origin_is_measured_seldom_and_where_it_is_slow_hardly_ever(
         clock.now += took
         return 99
 
-    monkeypatch.setattr("prefeed.client.part_costs.os.open", opens)
-    monkeypatch.setattr("prefeed.client.part_costs.os.pread", lambda *_: b"")
-    monkeypatch.setattr("prefeed.client.part_costs.os.close", lambda _: None)
+    monkeypatch.setattr("prefeed.client.lending.os.open", opens)
+    monkeypatch.setattr("prefeed.client.lending.os.pread", lambda *_: b"")
+    monkeypatch.setattr("prefeed.client.lending.os.close", lambda _: None)
 
     def epoch(meter: CostMeter, files: int, pause: float = 100 * US) -> int:
         opened.clear()
@@ -152,7 +151,7 @@ def test_storage_on_the_network_is_measured_where_it_was_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each open of it is one that the cache is there to spare."""
-    monkeypatch.setattr("prefeed.client.part_costs.is_local", lambda _: False)
+    monkeypatch.setattr("prefeed.client.lending.is_local", lambda _: False)
     meter = CostMeter()
     for _ in range(1000):
         meter.was_read(lent(tmp_path), opening_seconds=0.0, waited_seconds=0.0)

@@ -14,7 +14,7 @@ from torchvision import datasets as torchvision_datasets
 from prefeed.bench.harness import BenchResult, Options, Samples, alternate
 from prefeed.bench.home import Home, temporary_home
 from prefeed.bench.requirements import BenchFailedError
-from prefeed.datasets.image_folder import ImageFolder
+from prefeed.datasets.images import ImageFolder
 from prefeed.sources.library import ManifestLibrary
 
 _LAYOUTS: Final = {"wide": (1000, 100), "deep": (10, 10_000)}
