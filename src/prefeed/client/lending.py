@@ -26,14 +26,17 @@ class Lent:
         num_read: Bytes that were read so far.
         last_start: Where the part begins that was read last.
         last_size: Its size in bytes, as it was asked for.
+        opening_seconds: Until it was lent.
+        waited_seconds: Of these, for the server.
     """
 
-    __slots__ = ("_value", "last_size", "last_start", "num_read", "path")
+    __slots__ = ("_value", "last_size", "last_start", "num_read", "opening_seconds", "path", "waited_seconds")
 
     def __init__(self, value: StoredValue, path: str) -> None:
         self._value = value
         self.path = path
         self.num_read = self.last_start = self.last_size = 0
+        self.opening_seconds = self.waited_seconds = 0.0
 
     def read(self, start: int, size: int) -> bytes | None:
         """Return a part, shorter at the end; None: the tier holds it no more."""
@@ -173,21 +176,15 @@ class CostMeter:
         """A small file was answered."""
         self._costs.others += 1
 
-    def was_read(self, lent: Lent, *, opening_seconds: float, waited_seconds: float) -> None:
-        """The sample that opened a large file is made.
-
-        Args:
-            lent: The file.
-            opening_seconds: Until it was lent.
-            waited_seconds: Of these, for the server.
-        """
+    def was_read(self, lent: Lent) -> None:
+        """The sample that opened a large file is made."""
         costs = self._costs
         costs.opens += 1
         costs.opened_bytes += len(lent)
         costs.read_bytes += lent.num_read
-        costs.opening_seconds += opening_seconds
-        costs.waited_seconds += waited_seconds
-        self._waited_seconds += waited_seconds
+        costs.opening_seconds += lent.opening_seconds
+        costs.waited_seconds += lent.waited_seconds
+        self._waited_seconds += lent.waited_seconds
         self._until_probe -= 1
         if self._until_probe < 0 and lent.num_read:
             self._until_probe = _EVERY - 1
