@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from prefeed.client import sessions
 from prefeed.client.connection import Connection
+from prefeed.client.sessions import list_sessions
 from prefeed.config import Config
 from prefeed.errors import CredentialsError
 from prefeed.sources.credentials import options_for
@@ -215,20 +215,20 @@ class NodeClient:
         return self._connection.request(m.Locate(url, mark), m.Located)
 
     def new_session(self) -> int:
-        """Return the id of a session made now."""
-        return sessions.new_session(self._connection)
+        """Return the id of a session made now: random, 1 to 2**32 - 1, in use by no other."""
+        return self._connection.request(m.NewSession(), m.SessionCreated).session
 
     def list_sessions(self) -> tuple[SessionInfo, ...]:
         """Return all sessions of the node, by id, with their caches."""
-        return sessions.list_sessions(self._connection)
+        return list_sessions(self._connection)
 
     def drop_sessions(self, ids: Sequence[int]) -> None:
-        """Remove sessions with all that is in them.
+        """Remove sessions with all that is in them, in memory and on disk; who uses them goes on without.
 
         Raises:
             SessionNotFoundError: One of them does not exist; none was removed.
         """
-        sessions.drop_sessions(self._connection, ids)
+        self._connection.request(m.DropSessions(tuple(ids)), m.SessionsDropped)
 
     def stop(self) -> None:
         """End the server and wait until it is gone; its memory is free again."""

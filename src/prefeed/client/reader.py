@@ -22,13 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from prefeed.client.connection import Connection, error_of
+from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
+from prefeed.errors.base import error_of
 from prefeed.sources.answers import read_origin
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
@@ -317,7 +318,7 @@ class ObjectReader:
 
     def _counted(self, data: Buffer | StoredValue | None, object_id: int) -> Buffer | Lent | None:
         """Count the object that was consumed last, and return it; one that is lent is consumed when its sample is made."""
-        if self._lends and isinstance(data, StoredValue):
+        if isinstance(data, StoredValue):
             lent = Lent(data, self.dataset.manifest.path(object_id))
             self._lent.append((self._consumed.pop(), lent))
             return lent
@@ -375,7 +376,7 @@ class ObjectReader:
         except PrefeedError:
             return _Answer()  # the server does not know the dataset: it is another one than opened it
         if answer.outcome == Outcome.FAILED:
-            error = error_of(answer.code, answer.text)
+            error = error_of(answer.code, answer.text, PrefeedError)
             if not self._may_be_granted(error):
                 raise error
             self._refusal = error

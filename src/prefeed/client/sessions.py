@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from prefeed.client.connection import Connection
@@ -89,20 +88,6 @@ def report_reads(
     connection.send(m.CacheReads(session, cache, hits, misses, audits, audits_failed, not_kept))
 
 
-def new_session(connection: Connection) -> int:
-    """Return the id of a session made now: random, 1 to 2**32 - 1, in use by no other."""
-    return connection.request(m.NewSession(), m.SessionCreated).session
-
-
 def list_sessions(connection: Connection) -> tuple[SessionInfo, ...]:
     """Return all sessions of the node, by id, with their caches."""
     return connection.request(m.ListSessions(), m.SessionsReport).sessions
-
-
-def drop_sessions(connection: Connection, sessions: Sequence[int]) -> None:
-    """Remove sessions with all that is in them, in memory and on disk; who uses them goes on without.
-
-    Raises:
-        SessionNotFoundError: One of them does not exist; none was removed.
-    """
-    connection.request(m.DropSessions(tuple(sessions)), m.SessionsDropped)

@@ -19,9 +19,9 @@ from typing import IO, Final
 
 import msgspec
 
-from prefeed import errors
 from prefeed.config import Config
 from prefeed.errors import SourceError, TransientSourceError
+from prefeed.errors.base import error_of
 from prefeed.sources.protocol import RangeSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.types import FetchedObject, ObjectInfo
@@ -79,10 +79,6 @@ class Batch(msgspec.Struct, frozen=True):
 
 _GRACE_SECONDS: Final = 30.0
 """A helper is waited for that much longer than one request may take: it may have to be started, on a busy machine."""
-
-_ERRORS: Final = {
-    value.code: value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SourceError)
-}
 
 
 def _write_frame(pipe: IO[bytes], message: msgspec.Struct) -> None:
@@ -148,7 +144,7 @@ class ForkedReader:
                 self._end()
                 raise
         if reply.code:
-            raise _error(reply)
+            raise error_of(reply.code, reply.message, SourceError)
         return FetchedObject(
             data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
             is_end_known=reply.is_end_known,
@@ -169,7 +165,7 @@ class ForkedReader:
                 if not complete:
                     self._end()
         if batch.failure is not None:
-            raise _error(batch.failure)
+            raise error_of(batch.failure.code, batch.failure.message, SourceError)
 
     def close(self) -> None:
         """End the helper and wait for it; a helper of another process is left to that one."""
@@ -204,10 +200,6 @@ class ForkedReader:
             return
         process.kill()
         process.communicate()
-
-
-def _error(reply: Reply) -> SourceError:
-    return _ERRORS.get(reply.code, SourceError)(reply.message)
 
 
 def _serve(open_source: Callable[..., RangeSource], requests: IO[bytes], replies: IO[bytes]) -> None:

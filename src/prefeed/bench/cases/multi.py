@@ -18,7 +18,6 @@ from prefeed.bench.requirements import BenchFailedError
 from prefeed.bench.rows import row_bytes, times_made
 from prefeed.bench.sharing import Order, Phase, PhaseOutcome, SharingJob, sharing_process
 from prefeed.client.node import NodeClient
-from prefeed.client.sessions import drop_sessions, new_session
 
 _PROCESSES: Final = 4
 _QUICK_PROCESSES: Final = 2
@@ -74,9 +73,9 @@ def run(options: Options) -> BenchResult:
 def _epoch(home: Home, processes: Sequence[PhasedProcess[PhaseOutcome]], order: Order) -> _Epoch:
     """Let the processes read one epoch, from an empty cache that is dropped afterwards."""
     with _log_directory(home) as log_dir, NodeClient.connect(home.config) as client:
-        session = new_session(client.connection)
+        session = client.new_session()
         outcomes = run_phase(processes, Phase(order=order, log_dir=log_dir, session=session))
-        drop_sessions(client.connection, [session])
+        client.drop_sessions([session])
         return _Epoch(made=times_made(log_dir).total(), outcomes=outcomes)
 
 
