@@ -37,7 +37,7 @@ from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, Listing, as_numbers,
 from prefeed.sources.manifest import HEADER
 from prefeed.system.paths import is_in
 from prefeed.system.trust import open_kept
-from prefeed.types import ENTRY_KEY_BYTES
+from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2
 _CHUNK: Final = 1 << 16
@@ -193,6 +193,11 @@ class Catalogue(Listing):
             left = os.fstat(file.fileno()).st_size
             while left > 0:
                 left -= file.write(bytes(min(left, 1 << 20)))
+
+    def key(self, index: int) -> EntryKey:
+        """Return the published key of a file's bytes; zeros while there is none."""
+        self._reach(index)
+        return super().key(index)
 
     def inode(self, index: int) -> int:
         """Return which file it was that was last seen under the path; 0 where not known."""

@@ -103,7 +103,6 @@ class Listing(ABC):
 
     def key(self, index: int) -> EntryKey:
         """Return the key by which readers find an object's bytes; zeros while there is none."""
-        self._reach(index)
         return key_at(self.keys, index)
 
     def size(self, index: int) -> int | None:
