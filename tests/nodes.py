@@ -20,7 +20,7 @@ from prefeed.errors import StoreError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.fetchers import CheckJob, CheckResult, Fetchers, Job, Result, check
 from prefeed.server.node import Answerer, Node
-from prefeed.sources.file_catalogues import open_catalogue
+from prefeed.sources.catalogue_writer import open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource

@@ -47,7 +47,7 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed.cli.main": _WITH_PREFEED,
     "-m prefeed": _WITH_PREFEED,
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
-    **{f"-m prefeed.{name}": _WITH_PREFEED for name in ("sources.helper", "testing.slow_directory_server")},
+    **{f"-m prefeed.{name}": _WITH_PREFEED for name in ("sources.fork_proxy", "testing.slow_directory_server")},
     "-m prefeed_bench.origin": _WITH_PREFEED,
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),

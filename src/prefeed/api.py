@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from prefeed.client import waits
 from prefeed.client.dataset import NodeDataset, locate_object
-from prefeed.client.direct import read_origin
-from prefeed.client.node import NodeClient
+from prefeed.client.node import NodeClient, untold_epochs
 from prefeed.client.readers import Readers
 from prefeed.config import Config, settings_of
 from prefeed.errors import ServerError, ServerUnavailableError
 from prefeed.sampleset.names import resolve
+from prefeed.sources.answers import read_origin
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.types import Statistics
 
@@ -60,7 +59,7 @@ def statistics(*, config: Config | None = None) -> Statistics:
             counts = node.statistics()
     except ServerUnavailableError:
         counts = Statistics()
-    return replace(counts, epochs=(*counts.epochs, *waits.recorded()))
+    return replace(counts, epochs=(*counts.epochs, *untold_epochs()))
 
 
 def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:

@@ -6,7 +6,7 @@ also that built-in, so that ``except FileNotFoundError`` in a training script st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 
 class PrefeedError(Exception):
@@ -35,6 +35,19 @@ class PrefeedError(Exception):
 
 def _rebuild(cls: type[PrefeedError], message: str, details: dict[str, Any]) -> PrefeedError:
     return cls(message, **details)
+
+
+Error = TypeVar("Error", bound=PrefeedError)
+
+
+def error_of(code: str, text: str, root: type[Error]) -> Error:
+    """Return the error at or below ``root`` that has this code, as another process sent it; ``root`` where none has it."""
+    waiting = [root]
+    for cls in waiting:
+        if cls.code == code:
+            return cls(text)
+        waiting += cls.__subclasses__()
+    return root(text)
 
 
 class ConfigError(PrefeedError, ValueError):

@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import Sampler
 
 import prefeed
-from asking import drop_sessions, list_sessions, new_session
+from asking import list_sessions
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
 from prefeed.config import current
@@ -32,12 +32,12 @@ TESTS = Path(__file__).parents[1]
 def make_session() -> int:
     """Return a new session; the server is started if there is none."""
     with closing(Connection.open(current())) as connection:
-        return new_session(connection)
+        return NodeClient(connection).new_session()
 
 
 def drop_session(session: int) -> None:
     with closing(Connection.open(current(), autostart=False)) as connection:
-        drop_sessions(connection, [session])
+        NodeClient(connection).drop_sessions([session])
 
 
 def caches_of(session: int) -> tuple[CacheInfo, ...]:

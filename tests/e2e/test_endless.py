@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 import prefeed
 from e2e.automatic import auto
 from leaks import wait_until
-from prefeed.client import waits
+from prefeed.client.node import untold_epochs
 from sandbox import Sandbox, end_all, servers_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -188,7 +188,7 @@ def test_workers_read_the_labels_of_the_epoch(
 
 @pytest.mark.parametrize(("kind", "num_workers"), [*((kind, 2) for kind in KINDS), ("timm", 0), ("own", 0)])
 def test_each_pass_is_reported_and_fetched_once(dataset: Labels, kind: str, num_workers: int) -> None:
-    num_batches, known = NUM_SAMPLES // BATCH_SIZE, waits.recorded()
+    num_batches, known = NUM_SAMPLES // BATCH_SIZE, untold_epochs()
     making = partial(epochs_of, kind, dataset, DataLoader, batch_size=BATCH_SIZE, num_workers=num_workers)
     with auto(), closing(making()) as epochs:
         for number in range(1, 4):

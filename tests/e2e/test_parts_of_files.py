@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
-from prefeed.client import part_costs
-from prefeed.client.part_costs import CostMeter
+from prefeed.client import lending
+from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch
 from prefeed.tally import program
 from prefeed.tally.program import sums
@@ -260,10 +260,10 @@ def test_what_the_cache_makes_slower_is_left_alone(
         meter._costs.origin_seconds += origin_seconds
 
     monkeypatch.setattr(CostMeter, "_probe", measure)
-    monkeypatch.setattr(part_costs, "_LEAST_OPENS", 4)
-    monkeypatch.setattr(part_costs, "_EVERY", 1)
+    monkeypatch.setattr(lending, "_LEAST_OPENS", 4)
+    monkeypatch.setattr(lending, "_EVERY", 1)
     monkeypatch.setattr(attachment, "_TRY_AGAIN_TIMES", 1e6)
-    monkeypatch.setattr(part_costs, "is_local", lambda _: True)
+    monkeypatch.setattr(lending, "is_local", lambda _: True)
     ours = loader_of(Slices(slow.path, *WAYS["seek"]), **workers)
     truth = list(loader_of(Slices(source, *WAYS["seek"]), DataLoader))
     with caplog.at_level(logging.INFO, logger="prefeed"):

@@ -19,7 +19,7 @@ from e2e import rounds
 from e2e.automatic import auto
 from e2e.steps import digest
 from leaks import wait_until
-from prefeed.client import waits
+from prefeed.client.node import untold_epochs
 from prefeed.torch import loader as module
 
 pytestmark = pytest.mark.timeout(120)
@@ -207,7 +207,7 @@ def test_workers_that_are_threads_are_served(root: Path, cls: Any) -> None:
 
 def test_loader_of_each_epoch_goes_on_counting(root: Path) -> None:
     """DeepSpeed makes a loader for each epoch: what was learned is known, the plan is there, and epochs have numbers."""
-    known = waits.recorded()
+    known = untold_epochs()
     with auto():
         loader = rounds.DeepSpeedDataLoader(dataset=Numbered(root), batch_size=BATCH, shuffle=True)
         torch.manual_seed(3)

@@ -16,7 +16,7 @@ from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
 import prefeed
-from asking import drop_sessions, list_sessions, new_session
+from asking import list_sessions
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
 from e2e.stages import Files, Log, values, write_file, write_files
@@ -63,7 +63,7 @@ def files(tmp_path: Path, log: Log) -> Files:
 @pytest.fixture
 def session() -> int:
     with NodeClient.connect(current()) as node:
-        return new_session(node.connection)
+        return node.new_session()
 
 
 def made(log: Log) -> list[str]:
@@ -594,7 +594,7 @@ def test_statistics_need_no_server(files: Files, session: int) -> None:
     cached = prefeed.CachedDataset(files, prefeed.DatasetCache(session))
     values(cached)
     with NodeClient.connect(current(), autostart=False) as node:
-        drop_sessions(node.connection, [session])
+        node.drop_sessions([session])
     assert cached.get_stat().num_mem_cached == 0
     stop_server()
     assert cached.get_stat() == CacheStatistics(avg_cache_sz=0, num_mem_cached=0, num_disk_cached=0, hits=0, misses=0)
@@ -630,7 +630,7 @@ def test_a_dropped_session_is_missed_by_nobody(
     loader = make_loader(cached, **workers)
     assert batches(loader) == ALL
     with NodeClient.connect(current()) as node:
-        drop_sessions(node.connection, [session])
+        node.drop_sessions([session])
     log.take()
     assert batches(loader) == ALL
     assert made(log) == NAMES

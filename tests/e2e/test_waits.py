@@ -8,13 +8,13 @@ import torch
 
 import prefeed
 from e2e.images import make_image_folder
-from prefeed.client import waits
+from prefeed.client.node import untold_epochs
 
 
 def test_epochs_of_a_planned_loader_are_the_servers(tmp_path: Path) -> None:
     dataset = prefeed.datasets.Objects(make_image_folder(tmp_path / "data"))
     loader = prefeed.DataLoader(dataset, batch_size=4, collate_fn=list)
-    known = waits.recorded()
+    known = untold_epochs()
     for _ in range(2):
         assert len(list(loader)) == len(loader)
 
@@ -23,7 +23,7 @@ def test_epochs_of_a_planned_loader_are_the_servers(tmp_path: Path) -> None:
         ("loader (Objects)", None, n, len(loader)) for n in (1, 2)
     ]
     assert all(0 < e.waited_seconds <= e.seconds for e in epochs)
-    assert waits.recorded() == known  # told once
+    assert untold_epochs() == known  # told once
 
 
 def test_epochs_without_a_plan_are_known_here(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_epochs_without_a_plan_are_known_here(tmp_path: Path) -> None:
 
 def test_an_epoch_that_was_broken_off_is_not_reported() -> None:
     loader = prefeed.DataLoader(torch.utils.data.TensorDataset(torch.arange(10)), batch_size=4)
-    before = waits.recorded()
+    before = untold_epochs()
     next(iter(loader))
-    assert waits.recorded() == before
+    assert untold_epochs() == before
     list(loader)
-    epoch = waits.recorded()[-1]
+    epoch = untold_epochs()[-1]
     assert (epoch.epoch, epoch.batches) == (1, 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asking import drop_sessions, list_sessions, new_session, open_cache
+from asking import list_sessions, open_cache
 from cache_user import cache_user, key_of, value_of
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
@@ -74,7 +74,7 @@ def limit_in(directory: str) -> int:
 def test_room_that_was_given_back_is_not_used(sandbox: Sandbox, how: str) -> None:
     """A limit that was told when there was more room, or to a process that is gone, is asked for again."""
     with connected() as connection, ExitStack() as stack:
-        session = new_session(connection)
+        session = NodeClient(connection).new_session()
         first = stack.enter_context(opened(name(1, session=session)))
         assert put(first, 0)
         pickled = pickle.dumps(first)
@@ -169,7 +169,7 @@ def holder_of(directory: str) -> Iterator[None]:
 
 def test_a_process_that_hangs_in_a_cache_stops_no_server() -> None:
     with connected() as other, NodeClient.connect(resolve()) as node:
-        session = new_session(other)
+        session = NodeClient(other).new_session()
         with connected() as connection:
             where = open_cache(connection, session, 1, description="decode")
             with cache_user(where.memory_dir, where.memory_limit_bytes) as user:
@@ -185,4 +185,4 @@ def test_a_process_that_hangs_in_a_cache_stops_no_server() -> None:
         (found,) = [one for one in list_sessions(other) if one.session == session]
         assert found.caches[0].memory_entries == 4
         wait_for(lambda: limit_in(where.memory_dir) < 5 * VALUE, "its room to be taken back")
-        drop_sessions(other, [session])
+        NodeClient(other).drop_sessions([session])

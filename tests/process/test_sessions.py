@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asking import drop_sessions, grow_cache, list_sessions, new_session, open_cache
+from asking import grow_cache, list_sessions, open_cache
 from cache_user import cache_user
 from leaks import wait_until
 from prefeed.client.connection import Connection
@@ -47,7 +47,7 @@ def cache_of(connection: Connection, session: int) -> CacheInfo:
 
 def test_sessions_go_on_after_the_server_was_killed() -> None:
     with connected() as connection:
-        session, empty = new_session(connection), new_session(connection)
+        session, empty = NodeClient(connection).new_session(), NodeClient(connection).new_session()
         opened = open_cache(connection, session, 1, description="decode")
         with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:
             assert user.put(0, 20, VALUE) == 20
@@ -64,7 +64,7 @@ def test_sessions_go_on_after_the_server_was_killed() -> None:
 
 def test_a_stopped_server_takes_memory_along_and_leaves_the_disk(sandbox: Sandbox) -> None:
     with connected(disk="1GiB", disk_free=0) as connection:
-        in_memory, on_disk = new_session(connection), new_session(connection)
+        in_memory, on_disk = NodeClient(connection).new_session(), NodeClient(connection).new_session()
         open_cache(connection, in_memory, 1, description="decode")
         opened = open_cache(connection, on_disk, 2, description="resize", spilling=True)
         assert Path(opened.disk_dir).is_relative_to(resolve().disk_path)
@@ -162,11 +162,11 @@ def test_a_killed_client_gives_its_room_back_when_its_processes_are_gone() -> No
 
 def test_dropping_under_open_readers_and_writers() -> None:
     with connected() as connection:
-        session = new_session(connection)
+        session = NodeClient(connection).new_session()
         opened = open_cache(connection, session, 1, description="decode")
         with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:
             assert user.put(0, 10, VALUE) == 10
-            drop_sessions(connection, [session])
+            NodeClient(connection).drop_sessions([session])
             assert list_sessions(connection) == ()
             assert not Path(opened.memory_dir).exists()
             assert user.count(10) in (0, 10)
@@ -190,7 +190,7 @@ def test_a_server_with_a_session_in_memory_does_not_end_for_being_idle(sandbox: 
     config = resolve({"idle_timeout": 0.2})
     pid = start_server(config)
     with connected() as connection:
-        session = new_session(connection)
+        session = NodeClient(connection).new_session()
 
     def uptime() -> float:
         with NodeClient.connect(config, autostart=False) as node:
@@ -199,5 +199,5 @@ def test_a_server_with_a_session_in_memory_does_not_end_for_being_idle(sandbox: 
     assert wait_until(lambda: uptime() > 1.0, timeout_seconds=60)
     with connected(autostart=False) as connection:
         assert server_pid() == pid
-        drop_sessions(connection, [session])
+        NodeClient(connection).drop_sessions([session])
     assert wait_until(lambda: not store_of(sandbox).exists(), timeout_seconds=60)

@@ -2,20 +2,15 @@
 
 ``reader``      the hit path, and what happens off it: start reading here
 ``files``       files that samples open by path
-``lending``     large files that are read in parts
-``part_costs``  what such parts cost, beside the origin
+``lending``     large files that are read in parts, and what that costs
 ``beside``      files that are read beside the loop
 ``writes``      files that this process changes
-``direct``      the origin, read in this process
 ``access``      which objects each sample needs
-``active``      which reader serves the sample that this thread is making
-``readers``     readers that belong to no loader
-``shared``      what readers that take turns have in common
+``readers``     which reader serves a read that names none
 ``dataset``     a dataset of the node, as its readers see it
 ``consumer``    tells the server what will be read, and how far it has come
 ``connection``  one socket of one process
-``node``        what commands ask
+``node``        what commands ask, and epochs that no server was told of
 ``launch``      starts the node server
 ``ending``      ends it, whatever it does
-``waits``       epochs that no server was told of
 """

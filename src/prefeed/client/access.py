@@ -12,7 +12,6 @@ import numpy.typing as npt
 from prefeed.client.dataset import NodeDataset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.learned import LearnedMap
 
 Indices = npt.NDArray[np.int64]
@@ -114,8 +113,7 @@ class AccessMap:
             return len(self.starts) - 1
         if self.ids is not None:
             return len(self.ids)
-        manifest = self.dataset.manifest
-        return manifest.num_declared if isinstance(manifest, Catalogue) else manifest.num_objects
+        return self.dataset.manifest.num_declared
 
     def _needed(self, samples: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.bool_] | None]:
         """Return the samples that the map has and that are not cached, and which of all these are; None: all are."""

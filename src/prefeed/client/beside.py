@@ -22,7 +22,6 @@ from multiprocessing import util
 
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
-from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config
@@ -35,7 +34,6 @@ from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.mounts import Roots
 from prefeed.sources.steadiness import is_old
-from prefeed.store.reader import StoredValue
 
 
 class ReadsBeside:
@@ -106,7 +104,7 @@ class ReadsBeside:
         reader, outcome = None, "origin"
         try:
             reader = self._reader(dataset)
-            data, outcome = reader.find(key), "hit"
+            data, outcome = reader.find(key, path), "hit"
             if data is None:
                 data, outcome = reader.try_read_file(path, in_doubt=True)[0], "fetched"
                 if data is not None and reader.last_key != key and reader.last_key != self._present_key(path):
@@ -124,7 +122,7 @@ class ReadsBeside:
         if data is None:
             return None
         self._served.key = (path, key)
-        return Lent(data, path) if isinstance(data, StoredValue) else data, outcome
+        return data, outcome
 
     def _reader(self, dataset: NodeDataset) -> ObjectReader:
         """Return a reader that no other thread has."""

@@ -14,10 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from prefeed import errors
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
 from prefeed.config import SETTINGS, Config
-from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError, error_of
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
@@ -52,18 +51,6 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
-
-_ERRORS_BY_CODE = {
-    cls.code: cls
-    for cls in vars(errors).values()
-    if isinstance(cls, type) and issubclass(cls, PrefeedError)
-}  # fmt: skip
-
-
-def error_of(code: str, text: str) -> PrefeedError:
-    """Return the error that stands behind a code of the wire."""
-    return _ERRORS_BY_CODE.get(code, PrefeedError)(text)
-
 
 _said: set[str] = set()
 
@@ -325,7 +312,7 @@ class Connection:
             if getattr(reply, "token", wanted_token) != wanted_token:
                 continue  # the answer to a question that was given up, or to a message that has none
             if isinstance(reply, m.Refused):
-                raise error_of(reply.code, reply.text)
+                raise error_of(reply.code, reply.text, PrefeedError)
             if meanwhile is not None and meanwhile(reply):
                 continue
             if not isinstance(reply, reply_type):

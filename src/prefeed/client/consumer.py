@@ -20,7 +20,6 @@ from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.core.plan import Ids, Window
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError
-from prefeed.sources.catalogue import Catalogue
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import put_in_transit
@@ -242,7 +241,7 @@ class Consumer:
     def _wait_withdrawn(self) -> None:
         """Wait until the server has taken note that files may have changed: a reader that came first would not know."""
         catalogue = self.dataset.manifest
-        if isinstance(catalogue, Catalogue) and self.read_counts() is None:  # answered after all that was sent before
+        if catalogue.grows and self.read_counts() is None:  # answered after all that was sent before
             catalogue.withdraw_all()  # nobody could tell what has changed: readers are to ask, or to open the file
 
     def _begin_epoch(self, ids: Ids, *, goes_on: bool) -> None:

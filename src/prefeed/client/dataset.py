@@ -14,8 +14,7 @@ from typing import Any, Final
 from prefeed.client.node import NodeClient, access_now
 from prefeed.config import Config
 from prefeed.errors import StoreFormatError
-from prefeed.sources.catalogue import Catalogue
-from prefeed.sources.file_catalogues import name_of_learned, name_of_list
+from prefeed.sources.catalogue import Catalogue, name_of_learned, name_of_list
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.store_access import StoreAccess
@@ -72,7 +71,7 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     opened = node.open_dataset(
         dataset.url, manifest_dir=directory, num_samples=dataset.num_samples, made_with=dataset.made_with
     )
-    if isinstance(dataset.manifest, Catalogue):
+    if dataset.manifest.grows:
         Catalogue.open(Path(opened.manifest_dir), dataset.manifest.uid)
         if opened.uid not in ("", dataset.manifest.uid):
             raise StoreFormatError(f"{opened.manifest_dir} is another catalogue on the server than here")

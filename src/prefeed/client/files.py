@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from prefeed.client.access import AccessMap
-from prefeed.client.lending import Lent
-from prefeed.client.part_costs import CostMeter
+from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import SourceError
 from prefeed.interception.asking import Answer
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
-from prefeed.store.reader import StoredValue
 
 _MOST_KNOWN: Final = 4096
 """Files that no sample is known to open, and that are found without a question when they are opened again."""
@@ -48,7 +45,6 @@ class SampleFiles:
         self._access = access
         self._roots = roots
         self.costs = CostMeter()
-        self._lent: list[tuple[Lent, float, float]] = []  # and how long it took, of this for the server
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Answer | None]] = {}
@@ -79,19 +75,11 @@ class SampleFiles:
             self._samples, self._expected = (), None
             self._opened.clear()
             self._served_keys.clear()
-            if not self._lent:
-                self._reader.sample_made()
-            else:
-                self._give_back()
-
-    def _give_back(self) -> None:
-        """Nothing is lent any more."""
-        began = time.perf_counter()
-        self._reader.sample_made(sum(lent.num_read for lent, _, _ in self._lent))
-        self.costs.noted(time.perf_counter() - began)
-        for lent, opening_seconds, waited_seconds in self._lent:
-            self.costs.was_read(lent, opening_seconds=opening_seconds, waited_seconds=waited_seconds)
-        self._lent.clear()
+            began = time.perf_counter()
+            if lent := self._reader.sample_made():
+                self.costs.noted(time.perf_counter() - began)
+            for one in lent:
+                self.costs.was_read(one)
 
     @contextmanager
     def parts(self) -> Iterator[None]:
@@ -141,7 +129,7 @@ class SampleFiles:
         return {manifest.path(object_id): object_id for object_id in known if object_id < num_objects}
 
     def _read(self, path: str, object_id: int | None) -> Answer | None:
-        data: Answer | StoredValue | None
+        data: Answer | None
         began, waited = time.perf_counter(), self._reader.waited_seconds
         if object_id is None:
             data, object_id = self._reader.try_read_file(path)
@@ -155,9 +143,11 @@ class SampleFiles:
         else:
             self._opened[path] = (object_id, None)  # it was opened, also if that fails
             data = self._reader.try_read(object_id)
-        if isinstance(data, StoredValue):
-            data = Lent(data, path)
-            self._lent.append((data, time.perf_counter() - began, self._reader.waited_seconds - waited))
+        if isinstance(data, Lent):
+            data.opening_seconds, data.waited_seconds = (
+                time.perf_counter() - began,
+                self._reader.waited_seconds - waited,
+            )
         elif data is not None:
             self.costs.gave_copy()
         if object_id is not None:
@@ -168,8 +158,7 @@ class SampleFiles:
 
     def _is_written(self, path: str, object_id: int | None) -> bool:
         """Return whether the file is one that was written, under this name or another."""
-        manifest = self._access.dataset.manifest
-        inode = manifest.inode(object_id) if object_id is not None and isinstance(manifest, Catalogue) else 0
+        inode = 0 if object_id is None else self._access.dataset.manifest.inode(object_id)
         return self._written is not None and self._written.covers(path, inode)
 
     def _pass_by(self, path: str, object_id: int | None) -> None:

@@ -1,12 +1,17 @@
-"""Files that are read in parts, where the node's cache has them."""
+"""Large files that are read in parts where the node's cache has them, and what that costs beside the origin: both are measured."""
 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import astuple, dataclass
+from typing import Final
 
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
+from prefeed.sources.mounts import is_local
 from prefeed.store.reader import StoredValue
+from prefeed.system.units import format_bytes, format_seconds
 
 
 class Lent:
@@ -21,14 +26,17 @@ class Lent:
         num_read: Bytes that were read so far.
         last_start: Where the part begins that was read last.
         last_size: Its size in bytes, as it was asked for.
+        opening_seconds: Until it was lent.
+        waited_seconds: Of these, for the server.
     """
 
-    __slots__ = ("_value", "last_size", "last_start", "num_read", "path")
+    __slots__ = ("_value", "last_size", "last_start", "num_read", "opening_seconds", "path", "waited_seconds")
 
     def __init__(self, value: StoredValue, path: str) -> None:
         self._value = value
         self.path = path
         self.num_read = self.last_start = self.last_size = 0
+        self.opening_seconds = self.waited_seconds = 0.0
 
     def read(self, start: int, size: int) -> bytes | None:
         """Return a part, shorter at the end; None: the tier holds it no more."""
@@ -58,3 +66,165 @@ class Lent:
     def are_of(self, descriptor: int) -> bool:
         """Return True when an open file has the very bytes."""
         return entry_key("/", self.path, version_of(os.fstat(descriptor), descriptor)) == self._value.key
+
+
+_LEAST_OPENS: Final = 64
+_EVERY: Final = 32
+"""Of so many files that are opened one is measured, after the first ``_LEAST_OPENS``."""
+
+_PROBE_SHARE: Final = 0.01
+"""Of the time; an open of slow storage is measured so much less often."""
+
+_SUSPICIOUS_SECONDS: Final = 1.0
+"""An open of storage on the network is what a cache spares: it is measured when the cache was waited for so long."""
+
+_CLEARLY: Final = 10
+"""The origin is measured no more when it takes so many times as long as the cache."""
+
+_LEAST_PROBES: Final = 4
+_LEAST_UNREAD: Final = 8
+"""Files count as read in parts when so many times as much was opened as was read."""
+
+_MOST_OTHERS: Final = 16
+"""Where one of so many files that are opened is a small one, of which the cache has a copy to give, it is kept."""
+
+
+@dataclass(slots=True)
+class PartCosts:
+    """Counts of files opened by path, and what some of them took. Added up over workers.
+
+    Attributes:
+        opens: Large files that were opened, whose bytes stay in the tier.
+        others: Files of which a copy was given.
+        opened_bytes: What the large ones have.
+        read_bytes: What was read of them while their sample was made.
+        opening_seconds: Until they were lent, and to note afterwards that they were.
+        waited_seconds: Of these, for the server, which had to fetch them whole.
+        probes: How often the next two were measured.
+        reading_seconds: To find a file in the tier, and copy the part.
+        origin_seconds: To open the file where it lies, and read the same part.
+    """
+
+    opens: float = 0
+    others: float = 0
+    opened_bytes: float = 0
+    read_bytes: float = 0
+    opening_seconds: float = 0
+    waited_seconds: float = 0
+    probes: float = 0
+    reading_seconds: float = 0
+    origin_seconds: float = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether more was measured than chance."""
+        return self.opens >= _LEAST_OPENS and self.probes >= _LEAST_PROBES
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether files took longer than they would have taken at the origin."""
+        return self.is_enough and self._cache_seconds > self._origin_seconds
+
+    @property
+    def _cache_seconds(self) -> float:
+        """A file, in the mean."""
+        return self.opening_seconds / self.opens + self.reading_seconds / self.probes
+
+    @property
+    def _origin_seconds(self) -> float:
+        return self.origin_seconds / self.probes
+
+    def why_slower(self, *, is_lasting: bool) -> str:
+        """Return why the files are better read where they lie; "" when they are not, or nobody knows.
+
+        Args:
+            is_lasting: It was so in the epoch before. What was waited for in one epoch only may help in all others.
+        """
+        is_in_parts = self.opened_bytes >= _LEAST_UNREAD * self.read_bytes and self.opens >= _MOST_OTHERS * self.others
+        if not is_in_parts or not self.is_slower:
+            return ""
+        cache, origin = self._cache_seconds, self._origin_seconds
+        if not is_lasting and cache - self.waited_seconds / self.opens <= origin:
+            return ""
+        part, whole = (format_bytes(num / self.opens) for num in (self.read_bytes, self.opened_bytes))
+        return (
+            f"its samples read parts of large files, {part} of {whole} on average: a part took {format_seconds(cache)} through "
+            f"the cache and takes {format_seconds(origin)} where the file lies"
+        )
+
+
+NUM_COSTS: Final = len(astuple(PartCosts()))
+
+
+class CostMeter:
+    """Counts the costs of one process, and measures some of them.
+
+    **Threads**: that of the samples. **Blocking.** Now and then for one open and one read of the origin, for a hundredth of the time.
+    """
+
+    def __init__(self) -> None:
+        self._costs = PartCosts()
+        self._began = time.perf_counter()
+        self._probing_seconds = 0.0
+        self._until_probe = _LEAST_OPENS
+        self._waited_seconds = 0.0
+        self._is_local: dict[str, bool] = {}  # the directory that was asked about last
+        self._num_probes = 0
+        self._is_clear = False
+
+    def gave_copy(self) -> None:
+        """A small file was answered."""
+        self._costs.others += 1
+
+    def was_read(self, lent: Lent) -> None:
+        """The sample that opened a large file is made."""
+        costs = self._costs
+        costs.opens += 1
+        costs.opened_bytes += len(lent)
+        costs.read_bytes += lent.num_read
+        costs.opening_seconds += lent.opening_seconds
+        costs.waited_seconds += lent.waited_seconds
+        self._waited_seconds += lent.waited_seconds
+        self._until_probe -= 1
+        if self._until_probe < 0 and lent.num_read:
+            self._until_probe = _EVERY - 1
+            if self._waited_seconds >= _SUSPICIOUS_SECONDS or self._is_on_this_machine(lent.path):
+                self._probe(lent)
+
+    def noted(self, seconds: float) -> None:
+        """So long it took to note what a sample opened."""
+        self._costs.opening_seconds += seconds
+
+    def take(self) -> PartCosts:
+        """Return what was counted since the last time."""
+        costs, self._costs = self._costs, PartCosts()
+        return costs
+
+    def _is_on_this_machine(self, path: str) -> bool:
+        directory = os.path.dirname(path)
+        if directory not in self._is_local:
+            self._is_local = {directory: is_local(directory)}
+        return self._is_local[directory]
+
+    def _probe(self, lent: Lent) -> None:
+        began = time.perf_counter()
+        if self._is_clear or self._probing_seconds > _PROBE_SHARE * (began - self._began):
+            return
+        is_there = lent.is_found_again()
+        between = time.perf_counter()
+        try:
+            descriptor = os.open(lent.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                os.pread(descriptor, lent.last_size, lent.last_start)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            is_there = False
+        ended = time.perf_counter()
+        self._probing_seconds += ended - began
+        if is_there:
+            self._num_probes += 1
+            self._costs.probes += 1
+            self._costs.reading_seconds += between - began
+            self._costs.origin_seconds += ended - between
+            self._is_clear = self._num_probes >= _LEAST_PROBES and ended - between > _CLEARLY * (between - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -13,7 +14,9 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess, access_as_made
 from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source, unveiled
 from prefeed.types import (
+    EPOCHS_KEPT,
     ClearResult,
+    EpochWait,
     ListingProgress,
     PlanInfo,
     ReadCounts,
@@ -23,6 +26,18 @@ from prefeed.types import (
     WarmResult,
 )
 from prefeed.wire import messages as m
+
+_untold: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
+
+
+def keep_untold(epoch: EpochWait) -> None:
+    """Keep what a loader without a server reports of an epoch: of this process's, the last ones."""
+    _untold.append(epoch)
+
+
+def untold_epochs() -> tuple[EpochWait, ...]:
+    """Return the epochs of this process's loaders that no server was told of, the oldest first."""
+    return tuple(_untold)
 
 
 class NodeClient:

@@ -17,22 +17,22 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeGuard
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
 
-from prefeed.client.connection import Connection, error_of
+from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
-from prefeed.client.direct import read_origin
+from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
-from prefeed.client.shared import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
-from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError
-from prefeed.sources.answers import listed_in
-from prefeed.sources.catalogue import Catalogue
+from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError, error_of
+from prefeed.sources.answers import read_origin
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
+from prefeed.sources.written import WrittenFiles
 from prefeed.store.reader import StoredValue, TierReader
 from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -67,6 +67,55 @@ _GRACE_SECONDS = 5.0
 """A reader waits that much longer for the server than a request to the origin may take; then it reads the origin."""
 
 
+class _Answer(NamedTuple):
+    """What the server gave: the bytes, None if only the origin can; the object's id, None if it is not known."""
+
+    data: Buffer | StoredValue | None = None
+    object_id: int | None = None
+    was_held: bool = False  # when it was asked: that is a hit
+
+
+class Shared:
+    """What readers that take turns have in common: with 200 datasets open, one connection and not 200.
+
+    It is one connection per home, and one record of written files per server's directory.
+
+    **Ownership.** Whoever makes it closes it; readers that have it close nothing of it but a connection that broke.
+    **Threads and processes.** One reader at a time; a forked child makes its own.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[Path, Connection] = {}
+        self._written: dict[str, WrittenFiles] = {}
+
+    def connection(self, home: Path, open_one: Callable[[], Connection]) -> Connection:
+        """Return the connection to the server of a home, opened if there is none, or only a closed one."""
+        connection = self._connections.get(home)
+        if connection is None or connection.is_closed:
+            connection = self._connections[home] = open_one()
+        return connection
+
+    def written(self, dataset: NodeDataset) -> WrittenFiles | None:
+        """Return which files of a dataset count as written; see ``written_files``."""
+        if not dataset.runtime_dir or not dataset.manifest.url.startswith("/"):
+            return written_files(dataset)
+        found = self._written.get(dataset.runtime_dir)
+        if found is None:
+            found = written_files(dataset)
+            assert found is not None  # its objects are files
+            self._written[dataset.runtime_dir] = found
+        return found
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        for connection in self._connections.values():
+            connection.close()
+        for written in self._written.values():
+            written.close()
+        self._connections.clear()
+        self._written.clear()
+
+
 class ObjectReader:
     """Reads objects of one dataset for one consumer.
 
@@ -81,7 +130,7 @@ class ObjectReader:
         self.consumer = consumer
         self._shared = shared
         self._written = None
-        if not isinstance(dataset.manifest, Catalogue):
+        if not dataset.manifest.grows:
             self._written = written_files(dataset) if shared is None else shared.written(dataset)
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
@@ -94,8 +143,8 @@ class ObjectReader:
         self._is_held_up = False  # the server did not answer when it was looked for last
         self._consumed = array("q")
         self._opened = array("q")
-        self._lends = isinstance(dataset.manifest, Catalogue)  # who opens files by path may want a part of one
-        self._lent: list[tuple[int, int]] = []  # object and size: the sample that reads parts of it is being made
+        self._lends = dataset.manifest.grows  # who opens files by path may want a part of one
+        self._lent: list[tuple[int, Lent]] = []  # by object: the sample that reads parts of it is being made
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
         self._hits = 0
@@ -121,13 +170,13 @@ class ObjectReader:
             self.pass_by(object_id)
             return self._read_direct(object_id)
         data = self.try_read(object_id)
-        if isinstance(data, StoredValue):
+        if isinstance(data, Lent):
             data = data.read(0, len(data))
         if data is not None:
             return data
         return self._read_direct(object_id) if self._refusal is None else self._read_refused(object_id, self._refusal)
 
-    def try_read(self, object_id: int) -> Buffer | StoredValue | None:
+    def try_read(self, object_id: int) -> Buffer | Lent | None:
         """Return the object's bytes, or None when only the origin can give them.
 
         Those of a large file that is opened by path stay in the tier, and are lent; see ``sample_made``.
@@ -144,14 +193,12 @@ class ObjectReader:
         if data is not None:
             self._hits += 1
         else:
-            hits, began = self._hits, time.perf_counter()
-            data = self._ask_object(object_id)
-            self._came(data, is_hit=self._hits > hits, began=began)
-        self._count(data)
-        return data
+            began = time.perf_counter()
+            data = self._came(self._ask_object(object_id), began)
+        return self._counted(data, object_id)
 
-    def find(self, key: bytes) -> Buffer | StoredValue | None:
-        """Return the bytes that the tier has under this key, which count as a hit; None when it has none."""
+    def find(self, key: bytes, path: str) -> Buffer | Lent | None:
+        """Return the bytes that the tier has of a file under this key, which count as a hit; None when it has none."""
         if self._pid != os.getpid():
             self._start_anew()
         data = self._take(key)
@@ -161,9 +208,9 @@ class ObjectReader:
             self._unreported_bytes += len(data)
             if self._hits >= _REPORT_EVERY:
                 self._report()
-        return data
+        return Lent(data, path) if isinstance(data, StoredValue) else data
 
-    def try_read_file(self, path: str, *, in_doubt: bool = False) -> tuple[Buffer | StoredValue | None, int | None]:
+    def try_read_file(self, path: str, *, in_doubt: bool = False) -> tuple[Buffer | Lent | None, int | None]:
         """Return the bytes of a file that has no object id yet, or None, and the id that it has now, or None.
 
         The dataset must be a catalogue; it takes the file in. The server reads it.
@@ -179,16 +226,17 @@ class ObjectReader:
             self._start_anew()
         began = time.perf_counter()
         connection = self._connect()
-        data, object_id, hits = None, None, self._hits
+        answer = _Answer()
         if connection is not None:
             token = connection.next_token()
             question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path), in_doubt)
-            data, object_id = self._ask(connection, question)
-        if object_id is not None:
-            self._consumed.append(object_id)
-            self._came(data, is_hit=self._hits > hits, began=began)
-        self._count(data)
-        return data, object_id
+            answer = self._ask(connection, question)
+        object_id = answer.object_id
+        if object_id is None:
+            self._counted(None, -1)
+            return None, None
+        self._consumed.append(object_id)
+        return self._counted(self._came(answer, began), object_id), object_id
 
     def pass_by(self, object_id: int | None) -> None:
         """A file is read, but not by this: what waits in the tier for its reader, if it has an id, is not waited for."""
@@ -196,7 +244,7 @@ class ObjectReader:
             self._start_anew()
         if object_id is not None:
             self._consumed.append(object_id)
-        self._count(None)
+        self._counted(None, -1)
 
     def learn(self, sample: int, object_ids: Sequence[int]) -> None:
         """Tell the server, with the next report, which objects a sample opened."""
@@ -206,19 +254,17 @@ class ObjectReader:
         """Return the bytes of each object."""
         return [self.read(object_id) for object_id in object_ids]
 
-    def sample_made(self, num_read: int = 0) -> None:
-        """What was lent is read no more, or by who keeps a file open: the server may free it.
-
-        Args:
-            num_read: Bytes that were read of it.
-        """
-        if self._lent:
+    def sample_made(self) -> list[Lent]:
+        """What was lent is read no more, or by who keeps a file open: the server may free it. Return what was lent."""
+        given = [lent for _, lent in self._lent]
+        if given:
             self._consumed.extend(object_id for object_id, _ in self._lent)
-            lent_bytes = sum(size for _, size in self._lent)
+            lent_bytes = sum(map(len, given))
             self._unreported_bytes += lent_bytes
-            self._unread_bytes += lent_bytes - num_read
+            self._unread_bytes += lent_bytes - sum(lent.num_read for lent in given)
             self._lent.clear()
             self._report_if_due()
+        return given
 
     def tell_program(self) -> None:
         """Reads so far are counted for the program's last line; each report does this first. Cheap, and never waits."""
@@ -269,16 +315,18 @@ class ObjectReader:
         if self._written is not None and self._shared is None:
             self._written.close()
 
-    def _count(self, data: Buffer | StoredValue | None) -> None:
-        """Count the object that was consumed last; one that is lent is consumed when its sample is made."""
-        if self._lends and isinstance(data, StoredValue):
-            self._lent.append((self._consumed.pop(), len(data)))
-            return
+    def _counted(self, data: Buffer | StoredValue | None, object_id: int) -> Buffer | Lent | None:
+        """Count the object that was consumed last, and return it; one that is lent is consumed when its sample is made."""
+        if isinstance(data, StoredValue):
+            lent = Lent(data, self.dataset.manifest.path(object_id))
+            self._lent.append((self._consumed.pop(), lent))
+            return lent
         if data is None:
             self._direct_reads += 1
         else:
             self._unreported_bytes += len(data)
         self._report_if_due()
+        return data
 
     def _report_if_due(self) -> None:
         if len(self._consumed) >= _REPORT_EVERY:
@@ -290,53 +338,52 @@ class ObjectReader:
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
 
-    def _came(self, data: Buffer | StoredValue | None, *, is_hit: bool, began: float) -> None:
-        """Count the time that an answer took, and what the server gave, unless it had it when it was asked."""
+    def _came(self, answer: _Answer, began: float) -> Buffer | StoredValue | None:
+        """Count the time that an answer took, and what the server gave: a hit if it had that when it was asked."""
         self.waited_seconds += time.perf_counter() - began
-        if data is not None and not is_hit:
+        data = answer.data
+        if data is None:
+            return None
+        if answer.was_held:
+            self._hits += 1
+        else:
             self._from_origin += 1
             self._from_origin_bytes += len(data)
             if isinstance(data, StoredValue):  # none of it was read from the cache yet
                 self._unread_bytes -= len(data)
+        return data
 
-    def _ask_object(self, object_id: int) -> Buffer | StoredValue | None:
+    def _ask_object(self, object_id: int) -> _Answer:
         """Ask the server for an object that the tier does not hold."""
         self._refusal = None
         self._tell_damage()
         connection = self._connect()
         if connection is None:
-            return None
-        question = m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id)
-        return self._ask(connection, question)[0]
+            return _Answer()
+        return self._ask(connection, m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id))
 
-    def _ask(
-        self, connection: Connection, question: m.Demand | m.DemandFile
-    ) -> tuple[Buffer | StoredValue | None, int | None]:
-        """Return the bytes, None if only the origin can give them, and the object's id, None if nobody told it."""
+    def _ask(self, connection: Connection, question: m.Demand | m.DemandFile) -> _Answer:
         self.last_key = b""
         try:
             answer = connection.request(question, m.Answered)
             object_id = question.object_id if isinstance(question, m.Demand) else answer.object_id
             if answer.outcome == Outcome.STORED:
-                data = self._look_again(connection, object_id, answer.key)
-                self._hits += answer.was_held and data is not None
-                return data, object_id
+                return _Answer(self._look_again(connection, object_id, answer.key), object_id, answer.was_held)
         except ServerError:
             self._disconnect()
-            return None, None
+            return _Answer()
         except PrefeedError:
-            return None, None  # the server does not know the dataset: it is another one than opened it
+            return _Answer()  # the server does not know the dataset: it is another one than opened it
         if answer.outcome == Outcome.FAILED:
-            error = error_of(answer.code, answer.text)
+            error = error_of(answer.code, answer.text, PrefeedError)
             if not self._may_be_granted(error):
                 raise error
             self._refusal = error
-            return None, object_id
+            return _Answer(None, object_id)
         if answer.outcome != Outcome.INLINE:
-            return None, object_id
+            return _Answer(None, object_id)
         self.last_key = answer.key
-        self._hits += answer.was_held
-        return answer.data, object_id
+        return _Answer(answer.data, object_id, answer.was_held)
 
     def _send(self, message: m.Message) -> bool:
         """Return True when the message is on its way."""
@@ -352,9 +399,8 @@ class ObjectReader:
 
     def _look_again(self, connection: Connection, object_id: int, stored_key: bytes) -> Buffer | StoredValue | None:
         manifest = self.dataset.manifest
-        if isinstance(manifest, Catalogue):
-            manifest.refresh()
-            self._keys = manifest.keys
+        manifest.refresh()
+        self._keys = manifest.keys
         key = self.last_key = stored_key or manifest.key(object_id)
         data = self._take(key)
         if data is None and self._tier.reopen_if_replaced():
@@ -385,7 +431,7 @@ class ObjectReader:
 
         Of a catalogue, whoever opens the file does so itself when the server has not read it.
         """
-        if isinstance(self.dataset.manifest, Catalogue):
+        if self.dataset.manifest.grows:
             return False
         if isinstance(error, AccessDeniedError):
             return True
@@ -403,7 +449,7 @@ class ObjectReader:
             self._source = open_as_made(self.dataset.url, self.dataset.config, self.dataset.made_with)
         manifest, config = self.dataset.manifest, self.dataset.config
         path = manifest.path(object_id)
-        listed = None if isinstance(manifest, Catalogue) else listed_in(manifest, object_id)
+        listed = manifest.listed(object_id)
         try:
             return read_origin(self._source, path, config, listed=listed)
         except AccessDeniedError:

@@ -1,13 +1,15 @@
-"""Readers of this process for reads that belong to no loader."""
+"""Which reader serves a read: the loader's, while one of its samples is being made, else one of the process's own."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from prefeed.client.dataset import NodeDataset
-from prefeed.client.reader import ObjectReader
-from prefeed.client.shared import Shared
+from prefeed.client.reader import ObjectReader, Shared
 
 
 class Readers:
@@ -48,3 +50,26 @@ class Readers:
             reader.close()
         if self._pid == os.getpid():
             shared.close()
+
+
+class _Active(threading.local):
+    reader: ObjectReader | None = None
+
+
+_active = _Active()
+
+
+@contextmanager
+def serving(reader: ObjectReader) -> Iterator[None]:
+    """Inside it, datasets of this thread read with the loader's reader, which knows whose plan they follow."""
+    previous, _active.reader = _active.reader, reader
+    try:
+        yield
+    finally:
+        _active.reader = previous
+
+
+def active_reader(manifest_dir: Path) -> ObjectReader | None:
+    """Return the reader in charge, if it reads this manifest."""
+    reader = _active.reader
+    return reader if reader is not None and reader.dataset.manifest.directory == manifest_dir else None

@@ -12,7 +12,6 @@ from prefeed.client.dataset import NodeDataset
 from prefeed.errors import PrefeedError
 from prefeed.interception import end_observing, observe_writes
 from prefeed.interception.asking import absolute_path
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.mounts import Roots
 from prefeed.sources.posix import identity_of
 from prefeed.sources.written import WrittenFiles, open_for_writing
@@ -95,7 +94,7 @@ class _Files:
 
     def __init__(self, dataset: NodeDataset) -> None:
         self._manifest, url = dataset.manifest, dataset.manifest.url
-        if isinstance(self._manifest, Catalogue):
+        if self._manifest.grows:
             self._roots = Roots.of(dataset.config)
         else:
             self._roots = Roots((), named=(url, os.path.realpath(url)))
@@ -104,7 +103,7 @@ class _Files:
     def _beside(self) -> set[str]:
         """Where declared files lie, if not all are below the roots: as named, and where that leads to."""
         catalogue = self._manifest
-        if not isinstance(catalogue, Catalogue):
+        if not catalogue.grows:
             return set()
         probes = range(0, catalogue.num_declared, max(1, catalogue.num_declared // _PROBES))
         if all(self._roots.covers(catalogue.path(index)) for index in probes):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from prefeed.errors import SourceError, TruncatedBodyError
-from prefeed.sources.answers import Listed, require_listed
+from prefeed.sources.answers import require_listed
+from prefeed.sources.listing import Listed
 from prefeed.sources.manifest import version_hash
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource, Source

@@ -5,16 +5,13 @@ is first asked for, and kept.
 
 ``origin``        a root that is read through the node's cache
 ``objects``       ``Objects``: bytes of every object
-``labelled``      what datasets with labels share
-``image_folder``  ``ImageFolder``
-``image_list``    ``ImageList``
+``images``        ``ImageFolder`` and ``ImageList``
 ``packed``        ``Packed``
 """
 
 from __future__ import annotations
 
-from prefeed.datasets.image_folder import IMAGE_EXTENSIONS, ImageFolder
-from prefeed.datasets.image_list import ImageList
+from prefeed.datasets.images import IMAGE_EXTENSIONS, ImageFolder, ImageList
 from prefeed.datasets.objects import Objects
 from prefeed.datasets.origin import readers as _readers  # noqa: F401 - tests close them
 from prefeed.datasets.packed import Packed

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import Origin, sample_index
+from prefeed.datasets.origin import OfOrigin, Origin, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.manifest import Manifest
 
 
-class Objects:
+class Objects(OfOrigin):
     """The bytes of each object below a URL or directory, in order of their paths.
 
     Args:
@@ -54,19 +54,6 @@ class Objects:
         """Canonical URL of the root."""
         return self._origin.url
 
-    @property
-    def listed_at(self) -> float:
-        """When the listing that this was made from began, in seconds since 1970."""
-        return self._origin.listed_at
-
-    @property
-    def listing_age_seconds(self) -> float:
-        """How old that listing was when this was made."""
-        return self._origin.listing_age_seconds
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
-
     def __len__(self) -> int:
         return self._origin.manifest.num_objects if self._ids is None else len(self._ids)
 
@@ -78,10 +65,6 @@ class Objects:
         """Return the path of a sample's object, relative to the root."""
         return self._origin.manifest.path(self._object_id(index))
 
-    def prefeed_settings(self) -> Config | None:
-        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
-        return self._origin.node_config
-
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
@@ -91,7 +74,7 @@ class Objects:
         return self.url, self.decode
 
     def prefeed_state(self) -> Any:
-        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        """Return what tells this dataset from others: the objects that match as well."""
         return self.prefeed_stage(), self.pattern, self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:

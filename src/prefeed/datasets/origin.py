@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,16 +21,14 @@ from typing import Any, SupportsIndex
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from prefeed.client.active import active_reader
 from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
-from prefeed.client.direct import read_origin
 from prefeed.client.node import NodeClient, access_now, open_as_made
-from prefeed.client.readers import Readers
+from prefeed.client.readers import Readers, active_reader
 from prefeed.config import Config, parse_setting
 from prefeed.core.requests import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
 from prefeed.sampleset.names import is_named, resolve
-from prefeed.sources.answers import listed_in
+from prefeed.sources.answers import read_origin
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -138,7 +137,7 @@ class Origin:
             listed = self._list_here(url_or_path, age)
             self.manifest, self.listed_at = listed.manifest, listed.began_at
         else:
-            assert isinstance(self._dataset.manifest, Manifest)
+            assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
         self.listing_age_seconds = max(0.0, time.time() - self.listed_at)
         if age:
@@ -164,7 +163,7 @@ class Origin:
             data = readers.read(self._dataset, object_id)
         else:
             source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
-            listed = listed_in(self.manifest, object_id)
+            listed = self.manifest.listed(object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
 
@@ -197,7 +196,7 @@ class Origin:
         try:
             with NodeClient.connect(self.config) as node:
                 self._dataset = settle_dataset(node, self._given, self.manifest, self.config)
-            assert isinstance(self._dataset.manifest, Manifest)
+            assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
         except (PrefeedError, OSError) as err:
             print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
@@ -235,6 +234,40 @@ class Origin:
                 mark=listing_mark(source),
                 retry_deadline=self.config.retry_deadline,
             )
+
+
+class OfOrigin(ABC):
+    """A dataset of the objects of one origin: what its loaders and their caches ask, and what it says of its listing."""
+
+    _origin: Origin
+
+    @property
+    def listed_at(self) -> float:
+        """When the listing that this was made from began, in seconds since 1970."""
+        return self._origin.listed_at
+
+    @property
+    def listing_age_seconds(self) -> float:
+        """How old that listing was when this was made."""
+        return self._origin.listing_age_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+
+    def prefeed_settings(self) -> Config | None:
+        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        return self._origin.node_config
+
+    def prefeed_state(self) -> Any:
+        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        return self.prefeed_stage(), self._origin.settle().directory.name
 
 
 @functools.cache

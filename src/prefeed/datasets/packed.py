@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import Origin, sample_index
+from prefeed.datasets.origin import OfOrigin, Origin, sample_index
 from prefeed.errors import EmptyListingError
 from prefeed.packing.order import sample_of
 from prefeed.sources.manifest import Manifest
@@ -21,7 +21,7 @@ from prefeed.sources.manifest import Manifest
 Indices = npt.NDArray[np.int64]
 
 
-class Packed:
+class Packed(OfOrigin):
     """The files of a pack, read back one by one in any order: what ``prefeed pack`` made, or indexed.
 
     Args:
@@ -62,19 +62,6 @@ class Packed:
         """Canonical URL of the pack."""
         return self._origin.url
 
-    @property
-    def listed_at(self) -> float:
-        """When the listing that this was made from began, in seconds since 1970."""
-        return self._origin.listed_at
-
-    @property
-    def listing_age_seconds(self) -> float:
-        """How old that listing was when this was made."""
-        return self._origin.listing_age_seconds
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
-
     def __len__(self) -> int:
         return self._origin.manifest.num_objects if self._groups is None else len(self._groups[1]) - 1
 
@@ -88,10 +75,6 @@ class Packed:
         path = self._origin.manifest.path(self._object_ids(index)[0])
         return path if self._groups is None else _sample(path)[0]
 
-    def prefeed_settings(self) -> Config | None:
-        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
-        return self._origin.node_config
-
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which objects each sample needs."""
         dataset = self._origin.on_node(node, config)
@@ -103,10 +86,6 @@ class Packed:
     def prefeed_stage(self) -> Any:
         """Return what samples are made with, for the caches of stages."""
         return self.url, self.decode, self.group
-
-    def prefeed_state(self) -> Any:
-        """Return what tells this dataset from others: what samples are made with, and which listing."""
-        return self.prefeed_stage(), self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample, and what stands for its bytes: entry keys, of a group their digest."""

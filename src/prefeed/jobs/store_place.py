@@ -19,10 +19,10 @@ from prefeed.jobs.ordering import checked_order, sorted_on_disk
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.rooted_dir import safe_parts
 from prefeed.prefetching import BackgroundGenerator
-from prefeed.sources.listing import version_of
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.store_errors import cause_of, translate
+from prefeed.sources.store_listing import version_of
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:

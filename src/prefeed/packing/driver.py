@@ -31,7 +31,7 @@ from prefeed.packing.writing import (
     write_index,
     write_shards,
 )
-from prefeed.sources.asking_again import patiently
+from prefeed.sources.answers import patiently
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.pack_index import PackHeader

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import CannotPackError
 from prefeed.packing.records import Record
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.listing import ENCODING
 from prefeed.types import Buffer
 
 DATA_FILE: Final = "data.mdb"

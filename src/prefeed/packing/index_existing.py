@@ -19,8 +19,8 @@ from prefeed.packing import environment, tar_shards, tfrecord
 from prefeed.packing.driver import PackResult
 from prefeed.packing.records import Record
 from prefeed.packing.writing import PackProgress, starts_of
-from prefeed.sources.asking_again import patiently
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.answers import patiently
+from prefeed.sources.listing import ENCODING
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.protocol import RangeSource

@@ -17,7 +17,7 @@ from prefeed.config import Config
 from prefeed.errors import CannotPackError, ObjectNotFoundError, PackFullError, PackOccupiedError
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE
 from prefeed.packing.journal import JOURNAL_NAME
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.listing import ENCODING
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.pack_index import INDEX_NAME, PackIndex
 from prefeed.sources.packed import PackedSource

@@ -22,8 +22,9 @@ from prefeed.packing.journal import Job, Journal, Part
 from prefeed.packing.order import Order, signature
 from prefeed.packing.place import PARTIAL, Place, StorePlace, check_room, clean
 from prefeed.packing.records import ShardWriter
-from prefeed.sources.asking_again import patiently
-from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, version_hash
+from prefeed.sources.answers import patiently
+from prefeed.sources.listing import UNKNOWN_SIZE
+from prefeed.sources.manifest import Manifest, version_hash
 from prefeed.sources.pack_index import PackHeader, encode_index
 from prefeed.sources.protocol import Source
 from prefeed.types import Buffer

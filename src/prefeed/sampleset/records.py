@@ -30,10 +30,9 @@ from prefeed.errors import SampleSetError, SampleSetNotFoundError
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.tiers import tier_settings
 from prefeed.sampleset.yaml_fields import Section, require_name
-from prefeed.sources.credentials import read_private
 from prefeed.store.node_directory import servers_elsewhere
 from prefeed.system.clock import repeating
-from prefeed.system.files import write_private
+from prefeed.system.files import read_private, write_private
 from prefeed.system.locks import flock_within, try_flock
 from prefeed.system.removing import remove_tree
 

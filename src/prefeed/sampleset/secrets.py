@@ -18,8 +18,8 @@ from prefeed.errors import SpecError
 from prefeed.sampleset.locations import Location, locate_bucket
 from prefeed.sampleset.spec import take_metadata
 from prefeed.sampleset.yaml_fields import Section, require_name
-from prefeed.sources.credentials import ACCESS_KEY, ENV, SECRET_KEY, Value, read_private
-from prefeed.system.files import write_private
+from prefeed.sources.credentials import ACCESS_KEY, ENV, SECRET_KEY, Value
+from prefeed.system.files import read_private, write_private
 
 KIND: Final = "Secret"
 API_VERSION: Final = "v1"

@@ -18,7 +18,8 @@ from prefeed.sampleset.phases import Facts, error_of, phase_of
 from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
 from prefeed.sampleset.tiers import existing
 from prefeed.sources.library import ManifestLibrary
-from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest
+from prefeed.sources.listing import UNKNOWN_SIZE
+from prefeed.sources.manifest import Manifest
 from prefeed.store.node_directory import NODES, of_this_kernel
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier

@@ -7,8 +7,7 @@
 ``node``              carries out what ``core`` decides: start reading here
 ``counting``          what is counted, and the snapshot of it
 ``fetchers``          threads that read origins
-``registry``          the datasets in use, by number
-``datasets``          each dataset: its manifest, its source, what the tier holds of it
+``datasets``          the datasets in use, by number: what each lists, what reads it, what the tier holds of it
 ``dataset_opener``    manifests on their way, listed in threads of their own
 ``sharing``           files that several catalogues name
 ``checks``            whether files have changed since they were read

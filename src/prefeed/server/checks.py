@@ -19,7 +19,6 @@ from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT, TRANSIENT
 from prefeed.server.datasets import Dataset
 from prefeed.server.fetchers import CheckJob, CheckResult
-from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.sources.manifest import version_hash
 
 _MAX_BATCHES: Final = 128
@@ -248,7 +247,7 @@ class Checks:
 
     def _published(self, dataset: int) -> Callable[[Ids], npt.NDArray[np.bool_]]:
         catalogue = self._datasets[dataset].catalogue
-        assert isinstance(catalogue, CatalogueWriter)
+        assert catalogue is not None
         keys = np.frombuffer(catalogue.keys, dtype=np.uint64).reshape(-1, 2)  # keys: (capacity, 2)
 
         def published(ids: Ids) -> npt.NDArray[np.bool_]:

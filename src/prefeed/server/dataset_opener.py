@@ -15,7 +15,7 @@ from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.reach import Reach
-from prefeed.sources.file_catalogues import directory_of, is_catalogue, open_catalogue
+from prefeed.sources.catalogue_writer import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
@@ -270,7 +270,7 @@ class Openings:
     def _found(self, listing: _Listing, result: Opened, asked: _Asked) -> None:
         """Names are of now; who is told of them may not read anything before the files were asked."""
         manifest = result.manifest
-        assert isinstance(manifest, Manifest)
+        assert not manifest.grows
         number = self._add_dataset(result).number if manifest.is_settled else 0  # nothing can be read by mere names
         settling = self._settle(manifest.directory, asked, listing.key, listed_at=result.listed_at)
         for directory, other in list(self._settlings.items()):

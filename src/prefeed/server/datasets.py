@@ -1,19 +1,32 @@
-"""Datasets of the node: manifests that were opened, their sources, and what the tier holds of them."""
+"""The datasets in use, by number: what each lists, what reads it, and what the tier holds of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import os
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from prefeed.core.requests import ConcurrencyLimit
-from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.core.schedule import Scheduler
+from prefeed.core.table import ABSENT, RESIDENT
+from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.manifest_writer import is_in_use
 from prefeed.sources.protocol import Source
+from prefeed.sources.urls import is_of_store
 from prefeed.sources.views import View
+from prefeed.sources.written import Change
+from prefeed.store.layout import stored_bytes
+from prefeed.system.clock import Clock
+from prefeed.system.paths import is_in
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 _CHUNK = 1 << 20
@@ -72,12 +85,12 @@ class Dataset:
     @property
     def catalogue(self) -> CatalogueWriter | None:
         """The catalogue, when it is one: its files are asked whether they changed, and it grows."""
-        return self.manifest if isinstance(self.manifest, CatalogueWriter) else None
+        return self.manifest if self.manifest.grows else None
 
     @property
     def entry_keys(self) -> memoryview:
         """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
-        return self.manifest.known_keys() if isinstance(self.manifest, CatalogueWriter) else self.manifest.keys
+        return self.manifest.known_keys() if self.manifest.grows else self.manifest.keys
 
     @property
     def is_shared(self) -> bool:
@@ -124,9 +137,7 @@ class Dataset:
 
     def key(self, object_id: int) -> EntryKey:
         """Return the entry key of the object."""
-        if isinstance(self.manifest, CatalogueWriter):
-            return self.manifest.known_key(object_id)
-        return self.manifest.key(object_id)
+        return self.manifest.known_key(object_id) if self.manifest.grows else self.manifest.key(object_id)
 
     def lasting_key(self, object_id: int) -> bytes:
         """Return the key under which the object's bytes may be kept for good, as far as they are known; else nothing.
@@ -138,7 +149,7 @@ class Dataset:
     def close(self) -> None:
         """Let go of the source and of what is open for writing."""
         self.source.close()
-        if isinstance(self.manifest, CatalogueWriter):
+        if self.manifest.grows:
             self.manifest.close()
         if self.learned is not None:
             self.learned.close()
@@ -180,3 +191,288 @@ def keys_of(dataset: Dataset, ids: npt.NDArray[np.int64]) -> list[bytes]:
     """Return the entry keys of these objects."""
     table = np.frombuffer(dataset.entry_keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
     return [row.tobytes() for row in table[ids]]
+
+
+ORPHANS: Final = 0
+"""Number of the dataset of entries that no open manifest names, left by an earlier server."""
+
+
+_RETIRE_SECONDS: Final = 30.0
+"""A client that was handed a dataset has opened its manifest after that long; one that was held up opens it anew."""
+
+
+class Registry:
+    """Gives datasets their numbers, and entries of the tier to the dataset that names them.
+
+    Args:
+        scheduler: Keeps the state of each object.
+        entries: Key and size in bytes of what is in the tier already.
+        max_in_flight: Most requests to one origin at a time.
+        clock: Seconds.
+
+    **Threads**: the loop's.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        entries: Iterable[tuple[bytes, int]],
+        *,
+        max_in_flight: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.datasets: dict[int, Dataset] = {}
+        self._scheduler = scheduler
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+        found = list(entries)
+        self._orphan_keys = [key for key, _ in found]
+        sizes = np.array([size for _, size in found], dtype=np.uint64)
+        scheduler.add_dataset(ORPHANS, sizes, stored_bytes)
+        scheduler.adopt(ORPHANS, range(len(found)), (size for _, size in found))
+
+    def find(self, directory: Path, view: View | None = None) -> Dataset | None:
+        """Return the dataset whose manifest or catalogue lies there, if it is in use and read through this view."""
+        for dataset in self.datasets.values():
+            if dataset.manifest.directory == directory and dataset.view is view:
+                return dataset
+        return None
+
+    def add(self, opened: Opened) -> Dataset:
+        """It is in use; what the tier holds of it is known, whoever fetched it."""
+        found = self.find(opened.manifest.directory, opened.view) or self._same_files(opened)
+        if found is not None:
+            found.opened_at = self._clock()
+            if not opened.manifest.grows and opened.manifest.directory == found.manifest.directory:
+                found.manifest = opened.manifest  # its sums are right; what was mapped long ago may lie on a bad disk
+            if opened.is_settled:
+                found.listed_at = max(found.listed_at, opened.listed_at)
+            found.see_through(opened.source, opened.view)
+            self.inherit_from_older(found.number)
+            return found
+        number = 1 + max(self.datasets, default=ORPHANS)
+        limit = ConcurrencyLimit(self._max_in_flight)
+        dataset = Dataset(
+            number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at, view=opened.view
+        )
+        table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
+        if opened.mean_bytes is not None:
+            table.guess_mean(opened.mean_bytes)
+        dataset.opened_at = self._clock()
+        self.datasets[number] = dataset
+        live = self._scheduler.live_datasets()
+        for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
+            self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+        self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
+        self._retire_older(dataset)
+        opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
+        return dataset
+
+    def _same_files(self, opened: Opened) -> Dataset | None:
+        """Return the dataset of the same files, listed by who sees them in another mount namespace.
+
+        A manifest is named after its content, and its versions say which files they are.
+        """
+        if opened.manifest.grows or is_of_store(opened.source.url):
+            return None
+        alike = (one for one in self.datasets.values() if one.source.url == opened.source.url)
+        return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
+
+    def inherit_from_older(self, number: int) -> None:
+        """What other listings of the same root, or other catalogues, have in the tier is this one's, if nobody reads them any more."""
+        dataset = self.datasets[number]
+        live = self._scheduler.live_datasets()
+        if dataset.catalogue is not None:
+            for other in self.datasets.values():
+                if other is not dataset and other.view is dataset.view and other.number not in live:
+                    self._take_over(dataset, other)
+            return
+        for other in self.datasets.values():
+            if other is not dataset and _are_of_one_origin(other, dataset) and other.number not in live:
+                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+
+    def _retire_older(self, dataset: Dataset) -> None:
+        """Let go of older listings of the same root that no client has open; what they alone have is freed first."""
+        live, tables = self._scheduler.live_datasets(), self._scheduler.tables
+        for other in list(self.datasets.values()):
+            is_older = other.catalogue is None and other is not dataset and _are_of_one_origin(other, dataset)
+            if not is_older or other.number in live or self._clock() - other.opened_at < _RETIRE_SECONDS:
+                continue
+            if is_in_use(other.manifest.directory):
+                continue
+            for object_id in tables[other.number].ids_in(RESIDENT).tolist():
+                self._scheduler.invalidate(other.number, object_id)
+            if self._scheduler.forget_dataset(other.number):
+                self.datasets.pop(other.number).close()
+
+    def object_of(self, number: int, path: str) -> int:
+        """Return the object id of a file in a catalogue, which grows by it if need be.
+
+        Raises:
+            KeyError: There is no such catalogue.
+        """
+        return self._objects_of(number, [path])[0]
+
+    def twins(self, number: int, object_id: int) -> list[tuple[int, int]]:
+        """Return the objects, as dataset and id, of other catalogues or of the same, that are the same file by the same path."""
+        dataset = self.datasets.get(number)
+        if dataset is None or dataset.catalogue is None:
+            return []
+        others = [
+            (one.number, one.catalogue) for one in self.datasets.values()
+            if one.catalogue is not None and one.view is dataset.view and (one is not dataset or one.catalogue.has_repeats)
+        ]  # fmt: skip
+        if not others:
+            return []
+        path = dataset.catalogue.path_bytes(object_id)
+        found = [(other, twin) for other, catalogue in others for twin in catalogue.ids_at(path)]
+        return [twin for twin in found if twin != (number, object_id)]
+
+    def learn(self, number: int, records: npt.NDArray[np.int64]) -> None:
+        """Samples opened these objects: sample, number of objects, their ids, one sample after the other.
+
+        Raises:
+            IndexError: A record is cut off, or names an object that is not there.
+            ValueError: A record names a sample that is not there.
+        """
+        learned = self.datasets[number].learned
+        at = 0
+        while learned is not None and at < len(records):
+            sample, count = records[at : at + 2].tolist() if at + 2 <= len(records) else (0, -1)
+            ids = records[at + 2 : at + 2 + max(0, count)]
+            if len(ids) != count:
+                raise IndexError(f"record of {count} objects at word {at} of {len(records)}")
+            self.require_ids(number, ids)
+            learned.record(sample, ids.tolist())
+            at += 2 + count
+
+    def suppose(self, number: int, samples: npt.NDArray[np.int64], paths: Sequence[str]) -> None:
+        """Samples probably open these files, unless it is known what they open.
+
+        Args:
+            number: Of a dataset that learns what samples open.
+            samples: Sample and number of its files, shape (num_samples, 2).
+            paths: Of all samples, one after the other.
+
+        Raises:
+            KeyError: There is no such dataset, or it does not learn.
+            ValueError: The paths are more or fewer, one is not absolute, or there is no such sample.
+        """
+        learned = self.datasets[number].learned
+        if learned is None:
+            raise KeyError(f"dataset {number} does not learn")
+        counts = samples[:, 1]
+        if (counts < 0).any() or counts.sum() != len(paths):
+            raise ValueError(f"{len(paths)} paths for samples of {counts.sum()} files")
+        ids = self._objects_of(number, paths)
+        at = 0
+        for sample, count in samples.tolist():
+            learned.suppose(sample, ids[at : at + count])
+            at += count
+
+    def _objects_of(self, number: int, paths: Sequence[str]) -> list[int]:
+        """Return the objects of files in a catalogue, which grows once by all that it does not have."""
+        catalogue = self.datasets[number].catalogue
+        if catalogue is None:
+            raise KeyError(f"dataset {number} is no catalogue")
+        ids = {path: catalogue.index_of(path) for path in paths}
+        new = [path for path, object_id in ids.items() if object_id is None]
+        if new:
+            ids.update(zip(new, catalogue.append(new), strict=True))
+            self._scheduler.grow_dataset(number, catalogue.sizes)
+        return [object_id for path in paths if (object_id := ids[path]) is not None]
+
+    def require_ids(self, number: int, ids: npt.ArrayLike) -> None:
+        """Raise KeyError or IndexError when there is no such dataset, or when it has no object of one of these ids."""
+        num_objects = self.datasets[number].manifest.num_objects
+        found = np.asarray(ids)
+        if found.size and not 0 <= found.min() <= found.max() < num_objects:
+            raise IndexError(f"objects {found.min()} to {found.max()} of {num_objects}")
+
+    def key(self, number: int, object_id: int) -> bytes:
+        """Return the key of an object's entry."""
+        return self._orphan_keys[object_id] if number == ORPHANS else self.datasets[number].key(object_id)
+
+    def readable_key(self, number: int, object_id: int) -> bytes:
+        """Return the key under which a reader may take the object now; empty for bytes that may be out of date."""
+        catalogue = self.datasets[number].catalogue
+        if catalogue is not None and not catalogue.is_published(object_id):
+            return b""
+        return self.datasets[number].key(object_id)
+
+    def resident_ids(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the objects of a dataset that are kept in the tier."""
+        return self._scheduler.tables[number].ids_in(RESIDENT)
+
+    def residents_below(self, url: str | None) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Return (dataset, residents at or below the URL) of each that has any; of everything, orphans too, if None."""
+        found = []
+        for number in self._scheduler.tables:
+            ids = self.resident_ids(number)
+            if url is not None:
+                ids = self._below(number, ids, url)
+            if len(ids):
+                found.append((number, ids))
+        return found
+
+    @staticmethod
+    def lists(dataset: Dataset, change: Change) -> bool:
+        """Return True when a manifest has the file that was written, or files below it."""
+        root = dataset.manifest.url
+        if not root.startswith("/"):
+            return False
+        for place, name in itertools.product({root, os.path.realpath(root)}, {change.path, change.real}):
+            if change.below and (is_in(name, place) or is_in(place, name)):
+                return True
+            if is_in(name, place) and dataset.manifest.index_of(name[len(place) :].lstrip("/")) is not None:
+                return True
+        return False
+
+    def entry_keys(self) -> list[memoryview]:
+        """Return the entry keys of all datasets, 16 bytes an object; any thread may ask."""
+        return [dataset.entry_keys for dataset in list(self.datasets.values())]
+
+    def keys_below(self, url: str) -> list[memoryview]:
+        """Return the entry keys of all objects at or below the URL, as far as datasets in use name them."""
+        found = []
+        for number, dataset in self.datasets.items():
+            ids = self._below(number, np.arange(dataset.manifest.num_objects), url)
+            if len(ids):
+                table = np.frombuffer(dataset.entry_keys, dtype=np.uint8).reshape(-1, ENTRY_KEY_BYTES)
+                found.append(memoryview(table[ids].tobytes()))
+        return found
+
+    def close(self) -> None:
+        """Let go of sources and of what is open for writing."""
+        for dataset in self.datasets.values():
+            dataset.close()
+
+    def _below(self, number: int, ids: npt.NDArray[np.int64], url: str) -> npt.NDArray[np.int64]:
+        if number == ORPHANS:
+            return ids[:0]
+        dataset = self.datasets[number]
+        if is_in(dataset.source.url, url):
+            return ids
+        return ids[dataset.manifest.is_below(ids, url)]
+
+    def _take_over(self, target: Dataset, source: Dataset) -> None:
+        """Residents of a catalogue that are files of another one become that one's own."""
+        if target.catalogue is None or source.catalogue is None:
+            return
+        residents, found = target.catalogue.find_files(source.catalogue, self.resident_ids(source.number))
+        is_new = self._scheduler.tables[target.number].states[found] == ABSENT
+        found, residents = found[is_new], residents[is_new]
+        target.catalogue.take_over(found, source.catalogue, residents)
+        self._scheduler.transfer(source.number, residents.tolist(), target.number, found.tolist())
+
+    def _inherit(self, target: Dataset, source: int, keys: list[bytes]) -> None:
+        """Residents of ``source`` whose keys the new dataset has become its own."""
+        if not keys:
+            return
+        ids = self.resident_ids(source)
+        at, found = KeyIndex(keys).match(target.entry_keys)
+        self._scheduler.transfer(source, ids[at].tolist(), target.number, found.tolist())
+
+
+def _are_of_one_origin(one: Dataset, other: Dataset) -> bool:
+    return (one.source.url, one.source.mark) == (other.source.url, other.source.mark) and one.view is other.view

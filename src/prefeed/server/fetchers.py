@@ -14,9 +14,10 @@ from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
-from prefeed.sources.answers import listed_in, require_listed
-from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest, entry_key, version_hash
+from prefeed.sources.answers import require_listed
+from prefeed.sources.catalogue_writer import CatalogueWriter
+from prefeed.sources.listing import UNKNOWN_SIZE
+from prefeed.sources.manifest import Manifest, entry_key, version_hash
 from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import Source
 from prefeed.system.clock import Clock
@@ -71,7 +72,7 @@ class Job:
     @property
     def may_be_grouped(self) -> bool:
         """True when tiers can be asked for it as for any other: nothing has to be asked of its file, and it is no large one."""
-        is_listed = bool(self.lasting_key) and isinstance(self.manifest, Manifest)
+        is_listed = bool(self.lasting_key) and not self.manifest.grows
         return is_listed and self.listed_bytes < _LARGE_BYTES
 
     @property
@@ -268,11 +269,10 @@ class Fetchers:
 
 def _asked(job: Job) -> FetchedObject:
     """Return what the origin gives: the object that it lists, or another one of which it says so."""
-    object_id, manifest = job.ticket.object_id, job.manifest
-    path = manifest.path(object_id)
+    path = job.manifest.path(job.ticket.object_id)
     fetched = job.source.fetch(path)
-    if isinstance(manifest, Manifest):
-        require_listed(fetched, listed_in(manifest, object_id), lambda: job.source.locate(path))
+    if (listed := job.manifest.listed(job.ticket.object_id)) is not None:
+        require_listed(fetched, listed, lambda: job.source.locate(path))
     return fetched
 
 
@@ -296,39 +296,42 @@ def _grouped(jobs: Sequence[Job]) -> Iterator[list[Job]]:
 def read_disk(disk: DiskTier, job: Job) -> FetchedObject | None:
     """Return the object from the disk, None when it is not there, or its file is not what it was."""
     data = disk.read(job.lasting_key)
-    if data is None or isinstance(job.manifest, Manifest):
-        return None if data is None else FetchedObject(data=data, version="")
-    path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = _versions(job.source, [path])
-    is_present = version and entry_key(job.manifest.url, path, version, size) == job.lasting_key
-    return FetchedObject(data=data, version=version, inode=_inode(job.source, path)) if is_present else None
+    if data is None:
+        return None
+    key, version = _present_key(job)
+    return _found(job, data, version) if key == job.lasting_key else None
 
 
 def compare_held(job: Job) -> FetchedObject | None:
     """Return what is held of a file, with no bytes where the tier has them; None when the file is another one by now."""
-    path = job.manifest.path(job.ticket.object_id)
-    (size,), (version,) = _versions(job.source, [path])
-    if not version or entry_key(job.manifest.url, path, version, size) not in job.held.keys:
-        return None
-    return FetchedObject(data=job.held.data or b"", version=version, inode=_inode(job.source, path))
+    key, version = _present_key(job)
+    return _found(job, job.held.data or b"", version) if key in job.held.keys else None
 
 
 def read_pool(pool: PoolTier, job: Job, is_urgent: Callable[[], bool]) -> FetchedObject | None:
-    """Return the object from the pool, None when it is not there.
+    """Return the object from the pool, None when it is not there; another node may have read what this one never saw."""
+    key, version = _present_key(job)
+    data = pool.read(key, is_urgent=is_urgent) if key else None
+    return None if data is None else _found(job, data, version)
 
-    A file of a catalogue is asked for its version first: another node may have read what this one never saw.
+
+def _present_key(job: Job) -> tuple[bytes, str]:
+    """Return the key of the bytes that the object has now, and its version; nothing where that cannot be told.
+
+    A file of a catalogue is asked. What a manifest lists is what was listed: its version need not be told again.
     """
-    if isinstance(job.manifest, Manifest):
-        data = pool.read(job.lasting_key, is_urgent=is_urgent) if job.lasting_key else None
-        return None if data is None else FetchedObject(data=data, version="")
+    if not job.manifest.grows:
+        return job.lasting_key, ""
     path = job.manifest.path(job.ticket.object_id)
     (size,), (version,) = _versions(job.source, [path])
-    data = pool.read(entry_key(job.manifest.url, path, version, size), is_urgent=is_urgent) if version else None
-    return None if data is None else FetchedObject(data=data, version=version, inode=_inode(job.source, path))
+    return (entry_key(job.manifest.url, path, version, size), version) if version else (b"", "")
 
 
-def _inode(source: Source, path: str) -> int:
-    return source.identity(path) if isinstance(source, PosixSource) else 0
+def _found(job: Job, data: Buffer, version: str) -> FetchedObject:
+    """Return what a tier has, with the file that it is where the version was asked for."""
+    source, path = job.source, job.manifest.path(job.ticket.object_id)
+    inode = source.identity(path) if version and isinstance(source, PosixSource) else 0
+    return FetchedObject(data=data, version=version, inode=inode)
 
 
 def _versions(source: Source, paths: list[str]) -> tuple[list[int], list[str]]:
@@ -343,7 +346,7 @@ def offer_to_pool(pool: PoolTier, result: Result) -> None:
     if not fetched.version or is_changed(result):
         return
     key = job.lasting_key
-    if not isinstance(job.manifest, Manifest):
+    if job.manifest.grows:
         path = job.manifest.path(job.ticket.object_id)
         key = entry_key(job.manifest.url, path, fetched.version, memoryview(fetched.data).nbytes)
     if key:
@@ -353,14 +356,13 @@ def offer_to_pool(pool: PoolTier, result: Result) -> None:
 def is_changed(result: Result) -> bool:
     """Return whether the origin gave another version, or another size, than the manifest has."""
     assert result.fetched is not None
-    manifest, object_id = result.job.manifest, result.job.ticket.object_id
-    if not isinstance(manifest, Manifest):
-        return False  # a catalogue lists what is there when it is read
-    listed_size = manifest.sizes[object_id]
-    if listed_size != UNKNOWN_SIZE and listed_size != memoryview(result.fetched.data).nbytes:
+    listed = result.job.manifest.listed(result.job.ticket.object_id)
+    if listed is None:
+        return False
+    if listed.size_bytes not in (-1, memoryview(result.fetched.data).nbytes):
         return True
-    listed, seen = manifest.version_hash(object_id), result.fetched.version
-    return bool(listed) and bool(seen) and version_hash(seen) != listed
+    seen = result.fetched.version
+    return bool(listed.version_hash) and bool(seen) and version_hash(seen) != listed.version_hash
 
 
 def check(job: CheckJob) -> CheckResult:

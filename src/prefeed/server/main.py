@@ -28,7 +28,7 @@ from prefeed.server.node import Node
 from prefeed.server.session_files import SessionFiles
 from prefeed.server.sessions import Sessions
 from prefeed.server.tier_budget import Room
-from prefeed.sources.file_catalogues import remove_unused as remove_unused_catalogues
+from prefeed.sources.catalogue_writer import remove_unused as remove_unused_catalogues
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
 from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits

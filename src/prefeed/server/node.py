@@ -25,11 +25,10 @@ from prefeed.core.table import FETCHING
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
+from prefeed.server.datasets import Registry
 from prefeed.server.disk import DiskTier
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
-from prefeed.server.registry import Registry
 from prefeed.server.sharing import Sharing
-from prefeed.sources.catalogue import CatalogueWriter
 from prefeed.store.writer import TierWriter
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
@@ -345,7 +344,7 @@ class Node:
             placement = self.scheduler.arrived(ticket, size, changed=changed)
             if placement == Placement.DIRECT and self._is_outdated(result):
                 continue
-            if isinstance(manifest := result.job.manifest, CatalogueWriter):
+            if (manifest := result.job.manifest).grows:
                 manifest.observe(ticket.object_id, result.fetched.version, size, result.fetched.inode)
             if not changed:
                 self._offer_to_disk(result)
@@ -364,7 +363,7 @@ class Node:
         for result in results:
             ticket, fetched, manifest = result.job.ticket, result.fetched, result.job.manifest
             host = self._sharing.host_of(result) if result.where == Where.MEMORY else None
-            if host is not None and fetched is not None and isinstance(manifest, CatalogueWriter):
+            if host is not None and fetched is not None and manifest.grows:
                 size = self.scheduler.tables[host[0]].size_bytes(host[1])
                 manifest.observe(ticket.object_id, fetched.version, size, fetched.inode)
                 self.scheduler.share(ticket, size)

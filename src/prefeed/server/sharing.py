@@ -17,8 +17,8 @@ from prefeed.core.actions import Free, Placement, Ticket
 from prefeed.core.inventory import Key
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import FETCHING, RESIDENT
+from prefeed.server.datasets import Registry
 from prefeed.server.fetchers import NOTHING, Held, Result
-from prefeed.server.registry import Registry
 from prefeed.sources.manifest import entry_key
 
 

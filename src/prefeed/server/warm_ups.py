@@ -24,7 +24,7 @@ from prefeed.core.table import RESIDENT
 from prefeed.server.datasets import Dataset, KeyIndex
 from prefeed.server.disk import DiskTier
 from prefeed.server.node import Node
-from prefeed.sources.manifest import UNKNOWN_SIZE, Manifest
+from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.system.clock import Clock
 from prefeed.types import ENTRY_KEY_BYTES, WarmResult
 
@@ -230,7 +230,7 @@ class WarmUps:
 def _is_lasting(warm_up: _WarmUp) -> npt.NDArray[np.bool_]:
     """Return of each object whether the disk tier keeps it: not without a version."""
     manifest = warm_up.dataset.manifest
-    if isinstance(manifest, Manifest):
-        lasts: npt.NDArray[np.bool_] = manifest.version_hashes[warm_up.ids] != 0
-        return lasts
-    return np.ones(len(warm_up.ids), dtype=bool)
+    if manifest.grows:
+        return np.ones(len(warm_up.ids), dtype=bool)
+    lasts: npt.NDArray[np.bool_] = manifest.version_hashes[warm_up.ids] != 0
+    return lasts

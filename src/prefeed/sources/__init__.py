@@ -7,37 +7,28 @@ Start with ``urls.open_source`` (a URL becomes a ``Source``) and ``library.Manif
 ``urls``               from a URL or a path to a source
 ``posix``              files below a directory
 ``objectstore``        objects behind S3, GCS, Azure and HTTP, through obstore
-``listing``            listings through obstore
-``prefix_walk``        an object store listed prefix by prefix, many at a time
-``http_index``         listings of plain HTTP servers: an index file, else WebDAV
+``store_listing``      listings through obstore: prefix by prefix, or an index file, or WebDAV
 ``plain_web``          answers of web servers that give no length
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack
+``listing``            objects by dense ids, in mapped columns: what both kinds have in common
 ``manifest``           the immutable, ordered listing of one origin, as one mapped file
 ``manifest_writer``    manifests made from listings, lists and arrays
 ``library``            all manifests of one home
 ``known_directories``  what makes the next listing of a local directory cheap
-``listing_threads``    directories listed in parallel
-``file_names``         names in a directory, as columns
+``file_names``         names in a directory, as columns, asked for by several threads
 ``file_versions``      sizes, times and inodes of files, as columns
-``catalogue_reader``   files named by absolute path, with dense ids, in a list that grows
-``catalogue``          the same, in the hands of its server
-``file_catalogues``    the catalogues of one node
-``path_index``         from paths to ids, for lists that grow
+``catalogue``          files named by absolute path, with dense ids, in a list that grows
+``catalogue_writer``   the same, in the hands of its server; all of one node
 ``learned``            which objects each sample opened, kept for the next run
-``mapped_files``       files that one process writes and others map
 ``written``            files that some process of the node writes, and that are not cached
 ``mounts``             which paths lie on storage worth a cache
 ``filesystems``        which file a path leads to, by file system and inode
 ``views``              paths as another process sees them
-``answers``            whether an answer is the object that was listed
+``answers``            an origin asked again while its errors may pass, and whether the answer is the object that was listed
 ``steadiness``         whether a file was changed while it was read
-``asking_again``       an origin asked again while its errors may pass
-``os_errors``          which error stands for one of the operating system's
 ``store_errors``       which error stands for one of obstore's
 ``credentials``        who speaks to a store: ``credentials.json``
 ``store_access``       which store it is: endpoint, partition, account
-``addresses``          addresses that mean another machine on each host
-``forked``             requests from a forked child, through a fresh process
-``helper``             that process
+``fork_proxy``         requests from a forked child, through a fresh process
 """

@@ -1,17 +1,24 @@
-"""Whether what an origin sent is the object that it lists: a login page or half a body must not be taken for it."""
+"""Asking an origin: again while its errors may pass, and whether the answer is the object that it lists.
+
+A login page or half a body must not be taken for an object.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
+import random
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from prefeed.errors import TruncatedBodyError, WrongAnswerError
-from prefeed.sources.listing import version_without_etag
-from prefeed.sources.manifest import COLUMNS, UNKNOWN_SIZE, Manifest, version_hash
-from prefeed.types import FetchedObject
+from prefeed.config import Config
+from prefeed.core.requests import RetryPolicy
+from prefeed.errors import SourceError, TruncatedBodyError, WrongAnswerError
+from prefeed.sources.listing import Listed
+from prefeed.sources.manifest import version_hash
+from prefeed.sources.protocol import Source
+from prefeed.types import Buffer, FetchedObject
 
 _log = logging.getLogger("prefeed")
 
@@ -21,34 +28,6 @@ _MOST_SAID: Final = 20
 _WEAK: Final = "W/"
 
 _said: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What a listing says of one object.
-
-    Attributes:
-        size_bytes: Its size; -1 when the listing does not say.
-        version_hash: See ``manifest.version_hash``; 0 when it has no version.
-        listed_at: Returns when it was listed, in seconds since 1970; asked only where there is no version.
-    """
-
-    size_bytes: int
-    version_hash: int
-    listed_at: Callable[[], float] = lambda: float("inf")
-
-
-def listed_in(manifest: Manifest, object_id: int) -> Listed:
-    """Return what a manifest says of an object."""
-    size = int(manifest.sizes[object_id])
-
-    def listed_at() -> float:
-        try:
-            return os.stat(manifest.directory / COLUMNS).st_mtime
-        except OSError:  # replaced, and removed
-            return float("inf")
-
-    return Listed(-1 if size == UNKNOWN_SIZE else size, manifest.version_hash(object_id), listed_at)
 
 
 def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callable[[], str]) -> None:
@@ -84,6 +63,11 @@ def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callabl
     raise WrongAnswerError(message, url=where())
 
 
+def version_without_etag(modified_seconds: int, size_bytes: int) -> str:
+    """Return the version of an object by time and size; ``""`` without a time."""
+    return f"{modified_seconds}-{size_bytes}" if modified_seconds else ""
+
+
 def _says_changed(fetched: FetchedObject, listed: Listed) -> bool:
     """Return whether another version came: another etag, or, without one on either side, one made after the listing."""
     size = memoryview(fetched.data).nbytes
@@ -100,3 +84,63 @@ def _say_once(where: str, message: str) -> None:
         _said.add(where)
         more = "; further ones are only counted" if len(_said) == _MOST_SAID else ""
         _log.warning("prefeed: %s (tried again; then an error%s)", message, more)
+
+
+_DEADLINE_SECONDS = 60.0
+
+
+def read_origin(source: Source, path: str, config: Config, *, listed: Listed | None = None) -> Buffer:
+    """Return the bytes of the object, tried again while the origin's errors may pass.
+
+    Args:
+        source: Of the origin.
+        path: Of the object.
+        config: Settings.
+        listed: What the listing says of it; what differs from that, and is not said to have changed, is such an error.
+
+    Raises:
+        SourceError: The origin's own error, with the full path in its message.
+    """
+
+    def fetch() -> Buffer:
+        fetched = source.fetch(path)
+        require_listed(fetched, listed, lambda: source.locate(path))
+        return fetched.data
+
+    return patiently(fetch, deadline_seconds=min(config.retry_deadline, _DEADLINE_SECONDS))
+
+
+Result = TypeVar("Result")
+
+
+def patiently(
+    request: Callable[[], Result],
+    *,
+    deadline_seconds: float,
+    stopped: threading.Event | None = None,
+    errors: type[SourceError] = SourceError,
+) -> Result:
+    """Return what the request returns, made again with growing pauses while its errors may pass.
+
+    Args:
+        request: What is asked.
+        deadline_seconds: Time after which it is given up.
+        stopped: Set when nobody wants the result any more.
+        errors: Which of those that may pass are waited for; all others are raised at once.
+
+    Raises:
+        SourceError: A permanent one, or the last one when the time is over.
+    """
+    stopped = stopped or threading.Event()
+    policy = RetryPolicy(deadline_seconds=deadline_seconds)
+    started, attempts = time.monotonic(), 0
+    while True:
+        attempts += 1
+        try:
+            return request()
+        except errors as err:
+            elapsed = time.monotonic() - started
+            jitter = random.Random().random()  # not the global generator: the user's seed stays theirs
+            delay = policy.next_delay(attempts=attempts, elapsed_seconds=elapsed, jitter=jitter)
+            if not err.retryable or delay is None or stopped.wait(delay):
+                raise

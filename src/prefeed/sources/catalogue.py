@@ -1,35 +1,46 @@
-"""Catalogues in the hands of their server: it appends, says what is known of each file, and publishes keys."""
+"""Catalogues: files named by absolute path, with dense ids, in a list that grows while others have it mapped.
+
+::
+
+    <directory>/
+        header.json                         format, uid, number of declared paths; never changed
+        count    uint64 (2,)                number of objects; written last, when all of them is in place; who writes
+        offsets  uint64 (capacity + 1,)     where path i begins in ``paths``
+        paths    bytes                      UTF-8 with surrogate escapes, no separators
+        known    16 bytes (capacity,)       key of the bytes last seen; zeros: never seen
+        sizes    uint64 (capacity,)         size in bytes; UNKNOWN_SIZE where not known
+        versions uint64 (capacity,)         xxh3-64 of the version last seen; 0 where it is unknown
+        hashes   uint64 (capacity,)         xxh3-64 of the path
+        inodes   uint64 (capacity,)         which file it was that was last seen, see ``identity_of``; 0: not known
+        keys     16 bytes (capacity,)       published keys; zeros: ask the server
+
+One server process writes it (``catalogue_writer``), readers map it. Files grow and are never cut: a page of a mapping that has lost its file
+is SIGBUS. For the same reason all of a file's blocks are allocated before they are mapped.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import secrets
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.sources.catalogue_reader import Catalogue, CatalogueHeader
-from prefeed.sources.manifest import ENCODING, HEADER, UNKNOWN_SIZE, entry_key, version_hash
-from prefeed.sources.mapped_files import allocate, as_numbers, key_at
-from prefeed.sources.path_index import PathIndex
-from prefeed.system.removing import remove_tree
+from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, Listing, as_numbers, map_file, opened_while_replaced
+from prefeed.sources.manifest import HEADER
+from prefeed.system.paths import is_in
+from prefeed.system.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
-__all__ = ["Catalogue", "CatalogueWriter", "paths_digest"]
-
+FORMAT: Final = 2
 _CHUNK: Final = 1 << 16
-_SMALLEST_CAPACITY: Final = 1024
-_SMALLEST_PATHS: Final = 1 << 16
-_ITEM_BYTES: Final = {"offsets": 8, "known": 16, "sizes": 8, "versions": 8, "inodes": 8, "keys": 16, "hashes": 8}
-_NO_KEY: Final = bytes(ENTRY_KEY_BYTES)
-_SLASH: Final = ord("/")
 
 
 def paths_digest(paths: Sequence[str]) -> str:
@@ -40,329 +51,224 @@ def paths_digest(paths: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-class CatalogueWriter(Catalogue):
-    """A catalogue in the hands of its server: it appends, says what is known of each file, and publishes keys.
+def name_of_list(paths: Sequence[str]) -> str:
+    """Return the name of the catalogue that begins with these files, in this order."""
+    return f"files-{paths_digest(paths)}"
 
-    Crash-only: it may be killed between any two steps. The next one to open it finds a whole beginning of what was
-    appended, and nothing published.
 
-    **Threads and processes.** One process has it open for writing, and uses it from one thread; only ``path`` may be
-    called from any. The directory that it lies in is that process's alone; if another one opens it for writing all the
-    same, it is that one's from then on: who had it before appends and publishes nothing more.
+def name_of_learned(fingerprint: str) -> str:
+    """Return the name of the catalogue of a dataset whose files are learned."""
+    return f"learned-{fingerprint}"
+
+
+class CatalogueHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``header.json`` holds.
+
+    Attributes:
+        format: Layout version.
+        uid: Differs for every catalogue ever made: ids of one mean nothing in another.
+        num_declared: How many paths, the first ones, it was made with.
     """
 
-    __slots__ = ("_appended", "_checked", "_hashes", "_index", "_inode", "_keys", "_known", "_versions", "_writer")
+    format: int = FORMAT
+    uid: str
+    num_declared: int
 
-    _WRITABLE = True
+
+class Catalogue(Listing):
+    """One catalogue, mapped to be read while its server lets it grow. Opening it costs the same at any size.
+
+    **Ownership.** The files are the server's. What is mapped stays readable when they are replaced.
+    **Threads and processes.** Inherited by forked children; a pickled one is its directory's name and its uid. One
+    thread at a time calls ``refresh``.
+
+    Attributes:
+        header: What it was made with.
+        keys: Published keys, zeros where there is none. It covers the capacity as last mapped; ``refresh`` puts a longer one
+            in its place, and the old one stays valid. So it is with ``offsets``.
+    """
+
+    __slots__ = ("_count", "_inodes", "_sizes", "header")
+
+    grows: ClassVar[Literal[True]] = True
+    _WRITABLE = False
 
     def __init__(self, directory: Path, header: CatalogueHeader, files: int) -> None:
-        """Map the files for writing and withdraw everything; use ``open_or_create``."""
-        self._appended = -1
-        super().__init__(directory, header, files)
-        self._index: PathIndex | None = None
-        self._checked = bytearray()  # 1: the known key was made from a version by this process, or compared with it
-        self.validate()
-        self._writer, self._appended = secrets.randbits(64), self.num_objects
-        self._count[1] = self._writer
-        self._inode = os.stat("count", dir_fd=files).st_ino
-        self.withdraw(None)
-        self.release_pages()
+        """Map the files below the descriptor of the directory; use ``open``."""
+        self.directory = directory
+        self.header = header
+        self.url = "/"
+        self._count = as_numbers(self._map(files, "count"))
+        self._map_all(files)
 
     @classmethod
-    def open_or_create(
-        cls, directory: str | os.PathLike[str], declared: Sequence[str] | None = None
-    ) -> CatalogueWriter:
-        """Return the catalogue in ``directory``, with nothing published.
+    def open(cls, directory: str | os.PathLike[str], uid: str = "") -> Self:
+        """Return the catalogue in ``directory``.
 
         Args:
-            directory: Its parent exists.
-            declared: Absolute paths with the ids 0 to n - 1 in this order, repeated ones included. The caller names the
-                directory after them. Where there is no catalogue of so many, or a damaged one, it is made anew. None:
-                take what is there and make nothing, for one who holds ids of it already.
+            directory: Where it lies.
+            uid: Take this one only, not another that has come to the same place; empty: whichever is there.
 
         Raises:
-            StoreFormatError: ``declared`` is None, and there is no catalogue, or a damaged one.
-            TierFullError: The file system has no room.
-            ValueError: A path is not absolute.
+            StoreFormatError: There is none, it is another one, of another layout, or it is damaged.
         """
         path = Path(directory)
-        try:
-            found = cls.open(path)
-            if declared is None or found.num_declared == len(declared):
-                return found
-        except StoreFormatError:
-            if declared is None:
-                raise
-        return cls._create(path, declared)
+        return opened_while_replaced(lambda: cls._open_once(path, uid), path, "catalogue")
 
     @classmethod
-    def _create(cls, directory: Path, declared: Sequence[str]) -> CatalogueWriter:
-        building, replaced = (directory.parent / f".{word}-{directory.name}" for word in ("building", "replaced"))
-        _remove(building)
-        _remove(replaced)
-        building.mkdir(mode=0o700)
+    def _open_once(cls, directory: Path, uid: str = "") -> Self:
+        files = open_kept(directory)
         try:
-            header = CatalogueHeader(uid=secrets.token_hex(8), num_declared=len(declared))
-            (building / HEADER).write_bytes(msgspec.json.encode(header))
-            allocate(building / "count", 16)
-            allocate(building / "paths", _SMALLEST_PATHS)
-            for name, item in _ITEM_BYTES.items():
-                allocate(building / name, (max(_SMALLEST_CAPACITY, len(declared)) + 1) * item)
-            made = cls._open_once(building)
-            made.append(declared)
-            if os.path.lexists(directory):
-                directory.rename(replaced)
-            building.rename(directory)
-        except BaseException:
-            _remove(building)
-            raise
-        _remove(replaced)
-        made.directory = directory
-        return made
-
-    @property
-    def num_objects(self) -> int:
-        """Number of objects by now; those that another process may have appended are not among them."""
-        return super().num_objects if self._appended < 0 else self._appended
-
-    def append(self, paths: Iterable[str]) -> range:
-        """Add objects of which nothing is known yet; return their ids.
-
-        Raises:
-            TierFullError: The file system has no room; objects added so far stay.
-            StoreFormatError: Another process has it open for writing by now, or has written to it; nothing was changed.
-            ValueError: A path is not absolute.
-        """
-        first = self.num_objects
-        iterator = iter(paths)
-        while chunk := [path.encode(*ENCODING) for path in islice(iterator, _CHUNK)]:
-            self._append_chunk(chunk)
-        return range(first, self.num_objects)
-
-    def _append_chunk(self, paths: list[bytes]) -> None:
-        blob = b"".join(paths)
-        if b"\0" in blob or not all(path.startswith(b"/") for path in paths):
-            wrong = next(path for path in paths if b"\0" in path or not path.startswith(b"/"))
-            raise ValueError(f"{wrong[:200]!r} is not an absolute path")
-        if not self.is_own:
-            raise self._taken()
-        first, last = self._appended, self._appended + len(paths)
-        start = int(self._offsets[first])
-        self._make_room(last, start + len(blob))
-        lengths = np.fromiter(map(len, paths), np.uint64, len(paths))
-        self._paths[start : start + len(blob)] = blob
-        self._offsets[first + 1 : last + 1] = np.uint64(start) + np.cumsum(lengths, dtype=np.uint64)
-        self._sizes[first:last] = UNKNOWN_SIZE
-        self._versions[first:last] = 0
-        self._inodes[first:last] = 0
-        self._hashes[first:last] = np.fromiter(map(xxh3_64_intdigest, paths), np.uint64, len(paths))
-        self._known[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
-        self.keys[first * ENTRY_KEY_BYTES : last * ENTRY_KEY_BYTES] = bytes(ENTRY_KEY_BYTES * len(paths))
-        self._count[0] = self._appended = last
-        if self._index is not None:
-            self._index.add(paths, first)
-
-    def _make_room(self, num_objects: int, path_bytes: int) -> None:
-        fits = num_objects <= self.capacity
-        if fits and path_bytes <= len(self._paths):
-            return
-        if not self._is_in_place():
-            raise self._taken()
-        if path_bytes > len(self._paths):
-            allocate(self.directory / "paths", max(path_bytes, 2 * len(self._paths)))
-        if not fits:
-            capacity = max(num_objects, 2 * self.capacity)
-            for name, item in _ITEM_BYTES.items():
-                allocate(self.directory / name, (capacity + 1) * item)
-        files = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._map_all(files)
+            header = _read_header(files, directory)
+            if uid and header.uid != uid:
+                raise StoreFormatError(f"{directory} holds another catalogue than before")
+            return cls(directory, header, files)
         finally:
             os.close(files)
 
-    @property
-    def is_own(self) -> bool:
-        """False when another process has opened it for writing since, or has appended to it."""
-        return int(self._count[1]) == self._writer and int(self._count[0]) == self._appended
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the directory's name."""
+        return (Catalogue.open, (str(self.directory), self.uid))
 
-    def _is_in_place(self) -> bool:
-        """Return whether its files are still those that have their names: they are about to be made longer by these."""
-        try:
-            return os.stat(self.directory / "count").st_ino == self._inode and self.is_own
-        except OSError:
-            return False
-
-    def _taken(self) -> StoreFormatError:
-        return StoreFormatError(
-            f"{self.directory} was changed by another process than its server: what is new is not added to it. Two servers "
-            "have one directory, or it was copied while in use; end one of them, or give each a PREFEED_HOME"
-        )
-
-    def index_of(self, path: str) -> int | None:
-        """Return the id of a path, the lowest if it was declared twice; None if it has none.
-
-        The first call sorts the hashes of all paths, about 0.1 µs each.
-        """
-        return self._indexed().find(path.encode(*ENCODING))
-
-    def ids_at(self, path: bytes) -> list[int]:
-        """Return the ids of a path, ascending; none if it has none. The first call costs what that of ``index_of`` does."""
-        return self._indexed().find_all(path)
+    def __repr__(self) -> str:
+        """Return directory and count, for logs."""
+        return f"<{type(self).__name__} {self.directory.name}: {self.num_objects} objects>"
 
     @property
-    def has_repeats(self) -> bool:
-        """Whether paths that it was made with may have several ids; as ``ids_at``."""
-        return self._indexed().has_repeats
+    def uid(self) -> str:
+        """What this catalogue is told from others by."""
+        return self.header.uid
 
-    def find_files(self, other: CatalogueWriter, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return which of these objects of another catalogue are files of this one, as their hashes say, and their ids here.
+    @property
+    def num_declared(self) -> int:
+        """How many paths it was made with."""
+        return self.header.num_declared
 
-        Those of which no version is known are left out.
-        """
-        ids = ids[other._versions[ids] != 0]
-        found = self._indexed().find_hashes(other._hashes[ids])
-        return ids[found >= 0], found[found >= 0]
-
-    def take_over(self, ids: NDArray[np.int64], other: CatalogueWriter, other_ids: NDArray[np.int64]) -> None:
-        """Take what another catalogue knows of these files; it is compared with what they are now before anybody reads them."""
-        known, others = (as_numbers(view).reshape(-1, 2) for view in (self._known, other._known))
-        known[ids] = 0  # A kill here: never seen. Never an old key with a new version.
-        self._versions[ids] = other._versions[other_ids]
-        self._sizes[ids] = other._sizes[other_ids]
-        self._inodes[ids] = other._inodes[other_ids]
-        known[ids] = others[other_ids]
-        for index in ids[ids < len(self._checked)].tolist():
-            self._checked[index] = 0
-
-    def _indexed(self) -> PathIndex:
-        if self._index is None:
-            self._index = PathIndex(self._hashes[: self.num_objects], self.path_bytes)
-        return self._index
-
-    def ids_of(self, paths: Iterable[str], inodes: Iterable[int]) -> NDArray[np.int64]:
-        """Return the objects that have one of these paths, or were last seen to be one of these files, and a few others."""
-        hashes = [xxh3_64_intdigest(path.encode(*ENCODING)) for path in paths]
-        count = self.num_objects
-        found = np.isin(self._hashes[:count], np.array(hashes, np.uint64))
-        found |= np.isin(self._inodes[:count], np.array(list(inodes), np.uint64))
-        return np.flatnonzero(found)
-
-    def observe(self, index: int, version: str, size_bytes: int, inode: int = 0) -> EntryKey:
-        """Take note of the bytes that a file has now; return their key, which is the known one from now on."""
-        self._inodes[index] = inode
-        key = entry_key(self.url, self.path(index), version, size_bytes)
-        self._note_checked(index)
-        if key != key_at(self._known, index):
-            _set_key(self._known, index, _NO_KEY)  # A kill here: never seen. Never an old key with a new version.
-            self._versions[index] = version_hash(version)
-            self._sizes[index] = size_bytes if size_bytes >= 0 else UNKNOWN_SIZE
-            _set_key(self._known, index, key)
-        return key
-
-    def known_key(self, index: int) -> EntryKey:
-        """Return the key of the bytes last seen; zeros if the file was never seen."""
-        self._reach(index)
-        return key_at(self._known, index)
-
-    def known_keys(self) -> memoryview:
-        """Return the keys of the bytes last seen, 16 bytes an object, as a live view of all objects by now."""
-        return self._known[: self.num_objects * ENTRY_KEY_BYTES].toreadonly()
-
-    def version_hash(self, index: int) -> int:
-        """Return the hash of the version last seen; 0 where not known."""
-        self._reach(index)
-        return int(self._versions[index])
-
-    def is_as_seen(self, index: int, version: str) -> bool:
-        """Return whether the known key is that of the bytes that a file has now, as its version tells.
-
-        Key and version lie in two files, and a power failure may leave one of them older: hence the key is made once from what is
-        seen now.
-        """
-        if not version or version_hash(version) != self.version_hash(index):
-            return False
-        if index >= len(self._checked) or not self._checked[index]:
-            if entry_key(self.url, self.path(index), version) != self.known_key(index):
-                return False
-            self._note_checked(index)
-        return True
-
-    def _note_checked(self, index: int) -> None:
-        if index >= len(self._checked):
-            self._checked.extend(bytes(max(index, self.capacity) + 1 - len(self._checked)))
-        self._checked[index] = 1
-
-    def publish(self, index: int) -> None:
-        """Let readers take the known key without asking. A reader that sees half of it finds nothing under it."""
-        self._reach(index)
-        if self.is_own:
-            _set_key(self.keys, index, key_at(self._known, index))
-
-    def withdraw(self, ids: NDArray[np.integer[Any]] | None) -> None:
-        """Let readers ask again for these objects; for all with None."""
-        if ids is not None:
-            self._keys[: self.num_objects][ids] = 0
-            return
-        for start in range(0, len(self._keys), _CHUNK):
-            chunk = self._keys[start : start + _CHUNK]
-            if chunk.any():  # A page that is only read stays clean.
-                chunk[:] = 0
-
-    def is_published(self, index: int) -> bool:
-        """Return whether readers can take the object's key without asking."""
-        return self.key(index) != _NO_KEY
-
-    def close(self) -> None:
-        """Let go of the files; views that others hold stay valid. It is as good as empty afterwards."""
-        nothing = np.zeros(1, np.uint64)
-        self._count, self._offsets = np.zeros(2, np.uint64), nothing
-        self._writer = self._appended = 0
-        self._sizes = self._versions = self._inodes = self._hashes = nothing[:0]
-        self.keys = self._known = self._paths = memoryview(b"")
-        self._keys = np.zeros((0, 2), np.uint64)
-        self._index = None
-
-    def _map_all(self, files: int) -> None:
-        super()._map_all(files)
-        known = self._map(files, "known")
-        versions, hashes = (as_numbers(self._map(files, name)) for name in ("versions", "hashes"))
-        if self.num_objects > min(len(known) // ENTRY_KEY_BYTES, len(versions), len(hashes)):
-            raise StoreFormatError(
-                f"{self.directory} is damaged: its files are too short for {self.num_objects} objects"
-            )
-        self._known, self._versions, self._hashes = known, versions, hashes
-        # keys: (capacity, 2)
-        self._keys = as_numbers(self.keys).reshape(-1, 2)
+    @property
+    def num_objects(self) -> int:
+        """Number of objects by now."""
+        return int(self._count[0])
 
     @property
     def capacity(self) -> int:
-        """Number of objects that fit what is mapped."""
-        return min(super().capacity, len(self._known) // ENTRY_KEY_BYTES, len(self._versions), len(self._hashes))
+        """Number of objects that fit what is mapped; more are there after ``refresh``."""
+        return min(len(self.offsets) - 1, len(self._sizes), len(self._inodes), len(self.keys) // ENTRY_KEY_BYTES)
 
-    def validate(self) -> None:
-        """Check that paths are whole: a power failure leaves pages of zeros in files that have their length.
-
-        Raises:
-            StoreFormatError: Offsets do not ascend, or a path does not begin with a slash.
-        """
-        blob = np.frombuffer(self._paths, np.uint8)
+    @property
+    def sizes(self) -> NDArray[np.uint64]:
+        """Bytes of each object by now, shape (num_objects,), ``UNKNOWN_SIZE`` where not known; a live, read-only view."""
         count = self.num_objects
-        for start in range(0, count, _CHUNK):
-            offsets = self._offsets[start : min(count, start + _CHUNK) + 1]
-            if (
-                bool((offsets[1:] <= offsets[:-1]).any())
-                or offsets[-1] > len(blob)
-                or bool((blob[offsets[:-1]] != _SLASH).any())
-            ):
-                raise StoreFormatError(f"{self.directory} is damaged: paths are missing after object {start}")
+        if count > self.capacity:
+            self.refresh()
+        view = self._sizes[:count]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the known sizes, in bytes; reads all of them."""
+        sizes = self.sizes
+        return int(sizes[sizes != np.uint64(UNKNOWN_SIZE)].sum())
+
+    def listed(self, index: int) -> None:
+        """A file has the bytes that it has when it is read."""
+
+    def is_below(self, ids: NDArray[np.int64], url: str) -> NDArray[np.bool_]:
+        """Return of each of these files whether it is at or below a path; shape (num_ids,)."""
+        return np.array([is_in(self.path(index), url) for index in ids.tolist()], np.bool_)
+
+    def directories(self) -> set[str]:
+        """Return the directories that its files lie in, with a slash at the end; reads all paths, 0.3 us each."""
+        ends = self.offsets[: min(self.num_objects, self.capacity) + 1].tolist()
+        blob = bytes(self.path_blob[: ends[-1]])
+        found = {blob[start : blob.rfind(b"/", start, end) + 1] for start, end in itertools.pairwise(ends)}
+        return {directory.decode(*ENCODING) for directory in found}
+
+    def withdraw_all(self) -> None:
+        """Let no reader find an object without asking a server: for a client that has none to tell what has changed.
+
+        A file that is gone, or may not be written, is left alone.
+        """
+        with contextlib.suppress(OSError), open(self.directory / "keys", "r+b") as file:
+            left = os.fstat(file.fileno()).st_size
+            while left > 0:
+                left -= file.write(bytes(min(left, 1 << 20)))
+
+    def key(self, index: int) -> EntryKey:
+        """Return the published key of a file's bytes; zeros while there is none."""
+        self._reach(index)
+        return super().key(index)
+
+    def inode(self, index: int) -> int:
+        """Return which file it was that was last seen under the path; 0 where not known."""
+        self._reach(index)
+        return int(self._inodes[index])
+
+    def refresh(self) -> bool:
+        """Map what the files have grown by; return whether they had.
+
+        Views taken before stay valid. Nothing changes when the catalogue is gone or another one is in its place.
+        """
+        try:
+            files = open_kept(self.directory)
+        except OSError:
+            return False
+        try:
+            if _read_header(files, self.directory) != self.header or not self._has_grown(files):
+                return False
+            self._map_all(files)
+            return True
+        except (OSError, StoreFormatError):
+            return False
+        finally:
+            os.close(files)
+
+    def _reach(self, index: int) -> None:
+        """Make sure that an object is mapped."""
+        super()._reach(index)
+        if index >= self.capacity:
+            self.refresh()
+            if index >= self.capacity:
+                raise IndexError(f"object {index} of {self.capacity} that are mapped")
+
+    def _has_grown(self, files: int) -> bool:
+        mapped = {
+            "keys": len(self.keys),
+            "paths": len(self.path_blob),
+            "offsets": self.offsets.nbytes,
+            "sizes": self._sizes.nbytes,
+            "inodes": self._inodes.nbytes,
+        }
+        return any(os.stat(name, dir_fd=files).st_size != size for name, size in mapped.items())
+
+    def _map_all(self, files: int) -> None:
+        count = self.num_objects  # Read first: a file is long enough for the count before the count says so.
+        offsets, sizes, inodes = (as_numbers(self._map(files, name)) for name in ("offsets", "sizes", "inodes"))
+        keys, paths = self._map(files, "keys"), self._map(files, "paths")
+        if (
+            len(keys) % ENTRY_KEY_BYTES
+            or count >= len(offsets)
+            or count > min(len(sizes), len(inodes))
+            or count * ENTRY_KEY_BYTES > len(keys)
+        ):
+            raise StoreFormatError(f"{self.directory} is damaged: its files do not fit {count} objects")
+        if offsets[0] != 0 or int(offsets[count]) > len(paths):
+            raise StoreFormatError(f"{self.directory} is damaged: paths end at {offsets[count]} of {len(paths)} bytes")
+        # Offsets last: who reads a path in another thread finds none beyond ``paths``.
+        self.path_blob, self._sizes, self._inodes, self.keys, self.offsets = paths, sizes, inodes, keys, offsets
+
+    def _map(self, files: int, name: str) -> memoryview:
+        return map_file(files, name, writable=self._WRITABLE)
 
 
-def _set_key(keys: memoryview, index: int, key: bytes) -> None:
-    keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES] = key
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _read_header(files: int, directory: Path) -> CatalogueHeader:
+    descriptor = os.open(HEADER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=files)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read()
+    try:
+        header = msgspec.json.decode(content, type=CatalogueHeader)
+    except msgspec.DecodeError as err:
+        raise StoreFormatError(f"{directory / HEADER} is damaged: {err}") from err
+    if header.format != FORMAT:
+        raise StoreFormatError(f"{directory} has layout {header.format}; this version reads {FORMAT}")
+    return header

@@ -17,14 +17,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import CredentialsError
-from prefeed.system.files import write_private
+from prefeed.system.files import read_private, write_private
 
 FILE: Final = "credentials.json"
 FORMAT: Final = 1
@@ -96,35 +95,6 @@ def write_credentials(home: Path, entries: Sequence[Mapping[str, Value]]) -> boo
             return False
     write_private(path, data)
     return True
-
-
-def read_private(path: Path) -> bytes | None:
-    """Return what is in a file that only this user may read; None when there is none.
-
-    Raises:
-        CredentialsError: Others may read or write it, or it is no file.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as err:
-        raise CredentialsError(f"cannot read the credentials in {path}: {err.strerror}", path=str(path)) from err
-    try:
-        _require_private(os.fstat(descriptor), path)
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
-
-
-def _require_private(status: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise CredentialsError(
-            f"{path} must be a file of user {os.geteuid()} that nobody else can read; it has "
-            f"owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}. Run chmod 600 {path}",
-            path=str(path),
-        )
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -7,18 +7,24 @@ import os
 import stat
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.sources.listing_threads import work_off
-from prefeed.sources.os_errors import raise_translated
+from prefeed.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    PassedThroughError,
+    SourceError,
+    TransientSourceError,
+)
 from prefeed.sources.views import View
 from prefeed.types import ListingProgress
 
@@ -228,3 +234,85 @@ def _joined(prefix: bytes, names: list[bytes]) -> tuple[bytes, NDArray[np.int64]
 
 def _seen(path: bytes, status: os.stat_result) -> Directory:
     return Directory(path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+LISTING_THREADS: Final = 32
+_PATIENCE_SECONDS: Final = 0.005
+"""A listing in which nothing is found for so long waits for its storage: twice as many threads ask."""
+
+Task = TypeVar("Task")
+
+
+def work_off(
+    todo: deque[Task], step: Callable[[Task], None], *, found: Callable[[], int], report: Callable[[], None]
+) -> None:
+    """Do every task; a step may add others.
+
+    While the storage answers at once one thread does all: more would only wait for each other. Where questions wait for a
+    server, as on network storage, there are soon 32.
+
+    Args:
+        todo: Tasks; the last one is done first.
+        step: Does one.
+        found: Grows while a step goes on.
+        report: Called from time to time, and at the end.
+
+    Raises:
+        Exception: What a step raised; the others are dropped.
+    """
+
+    def work() -> None:
+        while True:
+            try:
+                task = todo.pop()
+            except IndexError:
+                return
+            step(task)
+
+    with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="prefeed-list") as pool:
+        pending: set[Future[None]] = set()
+        threads, before = 1, found()
+        try:
+            while todo or pending:
+                for _ in range(min(len(todo), threads - len(pending))):
+                    pending.add(pool.submit(work))
+                done, pending = wait(pending, _PATIENCE_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                if not done and found() == before:
+                    threads = min(2 * threads, LISTING_THREADS)
+                before = found()
+                report()
+        finally:
+            todo.clear()
+
+
+_PERMANENT: Final = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP}
+)
+"""What asking a second time does not change; whoever opens the file is told in the system's own words."""
+
+
+def raise_translated(err: OSError | ValueError, path: str, *, listing: bool = False) -> NoReturn:
+    """Raise the error of the tree that stands for one of the operating system's.
+
+    Args:
+        err: What the system said.
+        path: What was asked for.
+        listing: It was asked for by a listing, not by who reads it.
+    """
+    if isinstance(err, SourceError):
+        raise err
+    if isinstance(err, FileNotFoundError):
+        advice = "check the path, and that the storage is mounted on this node" if listing else "was it removed?"
+        raise ObjectNotFoundError(f"{path} does not exist; {advice}", path=path) from err
+    if isinstance(err, NotADirectoryError | IsADirectoryError):
+        wanted = "directory; pass the directory that holds the files" if listing else "file"
+        raise ObjectNotFoundError(f"{path} is not a {wanted}", path=path) from err
+    if isinstance(err, PermissionError):
+        raise AccessDeniedError(f"{path} may not be read by user {os.geteuid()}; change its mode", path=path) from err
+    if isinstance(err, OSError) and err.errno in _PERMANENT and not listing:
+        raise PassedThroughError(f"{path}: {err.strerror}", path=path) from err
+    if isinstance(err, ValueError):
+        raise ObjectNotFoundError(f"{path!r} cannot be the name of a file: {err}", path=path) from err
+    raise TransientSourceError(f"{path}: {err.strerror or err}", path=path, errno=err.errno) from err

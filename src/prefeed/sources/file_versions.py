@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from prefeed.sources.file_names import raise_translated, work_off
 from prefeed.sources.filesystems import OWN, FileSystems
-from prefeed.sources.listing_threads import work_off
-from prefeed.sources.os_errors import raise_translated
 from prefeed.sources.views import View
 from prefeed.types import ListingProgress
 

@@ -14,9 +14,8 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from prefeed.sources.addresses import is_loopback
 from prefeed.sources.mounts import sources_of_devices
-from prefeed.system.machine import boot_id, mount_number
+from prefeed.system.machine import boot_id, is_loopback, mount_number
 
 _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
 """Types that are mounted by the name of what they hold, and number files alike on every node."""

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import TierFullError
-from prefeed.sources.mapped_files import allocate
+from prefeed.sources.listing import allocate
 from prefeed.system.trust import open_in_kept
 
 Words = NDArray[np.int64]

@@ -18,9 +18,10 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import ManifestDamagedError, SourceError, StoreFormatError, ThrottledError
-from prefeed.sources.asking_again import patiently
+from prefeed.sources.answers import patiently
 from prefeed.sources.known_directories import directories_if_unchanged, files_now, is_trusted
-from prefeed.sources.manifest import COLUMNS, CURRENT, ENCODING, Manifest, current_generation
+from prefeed.sources.listing import ENCODING
+from prefeed.sources.manifest import COLUMNS, CURRENT, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
     SHARED_SECONDS,
     adopt_generation,

@@ -1,127 +1,227 @@
-"""Listings through obstore: what a store lists itself, and what stands in for it on plain HTTP servers."""
+"""Listings: the objects of an origin by dense ids, in columns that are mapped from files and never loaded.
+
+Two kinds have this in common: a ``Manifest`` lists what lies below one root, and is never changed; a ``Catalogue`` lists files
+by absolute path, and grows. Files that one process writes and others map are allocated before they are mapped, and never cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+import errno
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
 
-import obstore
+import numpy as np
+from numpy.typing import NDArray
 
-from prefeed.errors import AccessDeniedError, CannotListError, SourceError
-from prefeed.sources.http_index import parse_index
-from prefeed.sources.prefix_walk import walk_prefixes
-from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
-from prefeed.types import ObjectInfo
+from prefeed.errors import StoreFormatError, TierFullError, UnsafeDirectoryError
+from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
-if TYPE_CHECKING:
-    from obstore import ObjectMeta
-    from obstore.store import ObjectStore
+UNKNOWN_SIZE: Final = 2**64 - 1
+ENCODING: Final = ("utf-8", "surrogateescape")
 
-_LIST_BATCH: Final = 1000
-_INDEX_CHUNK_BYTES: Final = 4 * 1024**2
-
-
-def version_of(meta: ObjectMeta) -> str:
-    """Return the etag, else time and size, else ``""``: obstore gives 1970 where a server tells no time."""
-    etag = meta["e_tag"]
-    if etag:
-        return etag
-    return version_without_etag(modified_of(meta), meta["size"])
+_Opened = TypeVar("_Opened")
 
 
-def modified_of(meta: ObjectMeta) -> int:
-    """Return when the object was last changed, in seconds since 1970; 0 when the server does not say."""
-    return int(meta["last_modified"].timestamp())
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a listing says of one object's bytes.
 
-
-def version_without_etag(modified_seconds: int, size_bytes: int) -> str:
-    """Return the version of an object by time and size; ``""`` without a time."""
-    return f"{modified_seconds}-{size_bytes}" if modified_seconds else ""
-
-
-def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in batches; obstore's own errors pass through.
-
-    A zero-byte object whose name is a directory of the next one (``train/`` before ``train/a.jpg``), as
-    consoles make them, is left out.
+    Attributes:
+        size_bytes: Its size; -1 when the listing does not say.
+        version_hash: See ``manifest.version_hash``; 0 when it has no version.
+        listed_at: Returns when it was listed, in seconds since 1970; asked only where there is no version.
     """
-    return _without_directories(obstore.list(store, prefix or None, chunk_size=_LIST_BATCH))
+
+    size_bytes: int
+    version_hash: int
+    listed_at: Callable[[], float] = lambda: float("inf")
 
 
-def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in any order, many prefixes at a time where that is quicker; see ``list_store``."""
+class Listing(ABC):
+    """Objects by dense ids, 0 <= id < ``num_objects``: path, size and entry key of each.
 
-    def list_level(prefix: str) -> tuple[list[ObjectInfo], list[str]]:
-        found = obstore.list_with_delimiter(store, prefix or None)
-        return [_info_of(meta) for meta in found["objects"]], list(found["common_prefixes"])
+    Attributes:
+        grows: False: one root was listed, and what is said of an object holds until it is listed again. True: files are added
+            as they are opened by path, and each is what it is when it is read.
+        directory: Where its files lie.
+        url: Canonical URL of the root; ``/`` where paths are absolute.
+        keys: Entry keys by which readers find objects; that of object i is ``keys[i * 16 : (i + 1) * 16]``.
+        path_blob: The paths, one after the other.
+        offsets: Where each begins in it, and the last one's end, uint64.
+    """
 
-    return walk_prefixes(lambda prefix: list_store(store, prefix), list_level)
+    __slots__ = ("directory", "keys", "offsets", "path_blob", "url")
+
+    grows: ClassVar[bool]
+    directory: Path
+    url: str
+    keys: memoryview
+    path_blob: memoryview
+    offsets: NDArray[np.uint64]
+
+    @property
+    @abstractmethod
+    def uid(self) -> str:
+        """Listings of one kind with the same are the same: ids of one mean the same in the other."""
+
+    @property
+    @abstractmethod
+    def num_objects(self) -> int:
+        """Number of objects by now."""
+
+    @property
+    @abstractmethod
+    def num_declared(self) -> int:
+        """Number of objects, the first ones, that it began with."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> NDArray[np.uint64]:
+        """Bytes of each object, shape (num_objects,); ``UNKNOWN_SIZE`` where not known."""
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return self.num_objects
+
+    def path(self, index: int) -> str:
+        """Return the path of an object, relative to the root."""
+        return self.path_bytes(index).decode(*ENCODING)
+
+    def path_bytes(self, index: int) -> bytes:
+        """Return the path of an object as it stands in the file."""
+        self._reach(index)
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        if end > len(self.path_blob):
+            self.refresh()
+        return bytes(self.path_blob[start:end])
+
+    def key(self, index: int) -> EntryKey:
+        """Return the key by which readers find an object's bytes; zeros while there is none."""
+        return key_at(self.keys, index)
+
+    def size(self, index: int) -> int | None:
+        """Return the size of an object in bytes; None where not known."""
+        self._reach(index)
+        size = int(self.sizes[index])
+        return None if size == UNKNOWN_SIZE else size
+
+    @abstractmethod
+    def listed(self, index: int) -> Listed | None:
+        """Return what the bytes of an object have to be; None: whatever they are when it is read."""
+
+    @abstractmethod
+    def is_below(self, ids: NDArray[np.int64], url: str) -> NDArray[np.bool_]:
+        """Return of each of these objects whether it is at or below a URL, which lies below the root; shape (num_ids,)."""
+
+    def inode(self, index: int) -> int:
+        """Return which file it was that was last seen under the path, as ``identity_of`` says; 0 where not known."""
+        return 0
+
+    def refresh(self) -> bool:
+        """Map what the files have grown by; return whether they had. Views taken before stay valid."""
+        return False
+
+    def release_pages(self) -> None:
+        """Let the kernel have back the pages that were touched; the next use maps them anew, from the page cache."""
+        for view in (self.keys, self.path_blob, self.sizes, self.offsets):
+            release_pages(view)
+
+    def _reach(self, index: int) -> None:
+        """Make sure that an object is mapped."""
+        if not 0 <= index < self.num_objects:
+            raise IndexError(f"object {index} of {self.num_objects}")
 
 
-def _info_of(meta: ObjectMeta) -> ObjectInfo:
-    return ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
-
-
-def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:
-    held: ObjectInfo | None = None  # A zero-byte object, kept back until the next path shows whether it is a directory.
-    for batch in batches:
-        objects: list[ObjectInfo] = []
-        for meta in batch:
-            info = _info_of(meta)
-            if held is not None and not info.path.startswith(held.path + "/"):
-                objects.append(held)
-            held = info if info.size_bytes == 0 else None
-            if held is None:
-                objects.append(info)
-        if objects:
-            yield objects
-    if held is not None:
-        yield [held]
-
-
-def list_http(
-    store: ObjectStore, url: str, index: str, *, timeout: float, fetch_plainly: Callable[[str], bytes]
-) -> Iterator[list[ObjectInfo]]:
-    """Yield what the index file lists, or else what the server answers to WebDAV's PROPFIND.
-
-    Args:
-        store: Client for the whole server, not for the root alone: paths of a WebDAV listing are the server's.
-        url: Canonical URL of the root.
-        index: Name of the index file in it.
-        timeout: Seconds one request may take, for messages.
-        fetch_plainly: Returns the whole file of that name in the root, sent without a length.
+def opened_while_replaced(open_once: Callable[[], _Opened], path: Path, what: str) -> _Opened:
+    """Return what is opened; another one may take its place meanwhile, so that it is tried three times.
 
     Raises:
-        CannotListError: Neither is there; the message says how to make an index.
+        StoreFormatError: There is none, not all of it, or others than this user may have written to it.
     """
-    root = unquote(urlsplit(url).path).strip("/")
-    found = _open_index(store, f"{root}/{index}" if root else index, lambda: fetch_plainly(index))
-    if found is not None:
-        yield from parse_index(found, name=f"{url}/{index}")
-        return
-    try:
-        for batch in list_store(store, root):
-            yield [replace(info, path=info.path.removeprefix(root).lstrip("/")) for info in batch]
-    except Exception as err:  # noqa: BLE001 - the table of errors decides
-        translated = translate(err, url, timeout=timeout)
-        if not isinstance(translated, SourceError) or translated.retryable or isinstance(translated, AccessDeniedError):
-            raise translated from cause_of(err)
-        raise CannotListError(
-            f"{url} cannot be listed: it has no {index}, and the server has no WebDAV. Make an index in the served "
-            f"directory with  find . -type f -printf '%P\\t%s\\n' > {index}",
-            url=url,
-            index=index,
-        ) from cause_of(err)
+    for last_try in (False, False, True):
+        try:
+            return open_once()
+        except UnsafeDirectoryError as err:
+            raise StoreFormatError(str(err)) from err
+        except (FileNotFoundError, NotADirectoryError) as err:
+            if last_try:
+                raise StoreFormatError(f"{path} holds no {what}, or not all of it: {err.filename}") from err
+    raise AssertionError
 
 
-def _open_index(store: ObjectStore, index: str, fetch_plainly: Callable[[], bytes]) -> Iterable[bytes] | None:
+def allocate(path: Path, size_bytes: int) -> None:
+    """Make a file at least that long, with blocks for all of it: a mapped hole on a full disk ends in SIGBUS.
+
+    Raises:
+        TierFullError: The file system has no room; what the file held stays.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return obstore.get(store, index).stream(min_chunk_size=_INDEX_CHUNK_BYTES)
-    except FileNotFoundError:
-        return None
-    except Exception as err:
-        if NO_LENGTH not in str(err):
-            raise
-        return [fetch_plainly()]
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as err:
+        if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            text = f"{path.parent} has no room for {size_bytes} bytes of {path.name}: free some space there"
+            raise TierFullError(text, path=str(path), size_bytes=size_bytes) from err
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def mapped(descriptor: int, *, writable: bool = False) -> memoryview:
+    """Return the whole of an open file, as long as it is now; it is not empty. The mapping keeps the open file."""
+    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ))
+
+
+def map_file(directory: int, name: str, *, writable: bool) -> memoryview:
+    """Return the whole of a file below the descriptor of its directory, as long as it is now.
+
+    Raises:
+        StoreFormatError: It is empty.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not os.fstat(descriptor).st_size:
+            raise StoreFormatError(f"{name} is empty")
+        return mapped(descriptor, writable=writable)
+    finally:
+        os.close(descriptor)
+
+
+def as_numbers(view: memoryview) -> NDArray[np.uint64]:
+    """Return what is mapped as numbers.
+
+    Raises:
+        StoreFormatError: It is no whole number of numbers.
+    """
+    if len(view) % 8:
+        raise StoreFormatError(f"a file of {len(view)} bytes does not hold numbers of 8 bytes")
+    return np.frombuffer(view, np.uint64)
+
+
+def split_paths(blob: Buffer, offsets: NDArray[np.uint64]) -> list[bytes]:
+    """Return the paths of a blob, one ``bytes`` each."""
+    joined, ends = bytes(blob), offsets.tolist()
+    return [joined[start:end] for start, end in pairwise(ends)]
+
+
+def key_at(keys: memoryview, index: int) -> EntryKey:
+    """Return the key at that place; 16 bytes each."""
+    return EntryKey(bytes(keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES]))
+
+
+def release_pages(view: memoryview | NDArray[np.uint64]) -> None:
+    """Let the kernel have back the pages that were touched; the next use maps them anew, from the page cache."""
+    of_file: Any = view
+    while not isinstance(of_file, mmap.mmap):
+        of_file = of_file.obj if isinstance(of_file, memoryview) else of_file.base
+        if of_file is None:
+            return
+    of_file.madvise(mmap.MADV_DONTNEED)

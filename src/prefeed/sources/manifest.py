@@ -20,28 +20,35 @@ A manifest of which only the paths are known is not settled: its keys are zeros,
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest, xxh3_128_hexdigest
 
-from prefeed.errors import ManifestDamagedError, StoreFormatError, UnsafeDirectoryError
-from prefeed.sources.mapped_files import key_at, release_pages, split_paths
+from prefeed.errors import ManifestDamagedError, StoreFormatError
+from prefeed.sources.listing import (
+    ENCODING,
+    UNKNOWN_SIZE,
+    Listed,
+    Listing,
+    mapped,
+    opened_while_replaced,
+    release_pages,
+    split_paths,
+)
 from prefeed.system.locks import flock_within
 from prefeed.system.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 FORMAT: Final = 3
-UNKNOWN_SIZE: Final = 2**64 - 1
-ENCODING: Final = ("utf-8", "surrogateescape")
 CURRENT: Final = "current"
 HEADER: Final = "header.json"
 """Of catalogues, and of manifests of layouts before this one."""
@@ -130,7 +137,7 @@ def _padding(size: int) -> bytes:
     return bytes(-size % 8)
 
 
-class Manifest:
+class Manifest(Listing):
     """One listing, mapped from disk. Opening it reads all of it once, to compare the sums: 10 ms for a million objects.
 
     **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them: a mapped
@@ -139,22 +146,17 @@ class Manifest:
     manifest is its directory's name.
 
     Attributes:
-        directory: Generation this manifest was read from.
-        url: Canonical URL of the root.
-        num_objects: Number of objects; ids are 0 <= id < num_objects.
+        header: What the header holds.
         total_bytes: Sum of the known sizes, in bytes.
-        sizes: Bytes of each object, shape (num_objects,), uint64; ``UNKNOWN_SIZE`` where not known.
         version_hashes: See ``version_hash``, shape (num_objects,), uint64; 0 where not known.
         stamps: When each file last changed, and its inode, shape (2, num_objects), int64; None of what is no directory.
-        path_blob: The paths, one after the other.
-        offsets: Where each begins in it, and the end, shape (num_objects + 1,), uint64.
-        keys: All entry keys; that of object i is ``keys[i * 16 : (i + 1) * 16]``.
     """
 
-    __slots__ = (
-        "_file", "directory", "header", "keys", "num_objects", "offsets", "path_blob", "sizes", "stamps", "total_bytes",
-        "url", "version_hashes",
-    )  # fmt: skip
+    __slots__ = ("_file", "header", "num_objects", "sizes", "stamps", "total_bytes", "version_hashes")
+
+    grows: ClassVar[Literal[False]] = False
+    num_objects: int
+    sizes: NDArray[np.uint64]
 
     def __init__(self, directory: Path, file: memoryview) -> None:
         """Take apart the mapped file of one generation; use ``Manifest.open``."""
@@ -186,19 +188,11 @@ class Manifest:
             StoreFormatError: There is none, it is of another layout, or others than this user may have written to it.
         """
         path = Path(directory)
-        for last_try in (False, False, True):  # A newer listing may replace the generation between the two steps.
-            try:
-                generation = current_generation(path) or path
-                return cls._open_generation(generation, locked=locked)
-            except UnsafeDirectoryError as err:
-                raise StoreFormatError(str(err)) from err
-            except FileNotFoundError as err:
-                if last_try:
-                    raise StoreFormatError(f"{path} holds no manifest, or not all of it: {err.filename}") from err
-        raise AssertionError
+        return opened_while_replaced(lambda: cls._open_now(path, locked=locked), path, "manifest")
 
     @classmethod
-    def _open_generation(cls, generation: Path, *, locked: bool) -> Manifest:
+    def _open_now(cls, path: Path, *, locked: bool) -> Manifest:
+        generation = current_generation(path) or path
         files = open_kept(generation)
         try:
             return cls(generation, _map(generation, files, lock=locked))
@@ -208,10 +202,6 @@ class Manifest:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the directory's name."""
         return (Manifest.open, (str(self.directory),))
-
-    def __len__(self) -> int:
-        """Return the number of objects."""
-        return self.num_objects
 
     def __repr__(self) -> str:
         """Return URL, count and size, for logs."""
@@ -227,28 +217,26 @@ class Manifest:
         """Name of the generation, which stands for the content: equal listings have equal names."""
         return self.directory.name
 
-    def path_bytes(self, index: int) -> bytes:
-        """Return the path of an object as it stands in the file."""
-        if not 0 <= index < self.num_objects:
-            raise IndexError(f"object {index} of {self.num_objects}")
-        return bytes(self.path_blob[self.offsets[index] : self.offsets[index + 1]])
+    @property
+    def num_declared(self) -> int:
+        """All objects."""
+        return self.num_objects
 
     def all_paths(self) -> list[bytes]:
         """Return the paths of all objects, about 100 bytes each."""
         return split_paths(self.path_blob, self.offsets)
 
-    def path(self, index: int) -> str:
-        """Return the path of an object, relative to the root."""
-        return self.path_bytes(index).decode(*ENCODING)
+    def listed(self, index: int) -> Listed:
+        """Return size and version of an object, and when the listing was made."""
 
-    def size(self, index: int) -> int | None:
-        """Return the size of an object in bytes; None where not known."""
+        def listed_at() -> float:
+            try:
+                return os.stat(self.directory / COLUMNS).st_mtime
+            except OSError:  # replaced, and removed
+                return float("inf")
+
         size = int(self.sizes[index])
-        return None if size == UNKNOWN_SIZE else size
-
-    def key(self, index: int) -> EntryKey:
-        """Return the entry key of an object's bytes."""
-        return key_at(self.keys, index)
+        return Listed(-1 if size == UNKNOWN_SIZE else size, self.version_hash(index), listed_at)
 
     def version_hash(self, index: int) -> int:
         """Return the hash of an object's version; 0 where not known."""
@@ -313,14 +301,7 @@ class Manifest:
 
     def _lower_bound(self, wanted: bytes) -> int:
         """Return the first id whose path is not below ``wanted``."""
-        low, high = 0, self.num_objects
-        while low < high:
-            middle = (low + high) // 2
-            if self.path_bytes(middle) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(self.num_objects), wanted, key=self.path_bytes)
 
 
 def current_generation(directory: Path) -> Path | None:
@@ -350,7 +331,7 @@ def _map(generation: Path, files: int, *, lock: bool) -> memoryview:
         found = os.fstat(descriptor).st_size
         if found < _HEAD.size:
             raise ManifestDamagedError(f"{generation / COLUMNS} is damaged: it has {found} bytes")
-        return memoryview(mmap.mmap(descriptor, found, access=mmap.ACCESS_READ))
+        return mapped(descriptor)
     finally:
         os.close(descriptor)
 

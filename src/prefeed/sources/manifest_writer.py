@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
+from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, split_paths
 from prefeed.sources.manifest import (
     COLUMNS,
     CURRENT,
-    ENCODING,
-    UNKNOWN_SIZE,
     Header,
     Manifest,
     current_generation,
@@ -36,7 +35,6 @@ from prefeed.sources.manifest import (
     version_hash,
     version_hashes,
 )
-from prefeed.sources.mapped_files import split_paths
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.system.files import make_private, open_in_private, replacing, sync

@@ -18,11 +18,11 @@ from xxhash import xxh3_64_hexdigest
 from prefeed.config import Config
 from prefeed.errors import TruncatedBodyError
 from prefeed.sources.answers import require_listed
-from prefeed.sources.forked import ForkedReader
-from prefeed.sources.listing import list_http, list_store_in_parallel, modified_of, version_of
+from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.store_access import S3_TOKENS, StoreAccess, mark_of, native_options, own_access
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
+from prefeed.sources.store_listing import list_http, list_store_in_parallel, modified_of, version_of
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class ObjectStoreSource:
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every object below the root; see ``Source.list_objects``.
 
-        Plain HTTP servers list through an index file or WebDAV: see ``http_index``.
+        Plain HTTP servers list through an index file or WebDAV: see ``store_listing``.
         """
         if runtime_is_foreign():
             yield from self._forked().list_objects()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from prefeed.errors import StoreFormatError
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.listing import ENCODING
 from prefeed.types import Buffer, ObjectInfo
 
 INDEX_NAME: Final = "prefeed-pack.index"

@@ -13,7 +13,7 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, StoreFormatError, TruncatedBodyError
-from prefeed.sources.manifest import ENCODING
+from prefeed.sources.listing import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
 from prefeed.sources.protocol import RangeSource
 from prefeed.system.files import is_being_written, make_private, replacing

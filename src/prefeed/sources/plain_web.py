@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from obstore import exceptions as store_exceptions
 
 from prefeed.errors import SourceError, TransientSourceError, TruncatedBodyError
-from prefeed.sources.listing import version_without_etag
+from prefeed.sources.answers import version_without_etag
 from prefeed.sources.store_errors import translate
 from prefeed.types import FetchedObject
 

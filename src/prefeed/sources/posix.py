@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import PassedThroughError, TruncatedBodyError
-from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.file_names import LISTING_THREADS, FileNames, list_names, raise_translated
 from prefeed.sources.file_versions import FileTable, ask_files, version_of
 from prefeed.sources.filesystems import OWN, FileSystems
-from prefeed.sources.listing_threads import LISTING_THREADS
-from prefeed.sources.mapped_files import split_paths
-from prefeed.sources.os_errors import raise_translated
+from prefeed.sources.listing import split_paths
 from prefeed.sources.steadiness import (
     MOST_READS,
     REST_SECONDS,

@@ -23,9 +23,8 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config, parse_bool
 from prefeed.errors import CredentialsError
-from prefeed.sources.addresses import is_relative
 from prefeed.sources.credentials import kept_variables, options_for
-from prefeed.system.machine import boot_id, network_namespace
+from prefeed.system.machine import boot_id, is_relative, network_namespace
 
 S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 S3_TOKENS: Final = ("AWS_SESSION_TOKEN", "AWS_TOKEN")

@@ -18,6 +18,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Final
 
+from prefeed.errors import CredentialsError
 from prefeed.system.machine import is_gone, process_mark
 from prefeed.types import Buffer
 
@@ -49,6 +50,35 @@ def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[Bu
 def is_being_written(name: str) -> bool:
     """Return whether this is the name of a file that ``replacing`` writes, or that its killed writer has left."""
     return name.startswith(".") and _OURS.fullmatch(".".join(name.rsplit(".", 2)[1:])) is not None
+
+
+def read_private(path: Path) -> bytes | None:
+    """Return what is in a file that only this user may read; None when there is none.
+
+    Raises:
+        CredentialsError: Others may read or write it, or it is no file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as err:
+        raise CredentialsError(f"cannot read {path}: {err.strerror}", path=str(path)) from err
+    try:
+        _require_private(os.fstat(descriptor), path)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _require_private(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise CredentialsError(
+            f"{path} must be a file of user {os.geteuid()} that nobody else can read; it has "
+            f"owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}. Run chmod 600 {path}",
+            path=str(path),
+        )
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -16,10 +16,9 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from prefeed.client import waits
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.client.node import NodeClient
+from prefeed.client.node import NodeClient, keep_untold
 from prefeed.config import Config, current
 from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
@@ -365,7 +364,7 @@ class Attachment:
         if self._consumer is not None and self._consumer.is_connected:
             self._consumer.epoch_ended(epoch)
         else:
-            waits.record(epoch)
+            keep_untold(epoch)
 
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.

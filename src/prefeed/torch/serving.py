@@ -26,13 +26,12 @@ import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
 
 from prefeed.client.access import AccessMap
-from prefeed.client.active import serving
 from prefeed.client.files import SampleFiles
-from prefeed.client.part_costs import NUM_COSTS, PartCosts
+from prefeed.client.lending import NUM_COSTS, PartCosts
 from prefeed.client.reader import ObjectReader
+from prefeed.client.readers import serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
-from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.stage import CachedDataset, MappedDataset
@@ -113,7 +112,7 @@ class Served:
         self.writes = None if written is None else Writes(access.dataset, written)
         self._epoch = 0
         self._shared: SharedState | None = None
-        if isinstance(access.dataset.manifest, Catalogue):
+        if access.dataset.manifest.grows:
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
             self._shared = SharedState()
 

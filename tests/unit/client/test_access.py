@@ -13,7 +13,7 @@ import pytest
 from prefeed.client.access import AccessMap
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 
-TEN: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=10), num_samples=0)
+TEN: Any = SimpleNamespace(manifest=SimpleNamespace(num_declared=10), num_samples=0)
 STARTS = np.array([0, 2, 2, 3, 7], dtype=np.int64)
 """Sample 0 is objects 0 and 1; sample 1 nothing; sample 2 object 2; sample 3 objects 3 to 6."""
 

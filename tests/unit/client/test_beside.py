@@ -42,7 +42,7 @@ class Reader:
         self.is_gone = False
         self.last_key = b""
 
-    def find(self, key: bytes) -> bytes | None:
+    def find(self, key: bytes, path: str) -> bytes | None:
         self.asked.append(key)
         if key in self.entries:
             self.last_key = key

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from prefeed import errors
-from prefeed.client.connection import Connection, error_of
+from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
 from prefeed.config import SERVER_SETTINGS, Config, resolve
 from prefeed.errors import (
@@ -17,6 +17,7 @@ from prefeed.errors import (
     ServerError,
     ServerUnavailableError,
     VersionMismatchError,
+    error_of,
 )
 from prefeed.types import ServerStatus, Statistics
 from prefeed.wire import messages as m
@@ -89,12 +90,12 @@ def test_a_server_of_another_protocol_is_refused(server: ScriptedServer) -> None
 
 @pytest.mark.parametrize("cls", [ObjectNotFoundError, errors.AccessDeniedError, errors.TierFullError])
 def test_an_error_of_the_wire_is_the_error_it_names(cls: type[PrefeedError]) -> None:
-    error = error_of(cls.code, "text")
+    error = error_of(cls.code, "text", PrefeedError)
     assert (type(error), str(error)) == (cls, "text")
 
 
 def test_an_error_that_is_not_known_is_an_error_all_the_same() -> None:
-    assert type(error_of("of-the-future", "text")) is PrefeedError
+    assert type(error_of("of-the-future", "text", PrefeedError)) is PrefeedError
 
 
 def test_a_refusal_is_raised(server: ScriptedServer, connection: Connection) -> None:

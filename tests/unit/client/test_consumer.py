@@ -22,7 +22,8 @@ from prefeed.client.consumer import Consumer
 from prefeed.client.dataset import NodeDataset, open_node_dataset
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.sources.catalogue import Catalogue, CatalogueWriter
+from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.library import ManifestLibrary
 from prefeed.types import ReadCounts
 from prefeed.wire import messages as m

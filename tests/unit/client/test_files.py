@@ -13,6 +13,7 @@ import pytest
 
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
+from prefeed.client.lending import Lent
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
@@ -55,8 +56,9 @@ class Server:
             self.paths.append(path)
         return self._bytes(path), self.paths.index(path)
 
-    def sample_made(self) -> None:
+    def sample_made(self) -> list[Lent]:
         self.num_made += 1
+        return []
 
     def learn(self, sample: int, ids: Sequence[int]) -> None:
         self.learned.append((sample, list(ids)))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefeed.client.lending import Lent
-from prefeed.client.part_costs import CostMeter, PartCosts
+from prefeed.client.lending import CostMeter, Lent, PartCosts
 
 US, MS, MB = 1e-6, 1e-3, 1e6
 PARTS = PartCosts(
@@ -89,16 +88,19 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("prefeed.client.part_costs.time", clock)
+    monkeypatch.setattr("prefeed.client.lending.time", clock)
     return clock
 
 
-def lent(tmp_path: Path, *, reads: bool = True, clock: Clock | None = None) -> Lent:
+def lent(
+    tmp_path: Path, *, reads: bool = True, clock: Clock | None = None, opening: float = 0.0, waited: float = 0.0
+) -> Lent:
     path = tmp_path / "large"
     if not path.exists():
         path.write_bytes(bytes(10_000))
     value: Any = Value(bytes(10_000), clock)
     made = Lent(value, str(path))
+    made.opening_seconds, made.waited_seconds = opening, waited
     if reads:
         assert made.read(4000, 500) == bytes(500)
         assert made.read_into(9_900, memoryview(bytearray(500))) == 100
@@ -108,7 +110,7 @@ def lent(tmp_path: Path, *, reads: bool = True, clock: Clock | None = None) -> L
 def test_what_was_read_is_added_up(tmp_path: Path) -> None:
     meter = CostMeter()
     for _ in range(3):
-        meter.was_read(lent(tmp_path), opening_seconds=2.0, waited_seconds=1.0)
+        meter.was_read(lent(tmp_path, opening=2.0, waited=1.0))
     meter.gave_copy()
     meter.noted(0.5)
     assert meter.take() == PartCosts(
@@ -128,15 +130,15 @@ def test_the_origin_is_measured_seldom_and_where_it_is_slow_hardly_ever(
         clock.now += took
         return 99
 
-    monkeypatch.setattr("prefeed.client.part_costs.os.open", opens)
-    monkeypatch.setattr("prefeed.client.part_costs.os.pread", lambda *_: b"")
-    monkeypatch.setattr("prefeed.client.part_costs.os.close", lambda _: None)
+    monkeypatch.setattr("prefeed.client.lending.os.open", opens)
+    monkeypatch.setattr("prefeed.client.lending.os.pread", lambda *_: b"")
+    monkeypatch.setattr("prefeed.client.lending.os.close", lambda _: None)
 
     def epoch(meter: CostMeter, files: int, pause: float = 100 * US) -> int:
         opened.clear()
         for _ in range(files):
             clock.now += pause
-            meter.was_read(lent(tmp_path, clock=clock), opening_seconds=0.0, waited_seconds=0.0)
+            meter.was_read(lent(tmp_path, clock=clock))
         return len(opened)
 
     meter = CostMeter()
@@ -152,23 +154,23 @@ def test_storage_on_the_network_is_measured_where_it_was_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each open of it is one that the cache is there to spare."""
-    monkeypatch.setattr("prefeed.client.part_costs.is_local", lambda _: False)
+    monkeypatch.setattr("prefeed.client.lending.is_local", lambda _: False)
     meter = CostMeter()
     for _ in range(1000):
-        meter.was_read(lent(tmp_path), opening_seconds=0.0, waited_seconds=0.0)
+        meter.was_read(lent(tmp_path))
     assert meter.take().probes == 0
-    meter.was_read(lent(tmp_path), opening_seconds=1.0, waited_seconds=1.0)
+    meter.was_read(lent(tmp_path, opening=1.0, waited=1.0))
     for _ in range(100):
-        meter.was_read(lent(tmp_path), opening_seconds=0.0, waited_seconds=0.0)
+        meter.was_read(lent(tmp_path))
     assert meter.take().probes > 0
 
 
 def test_a_file_that_is_gone_or_not_read_is_not_measured(tmp_path: Path) -> None:
     meter = CostMeter()
     for _ in range(200):
-        meter.was_read(lent(tmp_path, reads=False), opening_seconds=0.0, waited_seconds=0.0)
+        meter.was_read(lent(tmp_path, reads=False))
     gone = lent(tmp_path)
     (tmp_path / "large").unlink()
     for _ in range(200):
-        meter.was_read(gone, opening_seconds=0.0, waited_seconds=0.0)
+        meter.was_read(gone)
     assert (meter.take().probes, meter.take().opens) == (0, 0)

@@ -27,7 +27,7 @@ from prefeed.client.reader import ObjectReader
 from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
 from prefeed.errors import ObjectNotFoundError, StoreFormatError
-from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.layout import MIN_BUDGET_BYTES

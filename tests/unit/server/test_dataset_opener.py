@@ -16,8 +16,8 @@ import pytest
 from desk import Client, Desk, desk
 from nodes import content
 from prefeed.core.actions import Outcome
-from prefeed.sources.catalogue import Catalogue, CatalogueWriter
-from prefeed.sources.file_catalogues import directory_of, name_of_learned, name_of_list
+from prefeed.sources.catalogue import Catalogue, name_of_learned, name_of_list
+from prefeed.sources.catalogue_writer import CatalogueWriter, directory_of
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.manifest import Manifest
 from prefeed.wire import messages as m

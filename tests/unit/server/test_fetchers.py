@@ -18,7 +18,9 @@ from prefeed.testing.sources import CountingSource, Fault, FaultySource
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-MANIFEST: Any = SimpleNamespace(path=lambda object_id: f"{object_id:05d}.bin", url="memory://test")
+MANIFEST: Any = SimpleNamespace(
+    path=lambda object_id: f"{object_id:05d}.bin", url="memory://test", grows=True, listed=lambda _: None
+)
 
 
 class Pool:

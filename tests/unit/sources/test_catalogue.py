@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefeed.errors import StoreFormatError, TierFullError
-from prefeed.sources import mapped_files
-from prefeed.sources.catalogue import Catalogue, CatalogueWriter, paths_digest
-from prefeed.sources.manifest import UNKNOWN_SIZE, entry_key, version_hash
+from prefeed.sources import listing
+from prefeed.sources.catalogue import Catalogue, paths_digest
+from prefeed.sources.catalogue_writer import CatalogueWriter
+from prefeed.sources.listing import UNKNOWN_SIZE
+from prefeed.sources.manifest import entry_key, version_hash
 from profiles import examples
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -26,7 +28,7 @@ ODD = ["/a", "/a b/ü.jpg", "/" + os.fsdecode(b"\xff\xfe"), "/a", "/" + "x" * 50
 
 WRITER = """
 import sys
-from prefeed.sources.catalogue import CatalogueWriter
+from prefeed.sources.catalogue_writer import CatalogueWriter
 catalogue = CatalogueWriter.open_or_create(sys.argv[1], [])
 print(flush=True)
 while True:
@@ -148,8 +150,7 @@ def test_ids_are_found_among_old_and_new_paths(tmp_path: Path) -> None:
 
 
 def test_paths_with_equal_hashes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("catalogue", "path_index"):
-        monkeypatch.setattr(f"prefeed.sources.{module}.xxh3_64_intdigest", lambda path: len(path))
+    monkeypatch.setattr("prefeed.sources.catalogue_writer.xxh3_64_intdigest", lambda path: len(path))
     with opened(tmp_path / "c", [f"/{i % 500:03}" for i in range(1000)]) as writer:
         writer.append(f"/{i:03}" for i in range(499, 900))
         assert [writer.index_of(f"/{i:03}") for i in (0, 499, 500, 899, 900)] == [0, 499, 1001, 1400, None]
@@ -299,7 +300,7 @@ def test_a_full_disk_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.Mo
         writer.append(f"/{i}" for i in range(writer.capacity - 1))
         count = writer.num_objects
         with monkeypatch.context() as patched:
-            patched.setattr(mapped_files.os, "posix_fallocate", refuse)
+            patched.setattr(listing.os, "posix_fallocate", refuse)
             with pytest.raises(TierFullError, match="no room"):
                 writer.append(["/one", "/more"])
             with pytest.raises(TierFullError, match="no room"):
@@ -326,7 +327,7 @@ def test_files_of_different_lengths_are_what_a_kill_while_growing_leaves(tmp_pat
     with opened(tmp_path / "c", ["/a"]):
         pass
     for name in ("offsets", "known"):
-        mapped_files.allocate(tmp_path / "c" / name, 1 << 16)
+        listing.allocate(tmp_path / "c" / name, 1 << 16)
     with opened(tmp_path / "c") as writer:
         writer.append(f"/{i}" for i in range(2500))
         assert writer.path(2500) == "/2499"

@@ -9,7 +9,7 @@ import pytest
 
 from prefeed.errors import TierFullError
 from prefeed.sources import learned as learned_module
-from prefeed.sources import mapped_files
+from prefeed.sources import listing
 from prefeed.sources.learned import FILE, LearnedMap, LearnedMapWriter
 
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     with opened(tmp_path / "m", 100) as writer:
         known = grown(writer, 12)
         with monkeypatch.context() as patched:
-            patched.setattr(mapped_files.os, "posix_fallocate", refuse)
+            patched.setattr(listing.os, "posix_fallocate", refuse)
             with pytest.raises(TierFullError, match="no room"):
                 writer.record(0, range(50_000))
             assert writer.objects_of(0) == known[0]

@@ -25,7 +25,7 @@ from prefeed.errors import (
     TruncatedBodyError,
     UnknownSchemeError,
 )
-from prefeed.sources import forked, objectstore
+from prefeed.sources import fork_proxy, objectstore
 from prefeed.sources import packed as packed_module
 from prefeed.sources.pack_index import INDEX_NAME, PackHeader, encode_index
 from prefeed.sources.packed import PackedSource
@@ -435,7 +435,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
     with servers.nginx_server(tmp_path, tmp_path / "nginx") as url:
         source = open_plain_source(url, current())
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(forked, "read_frame", interrupted)
+            patched.setattr(fork_proxy, "_read_frame", interrupted)
             source.fetch_range("a.bin", 5, 3)
         assert bytes(source.fetch_range("a.bin", 50, 3).data) == bytes([50, 51, 52])
         source.close()

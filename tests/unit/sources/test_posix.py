@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PassedThroughError, TruncatedBodyError
-from prefeed.sources import listing_threads
+from prefeed.sources import file_names
 from prefeed.sources.file_versions import _packed
-from prefeed.sources.mapped_files import split_paths
+from prefeed.sources.listing import split_paths
 from prefeed.sources.posix import PosixSource, stat_files, stat_paths
 from prefeed.testing.source_contract import list_all
 
@@ -264,7 +264,7 @@ def test_directories_are_read_at_the_same_time_where_the_storage_is_slow(
 
 
 def test_a_storage_that_answers_at_once_is_read_by_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing_threads, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(file_names, "_PATIENCE_SECONDS", 60)
     for index in range(30):
         (tmp_path / f"class{index}").mkdir()
         for name in range(150):

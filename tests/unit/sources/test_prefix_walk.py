@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from prefeed.sources.prefix_walk import walk_prefixes
+from prefeed.sources.store_listing import walk_prefixes
 from prefeed.types import ObjectInfo
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from prefeed.sources import written as module
-from prefeed.sources.catalogue import Catalogue, CatalogueWriter
+from prefeed.sources.catalogue import Catalogue
+from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.written import Change, WrittenFiles, open_for_writing, still_open
 from process.children import child_running
 from sandbox import Sandbox

@@ -81,7 +81,7 @@ class Own(Listed):
     """Knows its objects, as prefeed's own datasets do; and would say which files."""
 
     def prefeed_access(self, node: Any, config: Config) -> AccessMap:
-        manifest: Any = SimpleNamespace(num_objects=10)
+        manifest: Any = SimpleNamespace(num_declared=10, num_objects=10, grows=False)
         dataset: Any = SimpleNamespace(manifest=manifest, config=config)
         return AccessMap(dataset=dataset, ids=np.array([7, 5, 3, 1], dtype=np.int64))
 

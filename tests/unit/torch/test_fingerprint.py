@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from prefeed.sources.file_catalogues import directory_of, name_of_learned
+from prefeed.sources.catalogue import name_of_learned
+from prefeed.sources.catalogue_writer import directory_of
 from prefeed.torch.access import fingerprint
 
 pytestmark = pytest.mark.usefixtures("sandbox")

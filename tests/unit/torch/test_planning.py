@@ -51,7 +51,7 @@ class Listener:
 
 
 def access_map(num_objects: int) -> AccessMap:
-    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=num_objects))
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_declared=num_objects))
     return AccessMap(dataset=dataset)
 
 
@@ -388,7 +388,7 @@ STARTS = np.array([0, 2, 2, 3, 7], dtype=np.int64)
 
 
 def several() -> AccessMap:
-    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=7))
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_declared=7))
     return AccessMap(dataset=dataset, starts=STARTS)
 
 

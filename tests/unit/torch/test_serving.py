@@ -18,9 +18,9 @@ import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from prefeed.client.access import AccessMap
-from prefeed.client.active import active_reader
 from prefeed.client.files import SampleFiles
-from prefeed.client.part_costs import PartCosts
+from prefeed.client.lending import PartCosts
+from prefeed.client.readers import active_reader
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
@@ -63,8 +63,8 @@ class Cache:
     def learn(self, sample: int, ids: list[int]) -> None:
         self.told.append((sample, list(ids)))
 
-    def sample_made(self) -> None:
-        """Nothing was lent."""
+    def sample_made(self) -> tuple[()]:
+        return ()
 
     def report(self) -> None:
         self.told.append("report")
@@ -98,7 +98,9 @@ class Batches(Files):
 
 
 def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **columns: Any) -> Served:
-    manifest = SimpleNamespace(path=lambda i: str(paths[i]), num_objects=len(paths), directory=Path("/m"))
+    manifest = SimpleNamespace(
+        path=lambda i: str(paths[i]), num_declared=len(paths), num_objects=len(paths), grows=False, directory=Path("/m")
+    )
     cache.dataset = SimpleNamespace(manifest=manifest, num_samples=len(paths))
     access = AccessMap(dataset=cache.dataset, **columns)
     made = Served.__new__(Served)

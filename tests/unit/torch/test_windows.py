@@ -76,7 +76,7 @@ class Listener:
 
 
 def access_map(num_objects: int = 100, **attributes: Any) -> AccessMap:
-    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_objects=num_objects))
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(num_declared=num_objects))
     return AccessMap(dataset=dataset, **attributes)
 
 

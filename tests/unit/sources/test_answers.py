@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from nodes import content, memory_source
-from prefeed.client.direct import read_origin
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
+from prefeed.sources.answers import read_origin
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
 
 
@@ -25,7 +25,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             made.append(timeout)
             return False
 
-    monkeypatch.setattr("prefeed.sources.asking_again.threading.Event", Event)
+    monkeypatch.setattr("prefeed.sources.answers.threading.Event", Event)
     return made
 
 

@@ -1,7 +1,7 @@
 """Requests from a forked child, where the native client cannot run: through a fresh process, over two pipes.
 
 A frame is a 4-byte little-endian length and that many bytes of msgpack; the body of an object follows its frame
-bare. The child writes one ``Hello``, then for each request one ``Request``; the helper (``prefeed.sources.helper``)
+bare. The child writes one ``Hello``, then for each request one ``Request``; this module, run as a program,
 answers a fetch with one ``Reply`` and a listing with ``Batch`` frames, the last one empty, or a ``Reply`` on failure.
 """
 
@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
-from prefeed import errors
 from prefeed.config import Config
-from prefeed.errors import SourceError, TransientSourceError
+from prefeed.errors import SourceError, TransientSourceError, error_of
+from prefeed.sources.protocol import RangeSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.types import FetchedObject, ObjectInfo
 
-HELPER_MODULE: Final = "prefeed.sources.helper"
+_MODULE: Final = "prefeed.sources.fork_proxy"
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -77,19 +79,15 @@ class Batch(msgspec.Struct, frozen=True):
 _GRACE_SECONDS: Final = 30.0
 """A helper is waited for that much longer than one request may take: it may have to be started, on a busy machine."""
 
-_ERRORS: Final = {
-    value.code: value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SourceError)
-}
 
-
-def write_frame(pipe: IO[bytes], message: msgspec.Struct) -> None:
+def _write_frame(pipe: IO[bytes], message: msgspec.Struct) -> None:
     """Write one message; the caller flushes."""
     payload = msgspec.msgpack.encode(message)
     pipe.write(len(payload).to_bytes(4, "little"))
     pipe.write(payload)
 
 
-def read_exactly(pipe: IO[bytes], size: int) -> bytes:
+def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
     """Return ``size`` bytes.
 
     Raises:
@@ -101,9 +99,9 @@ def read_exactly(pipe: IO[bytes], size: int) -> bytes:
     return data
 
 
-def read_frame(pipe: IO[bytes]) -> bytes:
+def _read_frame(pipe: IO[bytes]) -> bytes:
     """Return the payload of the next frame."""
-    return read_exactly(pipe, int.from_bytes(read_exactly(pipe, 4), "little"))
+    return _read_exactly(pipe, int.from_bytes(_read_exactly(pipe, 4), "little"))
 
 
 class ForkedReader:
@@ -137,15 +135,15 @@ class ForkedReader:
                 limit = self._hello.request_timeout + _GRACE_SECONDS
                 if not select.select([pipe], [], [], limit)[0]:  # nothing of an earlier answer is left in the pipe
                     raise EOFError(f"no answer in {limit:g} s: it may be suspended")
-                reply = msgspec.msgpack.decode(read_frame(pipe), type=Reply)
-                data = read_exactly(pipe, reply.size_bytes)
+                reply = msgspec.msgpack.decode(_read_frame(pipe), type=Reply)
+                data = _read_exactly(pipe, reply.size_bytes)
             except (OSError, EOFError, msgspec.DecodeError) as err:
                 raise self._gone() from err
             except BaseException:  # Ctrl-C, say: the answer would be taken for that to the next request
                 self._end()
                 raise
         if reply.code:
-            raise _error(reply)
+            raise error_of(reply.code, reply.message, SourceError)
         return FetchedObject(
             data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
             is_end_known=reply.is_end_known,
@@ -157,7 +155,7 @@ class ForkedReader:
             complete = False
             try:
                 pipe = self._ask(Request(None))
-                while (batch := msgspec.msgpack.decode(read_frame(pipe), type=Batch)).objects:
+                while (batch := msgspec.msgpack.decode(_read_frame(pipe), type=Batch)).objects:
                     yield [ObjectInfo(path=os.fsdecode(p), size_bytes=n, version=v) for p, n, v in batch.objects]
                 complete = True
             except (OSError, EOFError, msgspec.DecodeError) as err:
@@ -166,7 +164,7 @@ class ForkedReader:
                 if not complete:
                     self._end()
         if batch.failure is not None:
-            raise _error(batch.failure)
+            raise error_of(batch.failure.code, batch.failure.message, SourceError)
 
     def close(self) -> None:
         """End the helper and wait for it; a helper of another process is left to that one."""
@@ -177,14 +175,14 @@ class ForkedReader:
         """Send a request, to a new helper if there is none, and return the pipe that the answer comes from."""
         fresh = self._process is None
         process = self._process or subprocess.Popen(
-            [sys.executable, "-m", HELPER_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
         if fresh:
-            write_frame(process.stdin, self._hello)
-        write_frame(process.stdin, request)
+            _write_frame(process.stdin, self._hello)
+        _write_frame(process.stdin, request)
         process.stdin.flush()
         return process.stdout
 
@@ -203,5 +201,69 @@ class ForkedReader:
         process.communicate()
 
 
-def _error(reply: Reply) -> SourceError:
-    return _ERRORS.get(reply.code, SourceError)(reply.message)
+def _serve(open_source: Callable[..., RangeSource], requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Answer requests until the other side closes its pipe."""
+    try:
+        hello = msgspec.msgpack.decode(_read_frame(requests), type=Hello)
+        config = Config(request_timeout=hello.request_timeout, index=hello.index, home=Path(hello.home))
+        access = StoreAccess(options=hello.options, proxies=hello.proxies)
+        source = open_source(hello.url, config, authorization=hello.authorization, access=access)
+        while True:
+            request = msgspec.msgpack.decode(_read_frame(requests), type=Request)
+            if request.path is None:
+                _list(source, replies)
+            else:
+                _fetch(source, os.fsdecode(request.path), request, replies)
+            replies.flush()
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _fetch(source: RangeSource, path: str, request: Request, replies: IO[bytes]) -> None:
+    try:
+        if request.size_bytes is None:
+            fetched = source.fetch(path)
+        else:
+            fetched = source.fetch_range(path, request.offset, request.size_bytes)
+    except SourceError as err:
+        _write_frame(replies, _failure(err))
+        return
+    said = Reply(
+        version=fetched.version, size_bytes=len(fetched.data), modified_seconds=fetched.modified_seconds,
+        encoding=fetched.encoding, is_end_known=fetched.is_end_known,
+    )  # fmt: skip
+    _write_frame(replies, said)
+    replies.write(fetched.data)
+
+
+def _list(source: Source, replies: IO[bytes]) -> None:
+    failure: Reply | None = None
+    try:
+        for batch in _batches(source):
+            _write_frame(replies, batch)
+    except SourceError as err:
+        failure = _failure(err)
+    _write_frame(replies, Batch([], failure))
+
+
+def _batches(source: Source) -> Iterator[Batch]:
+    for infos in source.list_objects():
+        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version) for info in infos])
+
+
+def _failure(err: SourceError) -> Reply:
+    return Reply(code=err.code, message=err.message)
+
+
+def _main(open_source: Callable[..., RangeSource]) -> None:
+    """Serve on stdin and stdout; whatever else prints goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who closes the pipe.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _serve(open_source, sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    from prefeed.sources.objectstore import ObjectStoreSource  # which starts this very program
+
+    _main(ObjectStoreSource)

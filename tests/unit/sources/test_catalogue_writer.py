@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 
 from prefeed.errors import PrefeedError, StoreFormatError
-from prefeed.sources import file_catalogues
-from prefeed.sources.catalogue import CatalogueWriter
-from prefeed.sources.file_catalogues import (
-    directory_of,
-    is_catalogue,
-    name_of_learned,
-    name_of_list,
-    open_catalogue,
-    remove_unused,
-)
+from prefeed.sources import catalogue_writer
+from prefeed.sources.catalogue import name_of_learned, name_of_list
+from prefeed.sources.catalogue_writer import CatalogueWriter, directory_of, is_catalogue, open_catalogue, remove_unused
 
 HOME = Path("/home/prefeed")
 
@@ -99,8 +92,8 @@ def test_few_of_many_files_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked.extend(paths)
         return original(paths, batch=batch)
 
-    original = file_catalogues.stat_paths
-    monkeypatch.setattr(file_catalogues, "stat_paths", stat_paths)
+    original = catalogue_writer.stat_paths
+    monkeypatch.setattr(catalogue_writer, "stat_paths", stat_paths)
     paths = write_files(tmp_path, [10])
     with opened(tmp_path / "c" / "files-0", paths * 100_000) as (_, mean_bytes):
         assert mean_bytes == 10
@@ -112,7 +105,7 @@ def test_a_catalogue_whose_files_were_read_asks_nobody(tmp_path: Path, monkeypat
     paths = write_files(tmp_path, [100, 200])
     with opened(tmp_path / "c" / "files-0", paths) as (catalogue, _):
         catalogue.observe(0, "1-100", 100)
-    monkeypatch.setattr(file_catalogues, "stat_paths", None)
+    monkeypatch.setattr(catalogue_writer, "stat_paths", None)
     with opened(tmp_path / "c" / "files-0", paths) as (catalogue, mean_bytes):
         assert (mean_bytes, catalogue.size(0)) == (None, 100)
 
@@ -129,14 +122,14 @@ def test_looking_paths_up_costs_the_server_s_loop_nothing(tmp_path: Path, monkey
     with opened(tmp_path / "c" / "learned-0", []) as (catalogue, _):
         catalogue.append(["/a", "/b"])
     made: list[str] = []
-    original = file_catalogues.CatalogueWriter.index_of
+    original = catalogue_writer.CatalogueWriter.index_of
 
     def index_of(self: CatalogueWriter, path: str) -> int | None:
         if self._index is None:
             made.append(threading.current_thread().name)
         return original(self, path)
 
-    monkeypatch.setattr(file_catalogues.CatalogueWriter, "index_of", index_of)
+    monkeypatch.setattr(catalogue_writer.CatalogueWriter, "index_of", index_of)
     with opened(tmp_path / "c" / "learned-0", []) as (catalogue, _):
         assert made == [threading.current_thread().name]
         assert catalogue.index_of("/b") == 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefeed.errors import CannotListError
-from prefeed.sources.http_index import parse_index, parse_line
+from prefeed.sources.store_listing import parse_index, parse_line
 from prefeed.types import ObjectInfo
 
 

@@ -15,8 +15,8 @@ import pytest
 import servers
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
-from prefeed.sources import forked
-from prefeed.sources.forked import ForkedReader
+from prefeed.sources import fork_proxy
+from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.store_access import StoreAccess
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -157,7 +157,7 @@ def test_a_helper_that_is_suspended_is_not_waited_for(reader: ForkedReader, monk
     suspended = reader._process
     suspended.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as patched:
-        patched.setattr("prefeed.sources.forked._GRACE_SECONDS", -Config().request_timeout + 0.1)
+        patched.setattr("prefeed.sources.fork_proxy._GRACE_SECONDS", -Config().request_timeout + 0.1)
         with pytest.raises(TransientSourceError, match="a new one is started"):
             reader.fetch("a.bin")
     assert suspended.returncode == -signal.SIGKILL
@@ -199,7 +199,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
 
     (server.directory / "b.bin").write_bytes(b"second")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(forked, "read_frame", interrupted)
+        patched.setattr(fork_proxy, "_read_frame", interrupted)
         reader.fetch("b.bin")
     assert reader.fetch("a.bin").data == b"first"
 

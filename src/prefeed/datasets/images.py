@@ -1,0 +1,322 @@
+"""Images with labels: in one folder per class, or as a list names them (the layout of PaddleClas)."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.client.access import AccessMap
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, settings_of
+from prefeed.datasets.origin import OfOrigin, Origin, sample_index
+from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
+from prefeed.sources.library import described_age
+from prefeed.sources.listing import ENCODING
+from prefeed.sources.manifest import Manifest
+
+Indices = npt.NDArray[np.int64]
+
+
+class LabelledImages(OfOrigin):
+    """Images of an origin by number, each with an integer.
+
+    Args:
+        origin: Where they are.
+        ids: Object of each sample, shape (num_samples,).
+        targets: Label of each sample, shape (num_samples,).
+        transform: Applied to the image.
+        target_transform: Applied to the label.
+        loader: Given a binary file, returns the image; None: Pillow, converted to RGB, as torchvision does.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        ids: Indices,
+        targets: Indices,
+        *,
+        transform: Callable[[Any], Any] | None,
+        target_transform: Callable[[Any], Any] | None,
+        loader: Callable[[BinaryIO], Any] | None,
+    ) -> None:
+        self.transform = transform
+        self.target_transform = target_transform
+        self.loader = loader or load_rgb_image
+        self.root = origin.url
+        self._origin = origin
+        self._ids, self._targets = np.ascontiguousarray(ids), np.ascontiguousarray(targets)
+
+    @property
+    def targets(self) -> list[int]:
+        """Label of each sample."""
+        return [int(target) for target in self._targets]
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """(full path or URL, label) of each sample."""
+        manifest, root = self._origin.manifest, self.root.rstrip("/")
+        pairs = zip(self._ids.tolist(), self._targets.tolist(), strict=True)
+        return [(f"{root}/{manifest.path(object_id)}", target) for object_id, target in pairs]
+
+    imgs = samples
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        index = sample_index(index, len(self))
+        image = self.loader(io.BytesIO(self._origin.read(int(self._ids[index]))))
+        target = int(self._targets[index])
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, target if self.target_transform is None else self.target_transform(target)
+
+    def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
+        """Return which object each sample needs."""
+        return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
+
+    def prefeed_stage(self) -> Any:
+        """Return what samples are made with, for the caches of stages."""
+        return self.root, self.loader, self.transform, self.target_transform
+
+    def prefeed_sample(self, index: int) -> tuple[str, bytes]:
+        """Return the path of a sample's image, and its entry key and label."""
+        object_id = int(self._ids[index])
+        manifest = self._origin.settle()
+        return manifest.path(object_id), manifest.key(object_id) + b"%d" % self._targets[index]
+
+
+def load_rgb_image(file: BinaryIO) -> Any:
+    """Return the image as Pillow's RGB, as torchvision's default loader does."""
+    # Imported here: Pillow is torchvision's dependency, not prefeed's.
+    from PIL import Image  # noqa: PLC0415
+
+    with Image.open(file) as image:
+        return image.convert("RGB")
+
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""File names that ``ImageFolder`` takes for images: torchvision's list."""
+
+
+class ImageFolder(LabelledImages):
+    """Images in one folder a class, as torchvision's ``ImageFolder``, from any origin.
+
+    Samples and their order, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are torchvision's.
+
+    Args:
+        url_or_path: Root, ``<root>/<class>/.../<image>``; also ``sampleset://NAME/PATH``.
+        transform: Applied to the image.
+        target_transform: Applied to the class index.
+        loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
+        config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
+
+    Raises:
+        SourceError: The origin cannot be listed, or holds no class folder with an image.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        loader: Callable[[BinaryIO], Any] | None = None,
+        *,
+        config: Config | None = None,
+        listing_age: float | None = None,
+    ) -> None:
+        origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
+        self.classes, ids, targets = _by_class(origin.manifest)
+        if not self.classes:
+            raise EmptyListingError(
+                f"no class folder with an image below {origin.url}; wanted <class>/<name> with one of the endings "
+                f"{', '.join(IMAGE_EXTENSIONS)}, found {origin.manifest.num_objects} objects without"
+            )
+        self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
+        super().__init__(
+            origin,
+            ids,
+            targets,
+            transform=transform,
+            target_transform=target_transform,
+            loader=loader,
+        )
+
+
+def _by_class(manifest: Manifest) -> tuple[list[str], Indices, Indices]:
+    """Return classes, and object and class of each image in torchvision's order: by class, directory and name.
+
+    Objects of one directory stand in order of their names; those of directories below it may stand between them.
+    """
+    paths = manifest.all_paths()
+    images = np.flatnonzero(_are_images(manifest))
+    runs: list[tuple[bytes, int, int]] = []  # directory, and which of the images: from, to
+    directory, start = b"", 0
+    for at, object_id in enumerate(images.tolist()):
+        path = paths[object_id]
+        if not (path.startswith(directory) and path.find(b"/", len(directory)) < 0 and directory):
+            if directory:
+                runs.append((directory, start, at))
+            directory, start = path[: path.rfind(b"/") + 1], at
+    if directory:
+        runs.append((directory, start, len(images)))
+    ordered = [(_class_and_directory(directory), start, end) for directory, start, end in runs]
+    ordered.sort()
+    classes = sorted({name for (name, _), _, _ in ordered})
+    numbers = {name: index for index, name in enumerate(classes)}
+    empty = np.empty(0, np.int64)
+    ids = np.concatenate([empty, *(images[start:end] for _, start, end in ordered)])
+    lengths = [end - start for _, start, end in ordered]
+    targets = np.repeat(np.array([numbers[name] for (name, _), _, _ in ordered], np.int64), lengths)
+    return classes, _by_name_as_text(ids, targets, paths), targets
+
+
+def _class_and_directory(directory: bytes) -> tuple[str, str]:
+    text = directory[:-1].decode(*ENCODING)
+    return text.partition("/")[0], text
+
+
+def _are_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
+    """Return which objects lie in a class folder and are called as images are, shape (num_objects,)."""
+    blob = np.frombuffer(manifest.path_blob, np.uint8)
+    bounds = manifest.offsets.astype(np.int64)
+    starts, ends = bounds[:-1], bounds[1:]
+    slashes = np.flatnonzero(blob == ord("/"))
+    first = np.searchsorted(slashes, starts)
+    in_folder = first < np.searchsorted(slashes, ends)
+    longest = max(map(len, IMAGE_EXTENSIONS))
+    tails = blob[np.maximum(ends[:, None] - np.arange(longest, 0, -1), 0)]  # tails: (num_objects, longest)
+    ends_of_names = np.zeros((len(starts), 8), np.uint8)
+    ends_of_names[:, 8 - longest :] = tails | ((tails >= ord("A")) & (tails <= ord("Z"))).view(np.uint8) << 5
+    numbers = ends_of_names.view(">u8").astype(np.uint64)[:, 0]  # one comparison instead of one a letter
+    found = np.zeros(len(starts), dtype=bool)
+    for extension in IMAGE_EXTENSIONS:
+        letters = np.uint64(2 ** (8 * len(extension)) - 1)
+        found |= (numbers & letters) == np.uint64(int.from_bytes(extension.encode(), "big"))
+    result: npt.NDArray[np.bool_] = (
+        found & in_folder
+    )  # a path with a folder is longer than an ending that it seems to have
+    return result
+
+
+def _by_name_as_text(ids: Indices, targets: Indices, paths: list[bytes]) -> Indices:
+    """Return the ids in the order of their names as text: that of bytes, but for names that are not UTF-8."""
+    try:
+        b"".join(paths).decode()
+    except UnicodeDecodeError:
+        keys = [path.decode(*ENCODING).rpartition("/") for path in paths]
+        order = sorted(range(len(ids)), key=lambda at: (targets[at], keys[ids[at]][0], keys[ids[at]][2]))
+        return ids[np.array(order, np.int64)]
+    return ids
+
+
+class ImageList(LabelledImages):
+    """Images that a list names, from any origin: a line of it is a path below the root and an integer.
+
+    Samples are in the order of the list. A file may be in it more than once, also with other labels.
+
+    Args:
+        url_or_path: Root that the paths are relative to; the list lies below it as well. Also ``sampleset://NAME/PATH``.
+        list_name: Path of the list, relative to the root: UTF-8, ``train/0001.jpg 17`` a line; empty lines are skipped.
+        transform: Applied to the image.
+        target_transform: Applied to the label.
+        loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
+        delimiter: What is between path and label; default: white space, the last of the line.
+        config: Settings; defaults to those in force in the process.
+        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
+            Default: as the settings say, which is to list now.
+
+    Raises:
+        SampleSetNotFoundError: There is no such sample set.
+        SourceError: The origin cannot be listed, the list is not there or empty, or names a file that is not there.
+        BadListError: A line is not a path and an integer; it is in the message.
+
+    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        list_name: str = "train_list.txt",
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        loader: Callable[[BinaryIO], Any] | None = None,
+        *,
+        delimiter: str | None = None,
+        config: Config | None = None,
+        listing_age: float | None = None,
+    ) -> None:
+        origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
+        where = f"{origin.url.rstrip('/')}/{list_name}"
+        paths, targets = _parse(_read(origin, list_name), where, delimiter)
+        ids = _ids_of(paths, origin.manifest)
+        _check_all_found(ids, paths, where, origin.listing_age_seconds)
+        super().__init__(
+            origin, ids, targets, transform=transform, target_transform=target_transform, loader=loader
+        )  # fmt: skip
+        self.list_name = list_name
+
+
+def _read(origin: Origin, list_name: str) -> bytes:
+    object_id = origin.manifest.index_of(list_name)
+    if object_id is None:
+        raise ObjectNotFoundError(
+            f"there is no {list_name} below {origin.url}, which lists {origin.manifest.num_objects} objects; "
+            "name the list relative to the root, a path and an integer a line, "
+            "or use ImageFolder for images in one folder a class",
+            url=origin.url,
+        )
+    return origin.read(object_id)
+
+
+def _parse(text: bytes, where: str, delimiter: str | None) -> tuple[list[bytes], Indices]:
+    """Return the paths and the labels of a list."""
+    paths: list[bytes] = []
+    targets: list[int] = []
+    between = delimiter.encode() if delimiter is not None else None
+    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            path, label = line.rsplit(between, 1)
+            targets.append(int(label))
+        except ValueError:
+            raise BadListError(
+                f"{where}, line {number}: {line.decode(errors='replace')[:200]!r} is no path and integer "
+                f"with {'white space' if delimiter is None else repr(delimiter)} between; wanted: train/0001.jpg 17",
+                line=number,
+            ) from None
+        paths.append(path.strip().removeprefix(b"./"))
+    if not paths:
+        raise EmptyListingError(f"{where} names no image; wanted a path and an integer a line: train/0001.jpg 17")
+    return paths, np.array(targets, dtype=np.int64)
+
+
+def _ids_of(paths: Sequence[bytes], manifest: Manifest) -> Indices:
+    """Return the object of each path, -1 where there is none: one walk through both in the order of the manifest."""
+    ids = np.full(len(paths), -1, dtype=np.int64)
+    at = 0
+    for number in sorted(range(len(paths)), key=paths.__getitem__):
+        while at < manifest.num_objects and manifest.path_bytes(at) < paths[number]:
+            at += 1
+        if at < manifest.num_objects and manifest.path_bytes(at) == paths[number]:
+            ids[number] = at
+    return ids
+
+
+def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str, age_seconds: float) -> None:
+    missing = np.flatnonzero(ids < 0)
+    if len(missing):
+        first = os.fsdecode(paths[missing[0]])
+        raise ObjectNotFoundError(
+            f"{where} names {len(missing)} of {len(paths)} images that are not there, the first of them {first!r}; "
+            f"paths are relative to the root, which was listed {described_age(age_seconds)} ago",
+            missing=first,
+        )

@@ -1,0 +1,316 @@
+r"""Listings through obstore: what a store lists itself, and what stands in for it on plain HTTP servers.
+
+A store lists in order, a page after the other, and says of no page where it begins before the one before it has come. Objects
+below few prefixes are therefore listed prefix by prefix, many at a time; a flat bucket, and one with few objects per prefix, is
+listed page by page, which costs the fewest requests.
+
+A plain HTTP server has no listing of its own: an index file stands in for it, else WebDAV. The index is one UTF-8 text file in
+the root, named by the setting ``index``. Make it with::
+
+    find . -type f -printf '%P\t%s\n' > index.txt
+
+One object per line: its path relative to the root, then, optionally, its size in bytes.
+
+* With a tab in the line, the last tab ends the path and a decimal size follows; an empty size means unknown.
+* Without a tab, a line that ends in spaces and decimal digits has that size; any other line is all path. A path
+  that itself ends in a space and digits therefore needs a tab and a size.
+* Empty lines and lines that begin with ``#`` are skipped; write ``./#name`` for a path that begins with ``#``.
+* A leading ``./`` or ``/`` is dropped. The index does not list itself.
+* Paths are written as they are, not percent-encoded; they are encoded when requested.
+
+An index holds no versions: a file that changes without changing its size is not noticed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import obstore
+
+from prefeed.errors import AccessDeniedError, CannotListError, SourceError
+from prefeed.sources.answers import version_without_etag
+from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
+from prefeed.types import ObjectInfo
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+_LIST_BATCH: Final = 1000
+_INDEX_CHUNK_BYTES: Final = 4 * 1024**2
+
+
+def version_of(meta: ObjectMeta) -> str:
+    """Return the etag, else time and size, else ``""``: obstore gives 1970 where a server tells no time."""
+    etag = meta["e_tag"]
+    if etag:
+        return etag
+    return version_without_etag(modified_of(meta), meta["size"])
+
+
+def modified_of(meta: ObjectMeta) -> int:
+    """Return when the object was last changed, in seconds since 1970; 0 when the server does not say."""
+    return int(meta["last_modified"].timestamp())
+
+
+def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
+    """Yield what the store lists, in batches; obstore's own errors pass through.
+
+    A zero-byte object whose name is a directory of the next one (``train/`` before ``train/a.jpg``), as
+    consoles make them, is left out.
+    """
+    return _without_directories(obstore.list(store, prefix or None, chunk_size=_LIST_BATCH))
+
+
+def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
+    """Yield what the store lists, in any order, many prefixes at a time where that is quicker; see ``list_store``."""
+
+    def list_level(prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        found = obstore.list_with_delimiter(store, prefix or None)
+        return [_info_of(meta) for meta in found["objects"]], list(found["common_prefixes"])
+
+    return walk_prefixes(lambda prefix: list_store(store, prefix), list_level)
+
+
+def _info_of(meta: ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
+
+
+def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:
+    held: ObjectInfo | None = None  # A zero-byte object, kept back until the next path shows whether it is a directory.
+    for batch in batches:
+        objects: list[ObjectInfo] = []
+        for meta in batch:
+            info = _info_of(meta)
+            if held is not None and not info.path.startswith(held.path + "/"):
+                objects.append(held)
+            held = info if info.size_bytes == 0 else None
+            if held is None:
+                objects.append(info)
+        if objects:
+            yield objects
+    if held is not None:
+        yield [held]
+
+
+def list_http(
+    store: ObjectStore, url: str, index: str, *, timeout: float, fetch_plainly: Callable[[str], bytes]
+) -> Iterator[list[ObjectInfo]]:
+    """Yield what the index file lists, or else what the server answers to WebDAV's PROPFIND.
+
+    Args:
+        store: Client for the whole server, not for the root alone: paths of a WebDAV listing are the server's.
+        url: Canonical URL of the root.
+        index: Name of the index file in it.
+        timeout: Seconds one request may take, for messages.
+        fetch_plainly: Returns the whole file of that name in the root, sent without a length.
+
+    Raises:
+        CannotListError: Neither is there; the message says how to make an index.
+    """
+    root = unquote(urlsplit(url).path).strip("/")
+    found = _open_index(store, f"{root}/{index}" if root else index, lambda: fetch_plainly(index))
+    if found is not None:
+        yield from parse_index(found, name=f"{url}/{index}")
+        return
+    try:
+        for batch in list_store(store, root):
+            yield [replace(info, path=info.path.removeprefix(root).lstrip("/")) for info in batch]
+    except Exception as err:  # noqa: BLE001 - the table of errors decides
+        translated = translate(err, url, timeout=timeout)
+        if not isinstance(translated, SourceError) or translated.retryable or isinstance(translated, AccessDeniedError):
+            raise translated from cause_of(err)
+        raise CannotListError(
+            f"{url} cannot be listed: it has no {index}, and the server has no WebDAV. Make an index in the served "
+            f"directory with  find . -type f -printf '%P\\t%s\\n' > {index}",
+            url=url,
+            index=index,
+        ) from cause_of(err)
+
+
+def _open_index(store: ObjectStore, index: str, fetch_plainly: Callable[[], bytes]) -> Iterable[bytes] | None:
+    try:
+        return obstore.get(store, index).stream(min_chunk_size=_INDEX_CHUNK_BYTES)
+    except FileNotFoundError:
+        return None
+    except Exception as err:
+        if NO_LENGTH not in str(err):
+            raise
+        return [fetch_plainly()]
+
+
+_SPACED = re.compile(r"(.*[^ ]) +([0-9]+)")
+
+
+def parse_index(chunks: Iterable[bytes], *, name: str) -> Iterator[list[ObjectInfo]]:
+    """Yield the objects of an index file given in pieces cut anywhere; see the module.
+
+    Args:
+        chunks: The file's bytes.
+        name: URL of the index, for messages.
+
+    Raises:
+        CannotListError: A line that is no path and size; the message holds its number.
+    """
+    rest = b""
+    number = 0
+    for chunk in chunks:
+        lines = (rest + bytes(chunk)).split(b"\n")
+        rest = lines.pop()
+        yield from _parse_lines(lines, number, name)
+        number += len(lines)
+    yield from _parse_lines([rest], number, name)
+
+
+def _parse_lines(lines: list[bytes], number: int, name: str) -> Iterator[list[ObjectInfo]]:
+    objects = [info for at, line in enumerate(lines, number + 1) if (info := parse_line(line, at, name)) is not None]
+    if objects:
+        yield objects
+
+
+def parse_line(line: bytes, number: int, name: str) -> ObjectInfo | None:
+    """Return the object that a line of an index lists; None for a comment, an empty line or the index itself."""
+    text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+    if not text.strip() or text.startswith("#"):
+        return None
+    path, tab, size = text.rpartition("\t")
+    if not tab:
+        spaced = _SPACED.fullmatch(text)
+        path, size = (spaced[1], spaced[2]) if spaced else (text, "")
+    if size and not (size.isascii() and size.isdigit()):
+        raise CannotListError(
+            f"line {number} of {name}: {size[:40]!r} after the tab is not a size in bytes", line=number, index=name
+        )
+    path = path.removeprefix("./").lstrip("/")
+    if not path or path == name.rpartition("/")[2]:
+        return None
+    return ObjectInfo(path=path, size_bytes=int(size) if size else -1, version="")
+
+
+THREADS: Final = 32
+_LEAST_MEAN: Final = 100
+"""Objects a prefix, on average over the first pages, below which pages are listed one after the other: a tenth of a page.
+
+With it, prefix by prefix is at most ten times the requests, 32 at a time: a third of the time.
+"""
+
+_LOOK_AHEAD_PAGES: Final = 2
+_DRAIN_SECONDS: Final = 0.05
+
+ListPages = Callable[[str], Iterator[list[ObjectInfo]]]
+"""Yields all objects below a prefix, ``""`` the root, page after page; a page is one request."""
+
+ListLevel = Callable[[str], tuple[list[ObjectInfo], list[str]]]
+"""Returns the objects right below a prefix, and the prefixes there, without a slash at their ends."""
+
+
+def walk_prefixes(
+    list_pages: ListPages, list_level: ListLevel, *, threads: int = THREADS
+) -> Iterator[list[ObjectInfo]]:
+    """Yield every object below the root once, in batches, in any order.
+
+    Of a batch that waits to be taken the others wait too: memory is that of some pages for each thread, and of the names of
+    the prefixes. The first error of any request is raised.
+
+    Args:
+        list_pages: Asks for pages.
+        list_level: Asks for one level.
+        threads: Most requests at a time.
+    """
+    return _Walk(list_pages, list_level, threads).batches()
+
+
+class _Walk:
+    """One listing.
+
+    **Threads**: the pool's list, the caller's takes.
+    """
+
+    def __init__(self, list_pages: ListPages, list_level: ListLevel, threads: int) -> None:
+        self._list_pages = list_pages
+        self._list_level = list_level
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prefeed-list")
+        self._found: Queue[list[ObjectInfo] | BaseException | None] = Queue(maxsize=2 * threads)
+        self._lock = threading.Lock()
+        self._num_unfinished = 0
+        self._num_running = 0
+        self._is_stopped = False
+
+    def batches(self) -> Iterator[list[ObjectInfo]]:
+        self._submit("")
+        try:
+            while (found := self._found.get()) is not None:
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+        finally:
+            self._is_stopped = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            while self._num_running:  # what they found is taken, and thrown away
+                try:
+                    self._found.get(timeout=_DRAIN_SECONDS)
+                except Empty:
+                    continue
+
+    def _submit(self, prefix: str) -> None:
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._num_unfinished += 1
+            self._pool.submit(self._run, prefix)
+
+    def _run(self, prefix: str) -> None:
+        with self._lock:
+            self._num_running += 1
+        try:
+            if not self._is_stopped:
+                self._list(prefix)
+        except BaseException as err:  # noqa: BLE001 - it is raised to whoever takes what is found
+            self._found.put(err)
+        finally:
+            with self._lock:
+                self._num_unfinished -= 1
+                is_last = self._num_unfinished == 0
+            if is_last:
+                self._found.put(None)
+            with self._lock:
+                self._num_running -= 1
+
+    def _list(self, prefix: str) -> None:
+        pages = self._list_pages(prefix)
+        first = [page for _, page in zip(range(_LOOK_AHEAD_PAGES), pages, strict=False)]
+        if len(first) == _LOOK_AHEAD_PAGES and _is_worth_it(first, prefix):
+            objects, prefixes = self._list_level(prefix)
+            directories = set(prefixes)
+            self._give([info for info in objects if info.size_bytes or info.path not in directories])
+            for below in prefixes:
+                self._submit(below)
+            return
+        for page in chain(first, pages):
+            if self._is_stopped:
+                return
+            self._give(page)
+
+    def _give(self, objects: list[ObjectInfo]) -> None:
+        if objects:
+            self._found.put(objects)
+
+
+def _is_worth_it(pages: list[list[ObjectInfo]], prefix: str) -> bool:
+    """Return whether these objects lie below few prefixes."""
+    start = len(prefix) + 1 if prefix else 0
+    num_objects, below = 0, set()
+    for page in pages:
+        for info in page:
+            name, slash, _ = info.path[start:].partition("/")
+            below.add(name + slash)
+        num_objects += len(page)
+    return num_objects >= _LEAST_MEAN * len(below)
