@@ -52,7 +52,8 @@ def node_config_of(home: str | None) -> Config:
             click.get_current_context().meta["prefeed.no_server_hint"] = hint
         return config
     config = config_of()
-    return find_named(home, config).settings(config)
+    found, _ = find_named(home, config)
+    return found.settings(config)
 
 
 def config_of(**overrides: Any) -> Config:

@@ -24,14 +24,16 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
+from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.records import directory_of, names
-from prefeed.sampleset.yaml_fields import require_name
 from prefeed.system.clock import repeating
 from prefeed.system.files import publish_private, write_private
 from prefeed.system.locks import file_lock, try_flock
@@ -41,7 +43,6 @@ FORMAT: Final = 1
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 _JOBS: Final = "jobs"
 _PATIENCE_SECONDS: Final = 60.0
-_LOOK_AGAIN_SECONDS: Final = 0.005
 _BEAT_SECONDS: Final = 20.0
 """How often a job says that it is under way, to those who cannot see its process."""
 
@@ -70,7 +71,7 @@ class JobRecord:
     id: str
     type: str
     sample_set: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Document = field(default_factory=dict)
     phase: str = PENDING
     message: str = ""
     created: float = 0.0
@@ -248,10 +249,8 @@ def _read(path: Path) -> JobRecord | None:
     try:
         with path.open("rb") as file:
             touched, values = os.fstat(file.fileno()).st_mtime, json.load(file)
-        if values.pop("format") != FORMAT:
+        if values["format"] != FORMAT:
             return None
-        known = {one.name for one in fields(JobRecord)}
-        record = JobRecord(**{name: value for name, value in values.items() if name in known})
-        return _settled(replace(record, process=Process(**values["process"])), touched)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return _settled(msgspec.convert(values, JobRecord), touched)
+    except (OSError, ValueError, TypeError, KeyError, msgspec.ValidationError):
         return None

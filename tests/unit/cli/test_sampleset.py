@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prefeed.cli.sampleset_view import format_age
+from prefeed.cli.sampleset import format_age
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.sampleset.names import resolve as resolve_name

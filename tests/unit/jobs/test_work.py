@@ -6,9 +6,7 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError
-from prefeed.jobs.spec import parse_spec
-from prefeed.jobs.work import WorkEvents, do_job
-from prefeed.sampleset.yaml_fields import Section
+from prefeed.jobs.spec import parse_spec, resolve_job
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.objectstore import endpoint_of
 from sandbox import Sandbox
@@ -20,10 +18,10 @@ BOS = "https://s3.bj.bcebos.com"
 def test_a_place_at_one_provider_is_not_looked_for_at_another(sandbox: Sandbox, tmp_path: Path, end: str) -> None:
     """There are buckets of the same name at Amazon, and they are somebody's."""
     options = {"source": str(tmp_path), "destination": str(tmp_path / "t"), end: "bos://photos.bj.bcebos.com/train"}
-    spec = parse_spec("one", Section({"type": "sync", "syncOptions": options}, "spec"))
+    request = parse_spec("one", {"type": "sync", "syncOptions": options})
 
     with pytest.raises(JobSpecError, match=rf"is s3://photos/train at {BOS}, which is not where"):
-        do_job(spec, resolve(), WorkEvents())
+        resolve_job(request, resolve())
 
 
 def test_the_endpoint_that_settings_name_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

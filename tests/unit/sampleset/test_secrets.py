@@ -7,7 +7,7 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import CredentialsError, SpecError
-from prefeed.sampleset.secrets import find_secret
+from prefeed.sampleset.applying import find_secret
 from sandbox import Sandbox
 from unit.sampleset.documents import ACCESS, SECRET, apply, files_below, keys, secret
 
