@@ -13,7 +13,7 @@ from prefeed.cli import failure
 
 COMMANDS: Final = {
     "bench": ("prefeed.cli.bench", "Measure prefeed beside the same work without it."),
-    "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
+    "clear": ("prefeed.cli.warm:clear", "Free what the cache holds of a URL, or all of it."),
     "demo": ("prefeed.cli.demo", "Train on a slow object store, with and without prefeed."),
     "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
@@ -23,13 +23,13 @@ COMMANDS: Final = {
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
-    "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
+    "stats": ("prefeed.cli.server:stats", "Show hits, misses and what the cache holds."),
     "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
     "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
-    "unstage": ("prefeed.cli.unstage", "Remove what `prefeed stage` copied."),
+    "unstage": ("prefeed.cli.stage:unstage_command", "Remove what `prefeed stage` copied."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }
-"""Name: (module with a ``command``, one line for ``prefeed --help``)."""
+"""Name: (module, with a ``command`` or what is named behind it, one line for ``prefeed --help``)."""
 
 
 class LazyGroup(click.Group):
@@ -41,8 +41,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _ = COMMANDS[cmd_name]
-        return cast(click.Command, importlib.import_module(module).command)
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module), name or "command"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
