@@ -26,10 +26,8 @@ text or JSON without knowing where it came from. Exit codes: 0 done, 1 failed, 2
 ``stage``            ``prefeed stage``, ``prefeed unstage``
 ``job``              ``prefeed job``
 ``sampleset``        ``prefeed sampleset``
-``top``              ``prefeed top``
-``top_source``       asks the server, looks at sample sets
-``top_model``        numbers (pure)
-``top_view``         one frame (pure)
+``top``              ``prefeed top``, and its looks at the server
+``top_view``         numbers, and one frame (pure)
 ``top_app``          the screen
 ``bench``            ``prefeed bench``
 ``demo``             ``prefeed demo``

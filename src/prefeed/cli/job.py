@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from prefeed.cli import render, warm
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.client.node import NodeClient
@@ -31,13 +31,20 @@ from prefeed.jobs.patterns import Rule
 from prefeed.jobs.places import held_sets, located
 from prefeed.jobs.records import FAILED, JobRecord, all_jobs, find_job
 from prefeed.jobs.rmr import Doomed, RmrResult, relative_paths, survey
-from prefeed.jobs.running import JobEvents, TerminatedError, apply_job, detach_job, terminate, work_detached
+from prefeed.jobs.running import (
+    JobEvents,
+    TerminatedError,
+    apply_job,
+    detach_job,
+    remove_named,
+    sync_and_renew,
+    terminate,
+    work_detached,
+)
 from prefeed.jobs.spec import RMR, Job, parse_job, resolve_job
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
-from prefeed.jobs.work import WorkEvents, remove_named, sync_and_renew
 from prefeed.sampleset.documents import load_documents
 
-EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 _RULES: Final = "prefeed.rules"
 _FLAGS: Final = {"--exclude": True, "--include": False}
@@ -125,14 +132,14 @@ def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_j
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(held_sets(*places))
-            events = SyncEvents(would=would, note=_say)
-            if _has_bar(config, as_json=as_json) and not options.dry:
+            events = SyncEvents(would=would, note=render.say)
+            if has_bar(config, as_json=as_json) and not options.dry:
                 bar = SyncBar()
                 stack.enter_context(bar.progress)
-                events = SyncEvents(would=would, note=_say, progress=bar.show)
+                events = SyncEvents(would=would, note=render.say, progress=bar.show)
             result = sync_and_renew(*places, options, config, events)
     except KeyboardInterrupt:
-        _say("interrupted; what was copied stays, and the same command goes on")
+        render.say("interrupted; what was copied stays, and the same command goes on")
         ctx.exit(EXIT_INTERRUPTED)
     if as_json:
         render.print_json(sync_object(result))
@@ -175,13 +182,13 @@ def warmup(
     options = WarmupOptions(paths=paths, **given)
     place = located(url, config)
     with held_sets(place):
-        if _has_bar(config, as_json=as_json):
+        if has_bar(config, as_json=as_json):
             bar = warm.Bar()
             with bar.progress:
-                events = WarmEvents(listing=bar.listing, progress=bar.warming, note=_say)
+                events = WarmEvents(listing=bar.listing, progress=bar.warming, note=render.say)
                 result = warm_up(place, options, events)
         else:
-            result = warm_up(place, options, WarmEvents(note=_say))
+            result = warm_up(place, options, WarmEvents(note=render.say))
     warm.print_result(ctx, result, as_json=as_json)
 
 
@@ -221,11 +228,8 @@ def rmr(  # noqa: PLR0913 - one parameter an option
         if dry:
             return
         _require_yes(yes=yes)
-        result = remove_named(place, paths, events=WorkEvents(), everything=everything, one_file_system=one_file_system)
-    if as_json:
-        render.print_json(rmr_object(result))
-    else:
-        render.print_lines(rmr_lines(result))
+        result = remove_named(place, paths, everything=everything, one_file_system=one_file_system)
+    render.show(as_json, rmr_object(result), rmr_lines(result))
     if result.failures:
         ctx.exit(EXIT_FAILED)
 
@@ -249,10 +253,7 @@ def clear(url: str | None, paths: tuple[str, ...], *, everything: bool, home: st
             result = client.clear(None)
     else:
         result = clear_entries(located(url, config), paths)
-    if as_json:
-        render.print_json(render.clear_object(result))
-    else:
-        render.print_lines(render.clear_lines(result))
+    render.show(as_json, render.clear_object(result), render.clear_lines(result))
 
 
 # ---------------------------------------------------------------- recorded
@@ -298,10 +299,7 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
 def list_jobs(home: str | None, as_json: bool) -> None:
     """Show all jobs, oldest first."""
     found = [record for _, record in all_jobs(config_of(home=home))]
-    if as_json:
-        render.print_json({"jobs": [record_object(record) for record in found]})
-    else:
-        render.print_lines(table_lines(found, time.time()))
+    render.show(as_json, {"jobs": [record_object(record) for record in found]}, table_lines(found, time.time()))
 
 
 @command.command()
@@ -325,10 +323,7 @@ def terminate_jobs(names: tuple[str, ...], home: str | None, as_json: bool) -> N
     """End queued or running jobs; every object that they copied is complete."""
     config = config_of(home=home)
     said = {name: terminate(*find_job(name, config)) for name in names}
-    if as_json:
-        render.print_json(said)
-    else:
-        render.print_lines(said.values())
+    render.show(as_json, said, said.values())
 
 
 @command.command(hidden=True)
@@ -348,18 +343,22 @@ def _ended_when_terminated(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except TerminatedError:
-        _say("terminated; what was done stays whole, and the jobs that are left of the file were not begun")
+        render.say("terminated; what was done stays whole, and the jobs that are left of the file were not begun")
         ctx.exit(EXIT_TERMINATED)
 
 
 def _read(file: Path, config: Config) -> list[Job]:
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    requests = [parse_job(document) for document in load_documents(text, str(file))]
-    if not requests:
+    documents = list(load_documents(text, str(file)))
+    if not documents:
         raise SpecError(f"{file} has no document in it")
-    for note in (note for request in requests for note in request.notes):
-        _say(note)
-    return [resolve_job(request, config) for request in requests]
+    asked = [parse_job(document) for document in documents]
+    for note in (note for one in asked for note in one.spec.notes):
+        render.say(note)
+    return [
+        resolve_job(one.metadata.name, one.spec, document["spec"], config)
+        for one, document in zip(asked, documents, strict=True)
+    ]
 
 
 def _ask(job: Job) -> None:
@@ -381,10 +380,11 @@ def _events() -> JobEvents:
     def waiting(before: Sequence[str]) -> None:
         if tuple(before) not in told:
             told.add(tuple(before))
-            _say(f"waiting for {', '.join(before)}" if before else "waiting for the job that runs")
+            render.say(f"waiting for {', '.join(before)}" if before else "waiting for the job that runs")
 
-    work_events = WorkEvents(sync=SyncEvents(note=_say), warm=WarmEvents(note=_say))
-    return JobEvents(work=work_events, waiting=waiting, note=_say)
+    return JobEvents(
+        sync=SyncEvents(note=render.say), warm=WarmEvents(note=render.say), waiting=waiting, note=render.say
+    )
 
 
 def _require_yes(*, yes: bool) -> None:
@@ -393,14 +393,6 @@ def _require_yes(*, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nothing was removed: say --yes where nobody can be asked")
     click.confirm("Remove it?", abort=True, err=True)
-
-
-def _has_bar(config: Config, *, as_json: bool) -> bool:
-    return config.progress and not as_json and sys.stderr.isatty()
-
-
-def _say(line: str) -> None:
-    click.echo(printable(f"prefeed: {line}"), err=True)
 
 
 # ---------------------------------------------------------------- what is printed
@@ -475,8 +467,7 @@ def table_lines(records: Iterable[JobRecord], now: float) -> list[str]:
     rows = [_COLUMNS, *(_row(record, now) for record in records)]
     if len(rows) == 1:
         return ["no jobs"]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return render.table(rows)
 
 
 def _row(record: JobRecord, now: float) -> tuple[str, ...]:

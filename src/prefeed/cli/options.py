@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -59,6 +60,11 @@ def node_config_of(home: str | None) -> Config:
 def config_of(**overrides: Any) -> Config:
     """Return the settings in force; options that were not given are None."""
     return resolve(overrides)
+
+
+def has_bar(config: Config, *, as_json: bool) -> bool:
+    """Return whether a command may draw a progress bar on stderr."""
+    return config.progress and not as_json and sys.stderr.isatty()
 
 
 def missing_server_exits(ctx: click.Context, code: int = EXIT_NO_SERVER) -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefeed.cli import render
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.url import absolute_url
 from prefeed.config import Config, parse_bytes
@@ -24,7 +24,6 @@ from prefeed.packing.verifying import verify
 from prefeed.packing.work import PackProgress
 from prefeed.sources.library import ManifestLibrary
 
-EXIT_INTERRUPTED: Final = 130
 _MOST_DAMAGED: Final = 5
 
 
@@ -56,7 +55,7 @@ def command(  # noqa: PLR0913 - one parameter an option
         raise click.UsageError("give OUT and --format; for what another program has packed, --index")
     if index_only and (shard_size is not None or seed is not None):
         raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
-    bar = Bar() if config.progress and not as_json and sys.stderr.isatty() else None
+    bar = Bar() if has_bar(config, as_json=as_json) else None
     try:
         with bar.progress if bar is not None else nullcontext():
             if index_only or out is None or layout is None:

@@ -1,4 +1,4 @@
-"""Values to text and to JSON. Pure but for the three ``print_*`` functions, which only write what they are given."""
+"""Values to text and to JSON. Pure but for the functions at the end, which only write what they are given."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from prefeed.cli.text import printable
 from prefeed.system.units import format_bytes as format_bytes
 from prefeed.types import (
     ClearResult,
@@ -57,6 +58,12 @@ def format_duration(seconds: float) -> str:
 def format_ratio(ratio: float | None) -> str:
     """Return ``87.5 %``, or ``-`` when there is none yet."""
     return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def table(rows: Sequence[Sequence[str]], *, gap: str = "  ") -> list[str]:
+    """Return lines whose columns are aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _share(part: float, whole: float) -> str:
@@ -282,6 +289,19 @@ def clear_lines(result: ClearResult) -> list[str]:
 def print_json(value: Mapping[str, object]) -> None:
     """Write one JSON object on one line to stdout."""
     click.echo(json.dumps(value, default=str))
+
+
+def show(as_json: bool, value: Mapping[str, object], lines: Iterable[str]) -> None:
+    """Write a value as one JSON object, or the lines that say the same."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(lines)
+
+
+def say(line: str) -> None:
+    """Write a line about what is being done to stderr."""
+    click.echo(printable(f"prefeed: {line}"), err=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.cli import render
 from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, format_ratio
 from prefeed.cli.text import printable
 from prefeed.client.launch import server_environment
@@ -81,7 +81,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
         render.print_lines(sets_lines(seen, now=time.time()))
     for (found, _), progress in zip(sets, results, strict=False):
         if progress.error:
-            click.echo(printable(f"prefeed: sample set {found.name}: {progress.error}"), err=True)
+            render.say(f"sample set {found.name}: {progress.error}")
     if wait and any(status.phase not in (READY, PARTIAL_READY) for _, status in seen):
         ctx.exit(EXIT_FAILED)
 
@@ -95,10 +95,7 @@ def get(name: str | None, home: str | None, as_json: bool) -> None:
     config = config_of(home=home)
     sets = [find(name, config)] if name else [found for found in _all(config) if found is not None]
     seen = [(found, observe(found, config)) for found in sets]
-    if as_json:
-        render.print_json(sets_object(seen))
-    else:
-        render.print_lines(sets_lines(seen, now=time.time()))
+    render.show(as_json, sets_object(seen), sets_lines(seen, now=time.time()))
 
 
 @command.command()
@@ -126,10 +123,7 @@ def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
     """Remove a sample set: its server, its cache and its records. Its data stays, at its source and where it was copied."""
     config = config_of(home=home)
     delete(find(name, config), config, force=force)
-    if as_json:
-        render.print_json({"deleted": name})
-    else:
-        render.print_lines([f"sampleset {name} deleted"])
+    render.show(as_json, {"deleted": name}, [f"sampleset {name} deleted"])
 
 
 @command.command(name="bring-up", hidden=True)
@@ -142,7 +136,7 @@ def bring_up_(ctx: click.Context, name: str, changed: bool, home: str | None) ->
     config = config_of(home=home)
     progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed)
     if progress.error:
-        click.echo(printable(f"prefeed: {progress.error}"), err=True)
+        render.say(f"{progress.error}")
         ctx.exit(EXIT_FAILED)
 
 
@@ -154,7 +148,7 @@ def _try_find(name: str, config: Config) -> SampleSet | None:
     try:
         return find(name, config)
     except PrefeedError as err:  # one that is damaged, or deleted meanwhile, does not hide the others
-        click.echo(printable(f"prefeed: {err}"), err=True)
+        render.say(f"{err}")
         return None
 
 
@@ -177,14 +171,14 @@ def _explained(found: SampleSet, config: Config) -> Sequence[Explained]:
 def _say_without_effect(found: SampleSet, config: Config) -> None:
     for each in _explained(found, config):
         if not each.has_effect:
-            click.echo(printable(f"prefeed: {each.field}: {each.meaning}"), err=True)
+            render.say(f"{each.field}: {each.meaning}")
 
 
 # ---------------------------------------------------------------- bringing up
 
 
 def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bool) -> SetProgress:
-    if as_json or not config.progress or not sys.stderr.isatty():
+    if not has_bar(config, as_json=as_json):
         return bring_up(found, config, copy_to_origin, is_changed=is_changed)
     bar = Bar(found.name)
 
@@ -232,8 +226,7 @@ def sets_lines(seen: Sequence[Seen], *, now: float) -> list[str]:
     if not seen:
         return ["there are no sample sets; apply one with `prefeed sampleset apply -f FILE`"]
     rows = [_COLUMNS, *(_row(found, status, now) for found, status in seen)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return render.table(rows, gap="   ")
 
 
 def _row(found: SampleSet, status: SampleSetStatus, now: float) -> tuple[str, ...]:

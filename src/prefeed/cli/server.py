@@ -43,10 +43,9 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
     pid = backend.start(config)
     with backend.connect(config, autostart=False) as client:
         notices = client.status().notices
-    if as_json:
-        render.print_json({"pid": pid, "home": str(config.home), "notices": notices})
-    else:
-        render.print_lines([f"server {pid} started for {config.home}"])
+    render.show(
+        as_json, {"pid": pid, "home": str(config.home), "notices": notices}, [f"server {pid} started for {config.home}"]
+    )
     for notice in notices:
         click.echo(f"prefeed: {notice}", err=True)
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from prefeed.cli import render
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.config import Config, parse_bytes
@@ -39,7 +39,6 @@ from prefeed.errors import ConfigError
 from prefeed.jobs.places import refuse_credentials
 from prefeed.store.capacity import is_tmpfs
 
-EXIT_INTERRUPTED: Final = 130
 _MOST_FAILURES: Final = 5
 _COLUMNS: Final = ("source", "path", "state", "files", "size", "when")
 _MEANINGS: Final = {
@@ -89,11 +88,11 @@ def command(
         allow_partial=partial,
     )
     if to == MEMORY and not is_tmpfs(request.place):
-        _say(f"{request.place} is not a tmpfs: the copy will lie on disk")
+        render.say(f"{request.place} is not a tmpfs: the copy will lie on disk")
     try:
         result = _staged(request, config, as_json=as_json)
     except KeyboardInterrupt:
-        _say("interrupted; what was copied stays, and the same command goes on")
+        render.say("interrupted; what was copied stays, and the same command goes on")
         ctx.exit(EXIT_INTERRUPTED)
     _print_result(result, as_json=as_json)
     if result.failures or not result.is_usable:
@@ -103,9 +102,9 @@ def command(
 def _staged(request: StageRequest, config: Config, *, as_json: bool) -> StageResult:
     def planned(plan: StagePlan) -> None:
         for line in plan_lines(plan, place=str(request.place)):
-            _say(line)
+            render.say(line)
 
-    if as_json or not config.progress or not sys.stderr.isatty():
+    if not has_bar(config, as_json=as_json):
         return stage(request, config, StageEvents(waiting=_say_waiting, planned=planned))
     bar = Bar()
 
@@ -128,27 +127,20 @@ def _read_lines(file: Path) -> list[str]:
 
 def _print_list(config: Config, *, as_json: bool) -> None:
     copies = list_copies(config)
-    if as_json:
-        render.print_json(copies_object(copies))
-    else:
-        render.print_lines(copies_lines(copies))
+    render.show(as_json, copies_object(copies), copies_lines(copies))
 
 
 def _print_result(result: StageResult, *, as_json: bool) -> None:
     if as_json:
         render.print_json(result_object(result))
     for line in result_lines(result):
-        _say(line)
+        render.say(line)
     if result.is_usable and not as_json:
         click.echo(os.fsencode(result.record.data))
 
 
 def _say_waiting(pid: int) -> None:
-    _say(f"process {pid} copies the same; waiting for it")
-
-
-def _say(line: str) -> None:
-    click.echo(printable(f"prefeed: {line}"), err=True)
+    render.say(f"process {pid} copies the same; waiting for it")
 
 
 @click.command(name="unstage")
@@ -171,10 +163,7 @@ def unstage_command(ctx: click.Context, what: str | None, everything: bool, home
     copies = list_copies(config) if what is None else find_copies(what, config)
     for copy in copies:
         unstage(copy, config)
-    if as_json:
-        render.print_json({"removed": copies_object(copies)["copies"]})
-    else:
-        render.print_lines(removed_lines(copies))
+    render.show(as_json, {"removed": copies_object(copies)["copies"]}, removed_lines(copies))
 
 
 # ---------------------------------------------------------------- what is printed
@@ -240,8 +229,7 @@ def copies_lines(copies: Sequence[CopyRecord]) -> list[str]:
     if not copies:
         return ["nothing is staged"]
     rows = [_COLUMNS, *(_row(copy) for copy in copies)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return render.table(rows)
 
 
 def _row(copy: CopyRecord) -> tuple[str, ...]:

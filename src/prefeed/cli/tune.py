@@ -61,10 +61,9 @@ def command(*, budget: float, device: str | None, as_json: bool, target: str, ar
         loader, step = _loader_and_step(target, arguments)
         with _progress(budget, is_shown=not as_json and sys.stderr.isatty()) as say:
             tuning = tune(loader, step, budget=budget, device=device, say=say)
-    if as_json:
-        render.print_json({**msgspec.to_builtins(tuning), "leave_it": tuning.leave_it, "text": str(tuning)})
-    else:
-        render.print_lines(tuning_lines(tuning))
+    render.show(
+        as_json, {**msgspec.to_builtins(tuning), "leave_it": tuning.leave_it, "text": str(tuning)}, tuning_lines(tuning)
+    )
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) ->
     for manifest in library.list():
         if _overlap(manifest.url, root):
             library.forget(manifest.url)
-    found = set_of_home(settings.home)
+    found = place.sample_set or set_of_home(settings.home)
     if found is not None and _overlap(found.read_url, root):
         _list_anew(found, library, settings)
     return freed

@@ -154,7 +154,11 @@ def root_of(url: str) -> str:
         raise JobSpecError(
             "a place is empty, perhaps of a variable that is not set; the directory that you are in is ."
         )
-    root = canonical_url(url)
+    return require_root(canonical_url(url))
+
+
+def require_root(root: str) -> str:
+    """Return a canonical URL that can be a place of a job; raises as ``root_of``."""
     if root.startswith(PACK):
         raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")
     prefix = root.partition("://")[2].partition("/")[2]
@@ -171,7 +175,7 @@ class Place:
     Attributes:
         url: Canonical URL.
         settings: What is in force there: those of the node of its set, or of this home.
-        sample_set: The set that it was named by; None: none.
+        sample_set: The set that it was named by, or that the job is done for; None: none.
     """
 
     url: str

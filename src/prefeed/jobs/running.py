@@ -1,4 +1,4 @@
-"""Jobs that are recorded: queued, run, ended, done again.
+"""What each kind of job does, and jobs that are recorded: queued, run, ended, done again.
 
 ::
 
@@ -16,27 +16,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from prefeed.client.launch import server_environment
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
-from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress
+from prefeed.jobs.clearing import clear, free_removed
+from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
+from prefeed.jobs.places import Place
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
-from prefeed.jobs.spec import SYNC, WARMUP, Job, parse_spec, resolve_job
-from prefeed.jobs.sync import sync
-from prefeed.jobs.work import Done, WorkEvents, do_job, synced
+from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
+from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
+from prefeed.jobs.sync import sync, sync_between
+from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import SampleSet, note_progress, working_at
 from prefeed.system.machine import Process
+from prefeed.types import WarmResult
 
 TERMINATE_SECONDS: Final = 10.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _CLAIM_SECONDS: Final = 30.0
+_FAILURES_KEPT: Final = 20
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -44,12 +49,107 @@ class TerminatedError(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How a job ended: counts, and why it is not done altogether, or an empty text.
+
+    Attributes:
+        problem: Why it failed; empty when it did not.
+        counts: By name.
+        result: What the work itself returned.
+    """
+
+    problem: str
+    counts: Mapping[str, Any]
+    result: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvents:
     """Who is told, in the caller's thread."""
 
-    work: WorkEvents
+    sync: SyncEvents = field(default_factory=SyncEvents)
+    warm: WarmEvents = field(default_factory=WarmEvents)
     waiting: Callable[[Sequence[str]], None] = lambda _: None
     note: Callable[[str], None] = lambda _: None
+
+
+# ---------------------------------------------------------------- what each kind does
+
+
+def do_job(job: Job, events: JobEvents) -> Done:
+    """Do what a job asks for; **blocking** until it is done.
+
+    Raises:
+        PrefeedError: It could not be begun, or not be gone on with.
+    """
+    if job.type == SYNC:
+        source, target = job.places
+        return synced(sync_and_renew(source, target, job.sync, job.settings, events.sync))
+    (place,) = job.places
+    if job.type == WARMUP:
+        return warmed(warm_up(place, job.warmup, events.warm))
+    if job.type == RMR:
+        return removed(remove_named(place, job.paths, one_file_system=job.one_file_system))
+    result = clear(place, job.paths)
+    return Done(problem="", counts=asdict(result), result=result)
+
+
+def sync_and_renew(
+    source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
+) -> SyncResult:
+    """Sync, and let this home list the places anew that were changed; see ``sync``."""
+    result = sync_between(source, target, options, config, events)
+    if not options.dry:
+        if result.num_copied or result.num_deleted_dst:
+            free_removed(target, [], entries=False)
+        if result.num_deleted_src:
+            free_removed(source, [], entries=False)
+    return result
+
+
+def remove_named(
+    place: Place, paths: tuple[str, ...], *, everything: bool = False, one_file_system: bool = True
+) -> RmrResult:  # fmt: skip
+    """Remove what lies at the paths at its origin, and what the node's tiers hold of it; see ``rmr.remove``."""
+    named = relative_paths(place.url, paths, everything=everything)
+    survey(place.url, named, place.settings, one_file_system=one_file_system)
+    try:
+        return remove(place.url, named, place.settings, one_file_system=one_file_system)
+    finally:
+        free_removed(place, named)
+
+
+def synced(result: SyncResult) -> Done:
+    """Return how a sync ended."""
+    counts = asdict(result)
+    counts["failures"] = [failure["message"] for failure in counts["failures"][:_FAILURES_KEPT]]
+    problem = ""
+    if not result.is_complete:
+        first = f", the first: {result.failures[0].message}" if result.failures else ""
+        problem = result.full or f"{result.num_failed:,} of {result.num_listed:,} objects failed{first}"
+    return Done(problem=problem, counts=counts, result=result)
+
+
+def warmed(result: WarmResult) -> Done:
+    """Return how a warm-up ended."""
+    problem = f"{result.failed:,} of {result.objects:,} objects could not be fetched" if result.failed else ""
+    return Done(problem=problem, counts=asdict(result), result=result)
+
+
+def removed(result: RmrResult) -> Done:
+    """Return how a removal ended."""
+    counts = {
+        "removed": result.num_removed,
+        "bytes": result.bytes_removed,
+        "failures": result.failures[:_FAILURES_KEPT],
+    }
+    problem = (
+        f"{len(result.failures):,} could not be removed, the first: {result.failures[0]}" if result.failures else ""
+    )
+    return Done(problem=problem, counts=counts, result=result)
+
+
+# ---------------------------------------------------------------- recorded jobs
 
 
 def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
@@ -117,7 +217,7 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
         record = replace(record, process=Process.of(os.getpid()))
         records.write(record)
     try:
-        job = resolve_job(parse_spec(name, record.spec), config)
+        job = resolve_job(name, parse_spec(record.spec), record.spec, config)
     except PrefeedError as err:  # a set was deleted, or a variable is not set any more
         return records.note(name, phase=FAILED, message=str(err), finished=time.time())
     return _run_claimed(job, records, events)
@@ -134,7 +234,7 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
     holding = working_at(job.sample_set) if job.sample_set is not None else contextlib.nullcontext()
     try:
         with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
-            done = do_job(job, events.work)
+            done = do_job(job, events)
     except KeyboardInterrupt as err:
         # Whoever terminates waits for the process: it ends, and begins no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"

@@ -2,7 +2,7 @@
 
 ::
 
-    document ── parse_job ─→ JobRequest, as it was asked for ── resolve_job ─→ Job: its set, its places, its options
+    document ── parse_job ─→ JobDocument: as it was asked for ── resolve_job ─→ Job: its set, its places, its options
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefeed.config import Config
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.patterns import Rule, Rules
-from prefeed.jobs.places import Place, located, place_in
+from prefeed.jobs.places import Place, located, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
     Document,
@@ -124,6 +124,13 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
         # Records and lists show them.
         require_no_credentials(self.source, ".source")
         require_no_credentials(self.destination, ".destination")
+        for name in ("exclude", "include"):
+            try:
+                Rules([Rule(pattern, True) for pattern in _patterns(getattr(self, name))])
+            except JobSpecError as err:
+                raise ValueError(f".{name}: {err}") from err
+            except ValueError as err:
+                raise ValueError(f".{name}: {err}; patterns with quotes in them are written as a list") from err
 
 
 _OPTIONS: Final[Mapping[str, Any]] = {SYNC: SyncFields, WARMUP: WarmupFields, RMR: RmrFields, CLEAR: ClearFields}
@@ -169,7 +176,20 @@ class JobFields(Fields, frozen=True, kw_only=True):
     @property
     def sample_set(self) -> str:
         """Name of the set that it is done for; empty: none."""
-        return _name_in(self.sample_set_ref)
+        return self.sample_set_ref if isinstance(self.sample_set_ref, str) else self.sample_set_ref.name
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on fields that have no effect."""
+        own = self.own
+        if not isinstance(own, SyncFields):
+            return [_NO_SECRET] if self.secret_ref else []
+        given = {"http-port": own.http_port, "manager": own.manager, "worker": own.worker}
+        return ([_NO_SECRET] if self.secret_ref else []) + [
+            f"spec.syncOptions.{name} has no effect: a sync runs in one process, on this machine"
+            for name, value in given.items()
+            if value is not None
+        ]
 
 
 class JobDocument(Envelope, frozen=True, kw_only=True):
@@ -177,38 +197,6 @@ class JobDocument(Envelope, frozen=True, kw_only=True):
 
     spec: JobFields
     status: Unused | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """What a document asks for.
-
-    Attributes:
-        name: Of the job, and of its record.
-        spec: The fields.
-        rules: Of a sync: patterns in the order in which they were written.
-        document: The ``spec`` as it was written.
-    """
-
-    name: str
-    spec: JobFields
-    rules: tuple[Rule, ...] = ()
-    document: Document = field(compare=False, repr=False)
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences on fields that have no effect."""
-        own = self.spec.own
-        given = (
-            {"http-port": own.http_port, "manager": own.manager, "worker": own.worker}
-            if isinstance(own, SyncFields)
-            else {}
-        )
-        return ([_NO_SECRET] if self.spec.secret_ref else []) + [
-            f"spec.syncOptions.{name} has no effect: a sync runs in one process, on this machine"
-            for name, value in given.items()
-            if value is not None
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +240,7 @@ class Job:
 # ---------------------------------------------------------------- as it was written
 
 
-def parse_job(document: Document) -> JobRequest:
+def parse_job(document: Document) -> JobDocument:
     """Return what a document asks for.
 
     Raises:
@@ -266,23 +254,7 @@ def parse_job(document: Document) -> JobRequest:
         raise SpecError(
             f"a job has kind {KIND} and apiVersion {API_VERSION}, not {kind!r:.60} and {version!r:.60}{hint}"
         )
-    said = decode(document, JobDocument)
-    return _request(said.metadata.name, said.spec, document["spec"])
-
-
-def parse_spec(name: str, document: Document) -> JobRequest:
-    """Return what the fields of a ``spec`` ask for; raises as ``parse_job``."""
-    return _request(name, decode(document, JobFields, "spec"), document)
-
-
-def _request(name: str, spec: JobFields, document: Document) -> JobRequest:
-    rules = _rules(spec.own, document["syncOptions"]) if spec.sync_options is not None else ()
-    return JobRequest(name=name, spec=spec, rules=rules, document=document)
-
-
-def _name_in(reference: str | Reference) -> str:
-    """Return a name that stands alone or, as Kubernetes has it, in a field ``name``."""
-    return reference if isinstance(reference, str) else reference.name
+    return decode(document, JobDocument)
 
 
 def _require_absolute(path: str, what: str) -> None:
@@ -290,63 +262,64 @@ def _require_absolute(path: str, what: str) -> None:
         raise ValueError(f"{what} must be an absolute path, not {path!r:.60}")
 
 
-def _rules(options: object, written: Document) -> tuple[Rule, ...]:
+def _patterns(given: tuple[str, ...] | str) -> tuple[str, ...]:
+    return tuple(shlex.split(given)) if isinstance(given, str) else given
+
+
+def _rules(own: SyncFields, written: Document) -> tuple[Rule, ...]:
     """Return patterns in the order in which ``exclude`` and ``include`` were written."""
     order = [name for name in written if name in ("exclude", "include")]
-    rules = [Rule(pattern, name == "exclude") for name in order for pattern in _patterns(getattr(options, name), name)]
-    try:
-        Rules(rules)
-    except JobSpecError as err:
-        raise SpecError(f"spec.syncOptions.{'/'.join(order)}: {err}") from err
-    return tuple(rules)
-
-
-def _patterns(given: tuple[str, ...] | str, name: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(given)) if isinstance(given, str) else given
-    except ValueError as err:
-        raise SpecError(f"spec.syncOptions.{name}: {err}; patterns with quotes in them are written as a list") from err
+    return tuple(Rule(pattern, name == "exclude") for name in order for pattern in _patterns(getattr(own, name)))
 
 
 # ---------------------------------------------------------------- resolved
 
 
-def resolve_job(request: JobRequest, config: Config) -> Job:
+def parse_spec(document: Document) -> JobFields:
+    """Return what the fields of a ``spec`` ask for; raises as ``parse_job``."""
+    return decode(document, JobFields, "spec")
+
+
+def resolve_job(name: str, spec: JobFields, document: Document, config: Config) -> Job:
     """Return the job that is asked for, with its set and its places as they are now.
 
+    Args:
+        name: Of the job.
+        spec: What its document asks for.
+        document: The ``spec`` as it was written.
+        config: Settings; their home has the sets.
+
     Raises:
+        SpecError: A pattern is none.
         SampleSetNotFoundError: There is no such set.
         JobSpecError, UnknownSchemeError, ConfigError: A place cannot be one of this job.
     """
-    spec = request.spec
     found = find(spec.sample_set, config) if spec.sample_set else None
     settings = config if found is None else found.settings(config)  # with its credentials
     own = spec.own
     options: dict[str, Any]
     if isinstance(own, SyncFields):
-        options = _sync_options(request, own, found, settings, config)
+        options = _sync_options(own, _rules(own, document.get("syncOptions") or {}), found, settings, config)
     else:
-        options = {
-            "places": (located(own.url, config) if found is None else place_in(found, settings),),
-            "paths": own.paths,
-        }
+        place = located(own.url, config) if found is None else place_in(found, settings)
+        options = {"places": (place,), "paths": own.paths}
         if isinstance(own, WarmupFields):
             options["warmup"] = _warmup_options(own)
         elif isinstance(own, RmrFields):
             options["one_file_system"] = own.one_file_system
     return Job(
-        name=request.name,
+        name=name,
         type=spec.type,
         terminate=spec.terminate,
         sample_set=found,
         settings=settings,
-        document=request.document,
+        document=document,
         **options,
     )
 
 
 def _sync_options(
-    request: JobRequest, own: SyncFields, found: SampleSet | None, settings: Config, config: Config
+    own: SyncFields, rules: tuple[Rule, ...], found: SampleSet | None, settings: Config, config: Config
 ) -> dict[str, Any]:
     source, target = own.source, own.destination
     if found is not None:
@@ -357,9 +330,11 @@ def _sync_options(
         source, target = source or found.source_url, target or found.origin_url
     shared = _shared(own, SyncOptions) | {"threads": own.threads or None}
     return {
-        "places": (_end(source, settings, config), _end(target, settings, config)),
+        "places": tuple(
+            located(end, config) if is_named(end) else _end(end, settings, found) for end in (source, target)
+        ),
         "fills_origin": found is not None and (source, target) == (found.source_url, found.origin_url) and not own.dry,
-        "sync": SyncOptions(**shared, bwlimit_mbit=own.bwlimit, rules=request.rules),
+        "sync": SyncOptions(**shared, bwlimit_mbit=own.bwlimit, rules=rules),
     }
 
 
@@ -373,18 +348,16 @@ def _shared(own: Fields, kind: type) -> dict[str, Any]:
     return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
 
 
-def _end(uri: str, settings: Config, config: Config) -> Place:
+def _end(uri: str, settings: Config, found: SampleSet | None) -> Place:
     """Return an end of a sync: documents have the original's spellings, too.
 
     Raises:
         JobSpecError: They say which server it is on, and the settings name another: buckets of the same name are many.
     """
-    if is_named(uri):
-        return located(uri, config)
     place = locate(uri, "the place of a sync")
     if place.endpoint and endpoint_of(place.url, settings).rstrip("/") != place.endpoint.rstrip("/"):
         raise JobSpecError(
             f"{uri} is {place.url} at {place.endpoint}, which is not where {place.url} would be looked for: say so with "
             f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or with AWS_ENDPOINT_URL'
         )
-    return located(place.url, settings)
+    return Place(url=require_root(place.url), settings=settings, sample_set=found)

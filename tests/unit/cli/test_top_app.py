@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from prefeed.cli.top_app import HelpScreen, TopApp
-from prefeed.cli.top_model import Look
+from prefeed.cli.top_view import Look
 from top_looks import HOME, NO_SERVER, SAMPLE, looks
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -10,7 +10,7 @@ from prefeed.errors import JobSpecError, SampleSetNotFoundError, SpecError
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.patterns import Rule
 from prefeed.jobs.places import Place
-from prefeed.jobs.spec import JobRequest, SyncFields, parse_job, resolve_job
+from prefeed.jobs.spec import Job, JobFields, SyncFields, parse_job, resolve_job
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import load_documents
 from unit.sampleset.documents import apply, sample_set
@@ -18,9 +18,15 @@ from unit.sampleset.documents import apply, sample_set
 HEAD = "apiVersion: batch.paddlepaddle.org/v1alpha1\nkind: SampleJob\nmetadata: {name: one, namespace: paddle-system}\nspec:\n"
 
 
-def parsed(spec: str) -> JobRequest:
+def parsed(spec: str) -> JobFields:
     [document] = load_documents(HEAD + spec, "job.yaml")
-    return parse_job(document)
+    return parse_job(document).spec
+
+
+def resolved(spec: str) -> Job:
+    [document] = load_documents(HEAD + spec, "job.yaml")
+    asked = parse_job(document)
+    return resolve_job(asked.metadata.name, asked.spec, document["spec"], resolve())
 
 
 def test_a_sync_has_the_options_of_the_original() -> None:
@@ -49,17 +55,15 @@ def test_a_sync_has_the_options_of_the_original() -> None:
 """
     )
 
-    own = spec.spec.own
+    own = spec.own
     assert isinstance(own, SyncFields)
-    assert (spec.name, spec.spec.type, spec.spec.sample_set, own.source) == (
-        "one",
+    assert (spec.type, spec.sample_set, own.source) == (
         "sync",
         "imagenet",
         "s3://photos/train",
     )
     assert (own.threads, own.update, own.perms, own.dirs, own.delete_dst) == (20, True, True, True, True)
     assert (own.start, own.end, own.bwlimit, own.one_file_system) == ("a", "z", 100, True)
-    assert spec.rules == (Rule("keep.tmp", False), Rule("*.tmp", True), Rule("cache/", True))
     assert [note.split()[0] for note in spec.notes] == [
         "secretRef:", *(f"spec.syncOptions.{name}" for name in ("http-port", "manager", "worker")),
     ]  # fmt: skip
@@ -68,14 +72,11 @@ def test_a_sync_has_the_options_of_the_original() -> None:
 @pytest.mark.usefixtures("sandbox")
 def test_all_of_it_reaches_the_job() -> None:
     """What is not in a table of names is compared here: each option is given another value than its default."""
-    job = resolve_job(
-        parsed("""
+    job = resolved("""
   type: sync
   syncOptions: {source: /a, destination: /b, threads: 2, exclude: x, start: a, end: z, bwlimit: 3, update: true, force-update: true,
     check: true, perms: true, dirs: true, dry: true, delete-src: true, delete-dst: true, no-https: true, one-file-system: false}
-"""),
-        resolve(),
-    )
+""")
 
     assert [place.url for place in job.places] == ["/a", "/b"]
     assert job.sync == SyncOptions(
@@ -87,13 +88,11 @@ def test_all_of_it_reaches_the_job() -> None:
 
 @pytest.mark.usefixtures("sandbox")
 def test_a_warm_up_has_its_strategy_and_partitions() -> None:
-    request = parsed("""
+    job = resolved("""
   type: warmup
   warmupOptions: {paths: [train], strategyName: random, seed: 7, partitions: 4, partition: 3, file: /list.txt, threads: 50,
     refresh: true, url: s3://photos}
 """)
-
-    job = resolve_job(request, resolve())
     assert job.warmup == WarmupOptions(
         paths=("train",),
         strategy="random",
@@ -108,10 +107,19 @@ def test_a_warm_up_has_its_strategy_and_partitions() -> None:
 
 
 @pytest.mark.usefixtures("sandbox")
+def test_patterns_count_in_the_order_in_which_they_were_written() -> None:
+    ends = "  type: sync\n  syncOptions: {source: /a, destination: /b, "
+    keep, leave = Rule("keep.tmp", False), (Rule("*.tmp", True), Rule("cache/", True))
+
+    assert resolved(f"{ends}include: keep.tmp, exclude: ['*.tmp', cache/]}}\n").sync.rules == (keep, *leave)
+    assert resolved(f"{ends}exclude: '*.tmp cache/', include: [keep.tmp]}}\n").sync.rules == (*leave, keep)
+
+
+@pytest.mark.usefixtures("sandbox")
 def test_the_places_of_a_job_are_those_of_its_set_and_may_be_in_another() -> None:
     apply(sample_set("imagenet", source={"uri": "/data"}), sample_set("other", source={"uri": "/more"}))
     sync = "  type: sync\n  sampleSetRef: imagenet\n  syncOptions: {destination: 'sampleset://other/x'}\n"
-    job, freed = (resolve_job(parsed(spec), resolve()) for spec in (sync, "  type: clear\n  sampleSetRef: imagenet\n"))
+    job, freed = (resolved(spec) for spec in (sync, "  type: clear\n  sampleSetRef: imagenet\n"))
 
     assert (job.set_name, [place.url for place in job.places], job.fills_origin) == (
         "imagenet",
@@ -121,9 +129,9 @@ def test_the_places_of_a_job_are_those_of_its_set_and_may_be_in_another() -> Non
     assert [place.settings.home.parent.name for place in job.places] == ["imagenet", "other"]
     assert freed.places == (Place(url="/data", settings=job.settings, sample_set=job.sample_set),)
     with pytest.raises(JobSpecError, match="nothing of it is copied: give syncOptions a destination"):
-        resolve_job(parsed("  type: sync\n  sampleSetRef: imagenet\n"), resolve())
+        resolved("  type: sync\n  sampleSetRef: imagenet\n")
     with pytest.raises(SampleSetNotFoundError, match="there is no sample set 'gone'"):
-        resolve_job(parsed("  type: clear\n  sampleSetRef: gone\n"), resolve())
+        resolved("  type: clear\n  sampleSetRef: gone\n")
 
 
 REFUSED = [
@@ -168,4 +176,4 @@ def test_credentials_in_a_place_are_refused_and_not_shown() -> None:
 def test_whether_mounts_are_a_part_is_left_open_unless_said(said: str, taken: bool | None) -> None:
     options = f"source: /a\n    destination: /b\n    {said}"
 
-    assert parsed(f"\n  type: sync\n  syncOptions:\n    {options}\n").spec.own.one_file_system is taken
+    assert parsed(f"\n  type: sync\n  syncOptions:\n    {options}\n").own.one_file_system is taken
