@@ -23,8 +23,8 @@ from e2e.test_examples import EXAMPLES, run
 from prefeed.config import resolve
 from prefeed.jobs.spec import parse_job
 from prefeed.sampleset.applying import apply_documents
-from prefeed.sampleset.documents import load_documents
 from prefeed.sampleset.records import find
+from prefeed.sampleset.yaml_files import load_documents
 
 pytestmark = pytest.mark.timeout(240)
 

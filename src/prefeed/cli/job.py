@@ -43,7 +43,7 @@ from prefeed.jobs.running import (
 )
 from prefeed.jobs.spec import RMR, Job, parse_job, resolve_job
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
-from prefeed.sampleset.documents import load_documents
+from prefeed.sampleset.yaml_files import load_documents
 
 EXIT_TERMINATED: Final = 143
 _RULES: Final = "prefeed.rules"

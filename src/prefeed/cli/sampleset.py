@@ -26,11 +26,11 @@ from prefeed.config import Config
 from prefeed.errors import PrefeedError, SpecError
 from prefeed.jobs.running import copy_to_origin
 from prefeed.sampleset.applying import UNCHANGED, Applied, apply_documents, find_secret
-from prefeed.sampleset.documents import load_documents
 from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import Progress as SetProgress
 from prefeed.sampleset.records import SampleSet, find, names
 from prefeed.sampleset.status import PARTIAL_READY, READY, Explained, SampleSetStatus, explain, observe
+from prefeed.sampleset.yaml_files import load_documents
 
 STDIN: Final = "-"
 _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")

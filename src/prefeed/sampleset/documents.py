@@ -1,4 +1,4 @@
-"""YAML documents, and what becomes of them: structures of msgspec. A refusal has the path of the field, and what it may be.
+"""Documents become structures of msgspec. A refusal has the path of the field, and what it may be.
 
 A structure is a class below ``Fields``: its types say what each field may be, in its ``__post_init__`` stands what no type can say.
 """
@@ -8,21 +8,17 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-import yaml
 from msgspec import Meta, inspect
 
 from prefeed.errors import SpecError
 
-MAX_DOCUMENT_BYTES: Final = 4 * 1024**2
 MAX_NAME: Final = 63
 _NAME: Final = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?\Z"
 _NUMBER: Final = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z"
-_QUOTED: Final = re.compile(r"""'[^<].+'|".+"|(?<=name )\S+""")
-"""What PyYAML quotes from a text, but for its own ``'<block end>'``: a value that begins with ! or & is in it."""
 
 Document = dict[str, Any]
 """As it was written."""
@@ -165,7 +161,7 @@ def _refusal(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, 
         return _joined(path, str(err.__cause__).removeprefix("."))
     if in_key:
         odd = next(key for key in value if not isinstance(key, str))
-        return f"{path or 'the document'} has a field whose name is {_kind_of(odd)}; put it into quotes"
+        return f"{path or 'the document'} has a field whose name is {kind_name(odd)}; put it into quotes"
     known = {field.encode_name: field for each in _alternatives(types) for field in getattr(each, "fields", ())}
     if found := re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text, re.DOTALL):
         name = found[2]
@@ -176,7 +172,7 @@ def _refusal(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, 
             name = next(iter(difflib.get_close_matches(name, missing, n=1)), name)
         return _missing(name, value, known, path) if name in known else _unknown(name, known, path)
     if known and len(_alternatives(types)) == 1:
-        return f"{path or 'a document'} must have fields; it is {_kind_of(value)}"
+        return f"{path or 'a document'} must have fields; it is {kind_name(value)}"
     wanted = _wanted(types)
     return f"{path} must be {wanted}{'' if is_secret else f', not {_shown(value)}{_cure(wanted, value)}'}"
 
@@ -244,63 +240,14 @@ def _cure(wanted: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.60}" if isinstance(value, str | int | float | bool) else _kind_of(value)
+    return f"{value!r:.60}" if isinstance(value, str | int | float | bool) else kind_name(value)
 
 
-def _kind_of(value: object) -> str:
+def kind_name(value: object) -> str:
+    """Return what messages call a value of this type."""
     kinds: Sequence[tuple[type, str]] = (
         (bool, "true or false"), (int, "a number"), (float, "a number"), (str, "a text"), (list, "a list"), (dict, "a mapping"),
     )  # fmt: skip
     return next(
         (name for kind, name in kinds if isinstance(value, kind)), "empty" if value is None else "something else"
     )
-
-
-# ---------------------------------------------------------------- YAML
-
-
-def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
-    """Yield the documents of a YAML file that are not empty.
-
-    Args:
-        text: What is in it.
-        file: How messages call it.
-
-    Raises:
-        SpecError: It is no YAML, holds a field twice, or is too large. Nothing of the text is in the message.
-    """
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise SpecError(f"{file} is larger than {MAX_DOCUMENT_BYTES} bytes, which no such document is")
-    try:
-        documents = list(yaml.load_all(text, Loader=_Loader))
-    except yaml.MarkedYAMLError as err:
-        mark = err.problem_mark or err.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SpecError(
-            f"{file}{where}: {_QUOTED.sub('…', err.problem or 'this is no YAML')}"
-        ) from None  # its text has a piece of the file
-    except (yaml.YAMLError, RecursionError, ValueError):
-        raise SpecError(f"{file} is no YAML that can be read") from None
-    for document in documents:
-        if document is not None:
-            if not isinstance(document, dict):
-                raise SpecError(f"a document must have fields; it is {_kind_of(document)}")
-            yield document
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but a field given twice is an error, and there are no anchors to multiply what is written."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not taken", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in getattr(node, "value", ()):
-            if key.value in seen and isinstance(key.value, str):
-                raise yaml.constructor.ConstructorError(None, None, "this field is given twice", key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep=deep)

@@ -12,8 +12,8 @@ import pytest
 from prefeed.config import resolve
 from prefeed.errors import CannotChangeError, SampleSetError, SpecError
 from prefeed.sampleset.applying import KINDS, apply_documents
-from prefeed.sampleset.documents import load_documents
 from prefeed.sampleset.records import find, names
+from prefeed.sampleset.yaml_files import load_documents
 from prefeed.sources.credentials import options_for
 from sandbox import Sandbox
 from unit.sampleset.documents import ACCESS, SECRET, applied, apply, files_below, keys, sample_set, secret

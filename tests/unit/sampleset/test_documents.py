@@ -15,9 +15,9 @@ from prefeed.sampleset.documents import (
     Unused,
     Whole,
     decode,
-    load_documents,
     require_name,
 )
+from prefeed.sampleset.yaml_files import load_documents
 
 
 class Inner(Fields, frozen=True, kw_only=True):
