@@ -86,7 +86,7 @@ def _examine(line: list[str], *, steps: int, to_stderr: bool) -> Verdict:
         raise CannotExamineError(f"the program ended with status {status} before there was a verdict")
     raise CannotExamineError(
         "the program ended before there was a verdict: no loop over a torch DataLoader asked for enough batches; "
-        f"let it train for longer, or say --steps with less than {steps}"
+        f"let it train for longer, or use --steps with less than {steps}"
     )
 
 
@@ -175,7 +175,7 @@ def _measured(m: Measurement) -> Iterator[str]:
         ("as it is", m.as_is.step_seconds, f"± {noise:.0%}".replace("%", " %")),
         ("  first epoch", m.first.step_seconds if m.first is not None and m.cached is None else None, ""),
         ("computing alone", m.compute.step_seconds, "the same batch again and again"),
-        ("data alone", m.data.step_seconds, "nobody works on the batches"),
+        ("data alone", m.data.step_seconds, "the batches are not used"),
     ]
     c = m.costs
     if c is not None:

@@ -139,7 +139,7 @@ def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_j
                 events = SyncEvents(would=would, note=render.say, progress=bar.show)
             result = sync_and_renew(*places, options, config, events)
     except KeyboardInterrupt:
-        render.say("interrupted; what was copied stays, and the same command goes on")
+        render.say("interrupted; the copied objects stay, and the same command resumes")
         ctx.exit(EXIT_INTERRUPTED)
     if as_json:
         render.print_json(sync_object(result))
@@ -287,7 +287,9 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
         render.print_json({"jobs": [record_object(record) for record in records]})
     else:
         for record in records:
-            was = " before, and not done again: give it another name for that" if 0 < record.finished < now else ""
+            was = (
+                " before, and not run again; to run it again, give it another name" if 0 < record.finished < now else ""
+            )
             click.echo(printable(f"{record.id}: {record.phase}{was}{f': {record.message}' if record.message else ''}"))
     if any(record.phase == FAILED for record in records):
         ctx.exit(EXIT_FAILED)
@@ -343,7 +345,7 @@ def _ended_when_terminated(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except TerminatedError:
-        render.say("terminated; what was done stays whole, and the jobs that are left of the file were not begun")
+        render.say("terminated; finished objects stay whole, and the remaining jobs of the file were not started")
         ctx.exit(EXIT_TERMINATED)
 
 
@@ -363,9 +365,7 @@ def _read(file: Path, config: Config) -> list[Job]:
 
 def _ask(job: Job) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"nothing was done: {job.name} removes data at its origin; say --yes where nobody can be asked"
-        )
+        raise click.UsageError(f"nothing was done: {job.name} removes data at its origin; use --yes without a terminal")
     (place,) = job.places
     named = relative_paths(place.url, job.paths)
     doomed = survey(place.url, named, place.settings, one_file_system=job.one_file_system)
@@ -391,7 +391,7 @@ def _require_yes(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nothing was removed: say --yes where nobody can be asked")
+        raise click.UsageError("nothing was removed: use --yes without a terminal")
     click.confirm("Remove it?", abort=True, err=True)
 
 
@@ -438,7 +438,7 @@ def doomed_lines(root: str, doomed: Sequence[Doomed], *, dry: bool = False) -> l
     will = "would" if dry else "will"
     return [
         *lines,
-        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} {will} be removed at the origin, for good",
+        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} {will} be removed at the origin permanently",
     ]
 
 

@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913 - one parameter an option
                 result = _pack(request, config, bar)
             damaged = _verify(result, config, bar) if is_verified else None
     except KeyboardInterrupt:
-        click.echo("prefeed: interrupted; what is packed stays, and the same command goes on", err=True)
+        click.echo("prefeed: interrupted; the packed objects stay, and the same command resumes", err=True)
         ctx.exit(EXIT_INTERRUPTED)
     _print(result, damaged, as_json=as_json)
     if damaged:

@@ -185,7 +185,7 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     rows = [("stage caches", f"{text}, {format_bytes(counts.memory_bytes)} in memory{on_disk}")]
     if counts.audits:
         made = format_count(counts.audits, "sample")
-        rows.append(("  audits", f"{made} made anew and compared, {counts.audits_failed:,} differed"))
+        rows.append(("  audits", f"{made} recomputed and compared, {counts.audits_failed:,} differed"))
     if counts.not_kept:
         rows.append(
             (
@@ -259,7 +259,7 @@ def warm_lines(result: WarmResult) -> list[str]:
         first = f"{total}: {result.resident:,} in the cache ({_share(result.resident, result.objects)})"
     lines = [f"{first}; {result.fetched:,} fetched now in {took}{rate}"]
     if result.on_disk:
-        lines.append(f"{format_count(result.on_disk, 'object')} beside these on disk")
+        lines.append(f"{format_count(result.on_disk, 'object')} more on disk")
     left = result.objects - result.resident - result.on_disk - result.failed
     if left > 0:
         lines.append(f"{format_count(left, 'object')} did not fit; a larger PREFEED_MEMORY holds more")

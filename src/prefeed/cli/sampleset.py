@@ -58,7 +58,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
 
     FILE holds documents of kind SampleSet, and of kind Secret for those who need one. Without --wait a process in the
     background lists and copies; `prefeed sampleset get` says how far it is. Exits with 1 when, with --wait, a set has not
-    become ready. Applied again, a set goes on from where it is.
+    become ready. Applied again, a set resumes where it is.
     """
     config = config_of(home=home)
     applied = apply_documents(load_documents(_text_of(file), "stdin" if file == STDIN else file), config)
@@ -317,7 +317,7 @@ def explained_lines(explained: Sequence[Explained]) -> list[str]:
 def _total(status: SampleSetStatus) -> str:
     if status.total_bytes is None or status.total_files is None:
         return "not known yet"
-    unknown = ", without those whose size the source does not tell" if status.has_unknown_sizes else ""
+    unknown = ", without files of unknown size" if status.has_unknown_sizes else ""
     return f"{format_count(status.total_files, 'file')}, {format_bytes(status.total_bytes)}{unknown}"
 
 

@@ -45,8 +45,8 @@ _MEANINGS: Final = {
     COPYING: "copying now",
     REMOVING: "being removed",
     COMPLETE: "complete",
-    INTERRUPTED: "interrupted; stage it again to go on",
-    GONE: "gone; stage it anew, or unstage it to forget it",
+    INTERRUPTED: "interrupted; stage it again to resume",
+    GONE: "gone; stage it again, or unstage it to forget it",
 }
 
 
@@ -92,7 +92,7 @@ def command(
     try:
         result = _staged(request, config, as_json=as_json)
     except KeyboardInterrupt:
-        render.say("interrupted; what was copied stays, and the same command goes on")
+        render.say("interrupted; the copied objects stay, and the same command resumes")
         ctx.exit(EXIT_INTERRUPTED)
     _print_result(result, as_json=as_json)
     if result.failures or not result.is_usable:

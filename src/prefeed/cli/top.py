@@ -119,7 +119,7 @@ class ServerSource:
         self._sample_sets = SampleSets(config, clock=time.monotonic)
 
     def look(self) -> Look:
-        """Return what the server does now, or why nobody knows."""
+        """Return what the server does now, or why that is not known."""
         try:
             return Look(sample=self.sample())
         except PrefeedError as err:

@@ -24,7 +24,7 @@ Sort = Literal["order", "progress", "speed", "waiting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSetRow:
-    """One sample set: its name, its phase, and how much of it is cached, in bytes; None where nobody has counted."""
+    """One sample set: its name, its phase, and how much of it is cached, in bytes; None if it was not counted."""
 
     name: str
     phase: str
@@ -106,7 +106,7 @@ class History:
         self._past: deque[Rates] = deque(maxlen=KEPT)
 
     def add(self, look: Look) -> None:
-        """Remember one look; another server than before begins anew."""
+        """Remember one look; a look at another server starts the history again."""
         before, self.sample, self.trouble = self.sample, look.sample, look.trouble
         self.rates = rates_between(before, look.sample) if before and look.sample else None
         if self.rates is None:

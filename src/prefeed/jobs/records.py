@@ -145,7 +145,7 @@ class Records:
                 raise JobError(f"the record of job {name} is gone: its sample set was deleted, perhaps")
             if now.process != Process.of(os.getpid()):
                 raise JobError(
-                    f"job {name} is process {now.process.pid}'s of {now.process.place} by now: nothing was heard of this one "
+                    f"job {name} is process {now.process.pid}'s of {now.process.place} now: this process gave no sign of life "
                     "for too long"
                 )
             now = replace(now, **changes)
@@ -234,9 +234,7 @@ def _settled(record: JobRecord, touched: float) -> JobRecord:
     if process.pid and not process.is_here:
         if time.time() - touched < _GONE_SECONDS:
             return record
-        message = (
-            f"nothing was heard of its process {process.pid} on {process.place} for {_GONE_SECONDS / 60:.0f} minutes"
-        )
+        message = f"its process {process.pid} on {process.place} has given no sign of life for {_GONE_SECONDS / 60:.0f} minutes"
     message += ": run it again with `prefeed job apply`"
     return replace(record, phase=FAILED, message=message, finished=record.finished or time.time())
 

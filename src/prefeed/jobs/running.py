@@ -80,7 +80,7 @@ def do_job(job: Job, events: JobEvents) -> Done:
     """Do what a job asks for; **blocking** until it is done.
 
     Raises:
-        PrefeedError: It could not be begun, or not be gone on with.
+        PrefeedError: It could not be started or continued.
     """
     if job.type == SYNC:
         source, target = job.places
@@ -97,7 +97,7 @@ def do_job(job: Job, events: JobEvents) -> Done:
 def sync_and_renew(
     source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:
-    """Sync, and let this home list the places anew that were changed; see ``sync``."""
+    """Sync, and let this home list the changed places again; see ``sync``."""
     result = sync_between(source, target, options, config, events)
     if not options.dry:
         if result.num_copied or result.num_deleted_dst:
@@ -236,7 +236,7 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
         with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
             done = do_job(job, events)
     except KeyboardInterrupt as err:
-        # Whoever terminates waits for the process: it ends, and begins no other job of the same file.
+        # The one that terminates waits for the process: it ends, and starts no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
         records.note(job.name, phase=FAILED, message=message, finished=time.time())
         raise
@@ -266,7 +266,7 @@ def copy_to_origin(
         copying: Told how many files and bytes were copied so far.
 
     Raises:
-        SampleSetError: Not all could be copied; what was stays, and the next try goes on.
+        SampleSetError: Not all could be copied; the copied part stays, and the next try resumes.
         SourceError, JobError: As ``sync``.
     """
 

@@ -69,7 +69,7 @@ def entry_without_secret(location: Location) -> dict[str, Value]:
     """Return the entry for a place that is public, or for which the environment speaks."""
     entry = _entry(location)
     if location.endpoint:
-        entry["anonymous"] = True  # keys of the environment are Amazon's, and nobody else's business
+        entry["anonymous"] = True  # keys of the environment are Amazon's, and no other server may see them
     return entry
 
 
@@ -257,7 +257,7 @@ def _apply_set(wanted: _Wanted, base: Config) -> Applied:
         document=wanted.document,
     )
     now.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Credentials first: whoever finds the record can use it.
+    # Credentials first: a reader that finds the record can use it.
     is_changed = write_credentials(now.home, wanted.places.entries)
     action = CREATED if before is None else CONFIGURED if is_changed or before != now else UNCHANGED
     if before != now:
@@ -313,7 +313,7 @@ def _require_same_places(before: SampleSet, places: Places) -> None:
 def _cannot_change(before: SampleSet, what: str) -> CannotChangeError:
     return CannotChangeError(
         f"{what} of the sample set {before.name} cannot change: only partitions, cacheSize and mount options can. Run "
-        f"`prefeed sampleset delete {before.name}` and apply it anew; its data stays",
+        f"`prefeed sampleset delete {before.name}` and apply it again; its data stays",
         name=before.name,
     )
 
@@ -373,7 +373,7 @@ def _secret(name: str, values: Mapping[str, Value]) -> Secret:
         raise SpecError(f"the secret {name} must have both access-key and secret-key, or neither")
     for plain in ("storage", "bucket", "name"):
         if not isinstance(values.get(plain, ""), str):
-            raise SpecError(f"the {plain} of the secret {name} is nothing secret; write it as a text")
+            raise SpecError(f"the {plain} of the secret {name} is not secret; write it as a text")
     storage, bucket = str(values.get("storage", "")), str(values.get("bucket", ""))
     location = locate_bucket(storage, bucket, f"the bucket of the secret {name}") if bucket else None
     return Secret(name=name, values=values, bucket=location)

@@ -65,7 +65,7 @@ class SampleSet:
 
     Attributes:
         name: Its name.
-        namespace: As it was written; names are unique all the same.
+        namespace: As it was written; names are unique over all namespaces.
         spec: What was asked for.
         source_url: Where the data comes from; no credentials in it. The origin, when there is no source.
         origin_url: Where it is read: ``source_url``, or the bucket that it is copied to.
@@ -224,7 +224,7 @@ def write_record(found: SampleSet) -> None:
 
 
 def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
-    """There is no such set any more; its name first, so that nobody finds half of it.
+    """There is no such set any more; its name first, so that half of it is never found.
 
     Args:
         found: The set.

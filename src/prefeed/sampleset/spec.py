@@ -60,7 +60,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     io_retries: (
         Annotated[
             Whole,
-            _ignored("a failing request is tried again until `retry_deadline` seconds are over, not so many times"),
+            _ignored("a failing request is retried for `retry_deadline` seconds, not a fixed number of times"),
         ]
         | None
     ) = None
@@ -69,7 +69,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     prefetch: (
         Annotated[
             Whole,
-            _ignored("what comes next is known from the sampler, and as much is fetched at a time as the source takes"),
+            _ignored("the sampler says what comes next, and the number of requests follows what the source can take"),
         ]
         | None
     ) = None
@@ -86,8 +86,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
         Annotated[bool, _ignored("whole objects are cached; one larger than the tier is read past it")] | None
     ) = None
     open_cache: (
-        Annotated[Number, _ignored("whether files opened by path have changed is asked once an epoch: `revalidate`")]
-        | None
+        Annotated[Number, _ignored("files opened by path are checked for changes once per epoch: `revalidate`")] | None
     ) = None
     sub_dir: Annotated[str, _mapped("directory below the source that is read in place of all of it")] | None = None
 

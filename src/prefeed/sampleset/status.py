@@ -42,7 +42,7 @@ SYNC_FAILED: Final = "SyncFailed"
 PARTIAL_READY: Final = "PartialReady"
 READY: Final = "Ready"
 
-INTERRUPTED: Final = "what brought the sample set up was killed; `prefeed sampleset apply` goes on with it"
+INTERRUPTED: Final = "the process that set up the sample set was killed; `prefeed sampleset apply` resumes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
         is_worked_at=is_worked_at(found),
         has_server=server is not None,
         has_begun=bool(progress.begun),
-        is_complete=bool(progress.listed),  # a listing that a job has let go is made anew by the next reader
+        is_complete=bool(progress.listed),  # a listing that a job has let go is made again by the next reader
         error=progress.error,
         num_ready=0 if server is None else 1,
         partitions=found.spec.partitions,
@@ -299,8 +299,8 @@ def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
 
 # ---------------------------------------------------------------- what its document was mapped to
 
-_KUBERNETES = "no effect: it tells Kubernetes where to start pods, and here the node is the one that you are on"
-_METAURL = "no effect: it is JuiceFS's server of metadata, and prefeed needs none"
+_KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the node that you are on"
+_METAURL = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,10 +360,10 @@ def _places(found: SampleSet) -> Iterator[Explained]:
     if spec.uri:
         yield Explained(field="spec.source.uri", value=spec.uri, meaning=f"the data comes from {found.source_url}")
     if spec.source_secret:
-        meaning = "who reads the source"
+        meaning = "the account that reads the source"
         yield Explained(field="spec.source.secretRef", value=spec.source_secret, meaning=meaning)
     if spec.secret:
-        meaning = "who speaks to its bucket, and to the source where it names none"
+        meaning = "the account for its bucket, and for the source if that has no secret"
         yield Explained(field="spec.secretRef", value=spec.secret, meaning=meaning)
     if found.needs_sync:
         meaning = f"the data is copied to {found.origin_url}, and read there"
@@ -378,7 +378,7 @@ def _options(found: SampleSet) -> Iterator[Explained]:
         option = mount_options()[name]
         meaning, has_effect = option.meaning, option.effect == MAPPED
         if name in unused:
-            meaning, has_effect = "spec.cache.levels says it", False
+            meaning, has_effect = "spec.cache.levels sets it", False
         field = f"spec.csi.juiceFSMountOptions.{name}"
         prefix = "" if has_effect else "no effect: "
         yield Explained(field=field, value=_text(value), meaning=prefix + meaning, has_effect=has_effect)

@@ -146,7 +146,7 @@ def test_a_copy_that_is_gone_is_listed_so(run, origin: Path) -> None:
     path = Path(run(None, "stage", str(origin)).stdout.removesuffix("\n"))
     shutil.rmtree(path.parent)
 
-    assert "gone; stage it anew, or unstage it to forget it" in run(None, "stage", "--list").stdout
+    assert "gone; stage it again, or unstage it to forget it" in run(None, "stage", "--list").stdout
 
 
 def test_a_memory_directory_on_disk_is_said(
