@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prefeed.cli.top_model import Look, Sample, SampleSetRow
+from prefeed.cli.top_view import Look, Sample, SampleSetRow
 from prefeed.types import DiskCounts, EpochWait, PlanInfo, PoolCounts, ReadCounts, ServerStatus, Statistics
 
 GIB = 1024**3

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from prefeed.cli.cache_admin import info_lines
-from prefeed.cli.cache_arguments import MOST_WORKERS, parse
+from prefeed.cli.cache_admin import MOST_WORKERS, info_lines, parse
 from prefeed.client.node import NodeClient
 from prefeed.config import config_for_port, resolve
 from prefeed.types import ServerStatus

@@ -24,7 +24,7 @@ from prefeed.config import resolve
 from prefeed.jobs.spec import parse_job
 from prefeed.sampleset.applying import apply_documents
 from prefeed.sampleset.records import find
-from prefeed.sampleset.yaml_fields import load_documents
+from prefeed.sampleset.yaml_files import load_documents
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -165,7 +165,7 @@ def test_documents_are_understood(document: Path) -> None:
     sections = load_documents(document.read_text(), document.name)
     assert sections
     if document.stem.endswith("-job"):
-        assert [parse_job(section).sample_set for section in sections] == ["imagenet"]
+        assert [parse_job(section).spec.sample_set for section in sections] == ["imagenet"]
     else:
         assert [applied.action for applied in apply_documents(sections, resolve())] == ["created"]
 

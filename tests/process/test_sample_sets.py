@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from prefeed.cli.sampleset_sync import copy_to_origin
 from prefeed.config import resolve
 from prefeed.errors import SampleSetNotFoundError
-from prefeed.sampleset.phases import BOUND, MOUNT, READY, SYNC_FAILED
+from prefeed.jobs.running import copy_to_origin
 from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import find
-from prefeed.sampleset.status import observe
+from prefeed.sampleset.status import BOUND, MOUNT, READY, SYNC_FAILED, observe
 from prefeed.sources import credentials
 from sandbox import Sandbox
 from slow_files import write_files

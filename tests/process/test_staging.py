@@ -174,7 +174,7 @@ def test_ctrl_c_says_how_to_go_on(server: FileServer, sandbox: Sandbox) -> None:
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=60)
     assert (first.returncode, out) == (130, "")
-    assert err == "prefeed: interrupted; what was copied stays, and the same command goes on\n"
+    assert err == "prefeed: interrupted; the copied objects stay, and the same command resumes\n"
 
     server.answers.clear()
     server.requests.clear()

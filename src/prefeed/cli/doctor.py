@@ -1,4 +1,4 @@
-"""``prefeed doctor``."""
+"""``prefeed doctor``, and what is printed of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
@@ -17,12 +17,12 @@ import click
 import msgspec
 
 from prefeed.cli import render
-from prefeed.cli.doctor_view import verdict_lines
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.diagnose.doctor.verdict import Verdict, beside_the_prediction
+from prefeed.diagnose.doctor.verdict import Cure, Verdict, beside_the_prediction, sentences
+from prefeed.diagnose.measurement import Measurement
 from prefeed.errors import CannotExamineError, PrefeedError
 
 _DEFAULT_STEPS: Final = 20
@@ -85,7 +85,7 @@ def _examine(line: list[str], *, steps: int, to_stderr: bool) -> Verdict:
         raise CannotExamineError(f"the program ended with status {status} before there was a verdict")
     raise CannotExamineError(
         "the program ended before there was a verdict: no loop over a torch DataLoader asked for enough batches; "
-        f"let it train for longer, or say --steps with less than {steps}"
+        f"let it train for longer, or use --steps with less than {steps}"
     )
 
 
@@ -149,3 +149,46 @@ def _read(path: Path) -> Verdict | None:
         return msgspec.json.decode(path.read_bytes(), type=Verdict)
     except (OSError, msgspec.DecodeError):  # none yet, or another version's
         return None
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def verdict_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the verdict in words, what was measured, and what could be done."""
+    yield from sentences(verdict)
+    yield ""
+    yield from _measured(verdict.measurement)
+    if verdict.cures:
+        yield ""
+        yield from _cures(verdict.cures)
+    for name, reason in verdict.measurement.reasons.items():
+        yield f"  {name:<16} not tried: {reason}"
+
+
+def _measured(m: Measurement) -> Iterator[str]:
+    workers = f"{m.loader.num_workers} workers" if m.loader.num_workers != 1 else "1 worker"
+    yield f"  {m.loader.dataset}, batches of {m.loader.batch_size:g}, {workers}, {m.loader.cores} cores: ms a batch"
+    noise = m.as_is.relative_error(max(1, m.loader.num_workers))
+    rows: list[tuple[str, float | None, str]] = [
+        ("as it is", m.as_is.step_seconds, f"± {noise:.0%}".replace("%", " %")),
+        ("  first epoch", m.first.step_seconds if m.first is not None and m.cached is None else None, ""),
+        ("computing alone", m.compute.step_seconds, "the same batch again and again"),
+        ("data alone", m.data.step_seconds, "the batches are not used"),
+    ]
+    c = m.costs
+    if c is not None:
+        rows += [("  opening files", c.opening, "one thread"), ("  reading files", c.reading, "one thread")]
+        rows += [("  decoding", c.decoding, "one thread"), ("  collating", c.collating, "one thread")]
+        rows += [("  from the worker", c.transferring or None, ""), ("  to the device", c.to_device, "")]
+    for name, seconds, note in rows:
+        if seconds is not None:
+            yield f"  {name:<16} {1000 * seconds:9.1f}  {note}".rstrip()
+
+
+def _cures(cures: list[Cure]) -> Iterator[str]:
+    yield "  cure             times as fast"
+    for cure in cures:
+        how = "" if cure.is_measured else ", estimated"
+        first = "" if cure.first_speedup is None else f", first epoch {cure.first_speedup:.2f}"
+        yield f"  {cure.name:<16} {cure.speedup:9.2f}  {cure.what}{first}{how}"

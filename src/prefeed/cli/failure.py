@@ -14,6 +14,7 @@ from prefeed.errors import PrefeedError, ServerUnavailableError
 
 EXIT_FAILED: Final = 1
 EXIT_NO_SERVER: Final = 3
+EXIT_INTERRUPTED: Final = 130
 
 VERBOSE_TRACEBACKS: Final = 2
 

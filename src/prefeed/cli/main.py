@@ -14,7 +14,7 @@ from prefeed.cli import failure
 from prefeed.errors import PrefeedError
 
 COMMANDS: Final = {
-    "clear": ("prefeed.cli.clear", "Free what the cache holds of a URL, or all of it."),
+    "clear": ("prefeed.cli.warm:clear", "Free what the cache holds of a URL, or all of it."),
     "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
@@ -23,13 +23,13 @@ COMMANDS: Final = {
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
-    "stats": ("prefeed.cli.stats", "Show hits, misses and what the cache holds."),
+    "stats": ("prefeed.cli.server:stats", "Show hits, misses and what the cache holds."),
     "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
     "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
-    "unstage": ("prefeed.cli.unstage", "Remove what `prefeed stage` copied."),
+    "unstage": ("prefeed.cli.stage:unstage_command", "Remove what `prefeed stage` copied."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }
-"""Name: (module with a ``command``, one line for ``prefeed --help``)."""
+"""Name: (module, with a ``command`` or what is named behind it, one line for ``prefeed --help``)."""
 
 
 FROM_BENCH: Final = {
@@ -50,8 +50,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
-            module, _ = COMMANDS[cmd_name]
-            return cast(click.Command, importlib.import_module(module).command)
+            module, _, name = COMMANDS[cmd_name][0].partition(":")
+            return cast(click.Command, getattr(importlib.import_module(module), name or "command"))
         for point in entry_points(group=ENTRY_POINTS, name=cmd_name):
             return cast(click.Command, point.load())
         return _not_installed(cmd_name) if cmd_name in FROM_BENCH else None

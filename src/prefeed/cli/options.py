@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -52,12 +53,18 @@ def node_config_of(home: str | None) -> Config:
             click.get_current_context().meta["prefeed.no_server_hint"] = hint
         return config
     config = config_of()
-    return find_named(home, config).settings(config)
+    found, _ = find_named(home, config)
+    return found.settings(config)
 
 
 def config_of(**overrides: Any) -> Config:
     """Return the settings in force; options that were not given are None."""
     return resolve(overrides)
+
+
+def has_bar(config: Config, *, as_json: bool) -> bool:
+    """Return whether a command may draw a progress bar on stderr."""
+    return config.progress and not as_json and sys.stderr.isatty()
 
 
 def missing_server_exits(ctx: click.Context, code: int = EXIT_NO_SERVER) -> None:

@@ -1,24 +1,29 @@
-"""``prefeed pack``."""
+"""``prefeed pack``, and what is printed of it."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Final
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from prefeed.cli import pack_view, render
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli import render
+from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
+from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.url import absolute_url
 from prefeed.config import Config, parse_bytes
 from prefeed.packing.driver import PackRequest, PackResult, pack, verify
 from prefeed.packing.index_existing import index_files
 from prefeed.packing.order import LAYOUTS
+from prefeed.packing.writing import PackProgress
 from prefeed.sources.library import ManifestLibrary
 
-EXIT_INTERRUPTED: Final = 130
+_MOST_DAMAGED: Final = 5
 
 
 @click.command(name="pack")
@@ -49,7 +54,7 @@ def command(  # noqa: PLR0913 - one parameter an option
         raise click.UsageError("give OUT and --format; for what another program has packed, --index")
     if index_only and (shard_size is not None or seed is not None):
         raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
-    bar = pack_view.Bar() if config.progress and not as_json and sys.stderr.isatty() else None
+    bar = Bar() if has_bar(config, as_json=as_json) else None
     try:
         with bar.progress if bar is not None else nullcontext():
             if index_only or out is None or layout is None:
@@ -65,14 +70,14 @@ def command(  # noqa: PLR0913 - one parameter an option
                 result = _pack(request, config, bar)
             damaged = _verify(result, config, bar) if is_verified else None
     except KeyboardInterrupt:
-        click.echo("prefeed: interrupted; what is packed stays, and the same command goes on", err=True)
+        click.echo("prefeed: interrupted; the packed objects stay, and the same command resumes", err=True)
         ctx.exit(EXIT_INTERRUPTED)
     _print(result, damaged, as_json=as_json)
     if damaged:
         ctx.exit(EXIT_FAILED)
 
 
-def _pack(request: PackRequest, config: Config, bar: pack_view.Bar | None) -> PackResult:
+def _pack(request: PackRequest, config: Config, bar: Bar | None) -> PackResult:
     if bar is None:
         result = pack(request, config)
     else:
@@ -80,7 +85,7 @@ def _pack(request: PackRequest, config: Config, bar: pack_view.Bar | None) -> Pa
     return _listed_anew(result, config)
 
 
-def _index(source: str, out: str | None, layout: str | None, config: Config, bar: pack_view.Bar | None) -> PackResult:
+def _index(source: str, out: str | None, layout: str | None, config: Config, bar: Bar | None) -> PackResult:
     progress = None if bar is None else bar.stepped("indexing")
     directory = None if out is None else absolute_url(out)
     return _listed_anew(index_files(source, directory, config, layout=layout, progress=progress), config)
@@ -93,14 +98,68 @@ def _listed_anew(result: PackResult, config: Config) -> PackResult:
     return result
 
 
-def _verify(result: PackResult, config: Config, bar: pack_view.Bar | None) -> tuple[str, ...]:
+def _verify(result: PackResult, config: Config, bar: Bar | None) -> tuple[str, ...]:
     return verify(result.url, config, progress=None if bar is None else bar.stepped("verifying"))
 
 
 def _print(result: PackResult, damaged: tuple[str, ...] | None, *, as_json: bool) -> None:
     if as_json:
-        render.print_json(pack_view.result_object(result, damaged))
+        render.print_json(result_object(result, damaged))
         return
-    for line in pack_view.result_lines(result, damaged):
+    for line in result_lines(result, damaged):
         click.echo(f"prefeed: {line}", err=True)
     click.echo(result.url)
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def result_lines(result: PackResult, damaged: tuple[str, ...] | None) -> list[str]:
+    """Return the summary; ``damaged`` is None when nothing was verified."""
+    took = format_duration(result.seconds)
+    whole = f"{format_count(result.objects, 'object')}, {format_bytes(result.bytes)}"
+    files = format_count(result.data_files, "data file")
+    if not result.packed:
+        lines = [f"packed already: {whole} in {files}; nothing has changed"]
+    elif result.kept:
+        kept = f"{result.kept:,} were packed already"
+        lines = [f"{format_count(result.packed, 'object')} packed in {took}, {kept}: {whole} in {files}"]
+    else:
+        lines = [f"{whole} packed into {files} in {took}"]
+    if damaged is None:
+        return lines
+    if not damaged:
+        return [*lines, f"verified: all {format_count(result.objects, 'object')} are as they were packed"]
+    more = [f"and {len(damaged) - _MOST_DAMAGED:,} more"] if len(damaged) > _MOST_DAMAGED else []
+    return [*lines, f"{format_count(len(damaged), 'object')} damaged:", *damaged[:_MOST_DAMAGED], *more]
+
+
+def result_object(result: PackResult, damaged: tuple[str, ...] | None) -> JsonObject:
+    return {**asdict(result), "verified": damaged is not None, "damaged": list(damaged or ())}
+
+
+class Bar:
+    """A progress bar on stderr: objects listed, then objects packed, then objects verified."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._task = self.progress.add_task("listing", total=None, note="")
+
+    def listing(self, objects: int, num_bytes: int) -> None:
+        self.progress.update(self._task, completed=objects, note=format_bytes(num_bytes))
+
+    def stepped(self, description: str) -> PackProgress:
+        """Return what shows the progress of one step."""
+        done_bytes = 0
+
+        def step(done: int, total: int, num_bytes: int) -> None:
+            nonlocal done_bytes
+            done_bytes += num_bytes
+            note = format_bytes(done_bytes)
+            self.progress.update(self._task, description=description, total=total, completed=done, note=note)
+
+        return step

@@ -1,4 +1,4 @@
-"""Values to text and to JSON. Pure but for the three ``print_*`` functions, which only write what they are given."""
+"""Values to text and to JSON. Pure but for the functions at the end, which only write what they are given."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from prefeed.cli.text import printable
 from prefeed.system.units import format_bytes as format_bytes
 from prefeed.types import (
     ClearResult,
@@ -57,6 +58,12 @@ def format_duration(seconds: float) -> str:
 def format_ratio(ratio: float | None) -> str:
     """Return ``87.5 %``, or ``-`` when there is none yet."""
     return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def table(rows: Sequence[Sequence[str]], *, gap: str = "  ") -> list[str]:
+    """Return lines whose columns are aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _share(part: float, whole: float) -> str:
@@ -178,7 +185,7 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     rows = [("stage caches", f"{text}, {format_bytes(counts.memory_bytes)} in memory{on_disk}")]
     if counts.audits:
         made = format_count(counts.audits, "sample")
-        rows.append(("  audits", f"{made} made anew and compared, {counts.audits_failed:,} differed"))
+        rows.append(("  audits", f"{made} recomputed and compared, {counts.audits_failed:,} differed"))
     if counts.not_kept:
         rows.append(
             (
@@ -252,7 +259,7 @@ def warm_lines(result: WarmResult) -> list[str]:
         first = f"{total}: {result.resident:,} in the cache ({_share(result.resident, result.objects)})"
     lines = [f"{first}; {result.fetched:,} fetched now in {took}{rate}"]
     if result.on_disk:
-        lines.append(f"{format_count(result.on_disk, 'object')} beside these on disk")
+        lines.append(f"{format_count(result.on_disk, 'object')} more on disk")
     left = result.objects - result.resident - result.on_disk - result.failed
     if left > 0:
         lines.append(f"{format_count(left, 'object')} did not fit; a larger PREFEED_MEMORY holds more")
@@ -282,6 +289,19 @@ def clear_lines(result: ClearResult) -> list[str]:
 def print_json(value: Mapping[str, object]) -> None:
     """Write one JSON object on one line to stdout."""
     click.echo(json.dumps(value, default=str))
+
+
+def show(as_json: bool, value: Mapping[str, object], lines: Iterable[str]) -> None:
+    """Write a value as one JSON object, or the lines that say the same."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(lines)
+
+
+def say(line: str) -> None:
+    """Write a line about what is being done to stderr."""
+    click.echo(printable(f"prefeed: {line}"), err=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""``prefeed sampleset``: apply, get, describe, delete."""
+"""``prefeed sampleset``: apply, get, describe, delete, and what is printed of them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from prefeed.cli import render, sampleset_view
+from prefeed.cli import render
 from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
-from prefeed.cli.sampleset_sync import copy_to_origin
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
+from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, format_ratio
 from prefeed.cli.text import printable
 from prefeed.client.launch import server_environment
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SpecError
-from prefeed.sampleset.applying import UNCHANGED, Applied, apply_documents
-from prefeed.sampleset.explaining import Explained, explain
-from prefeed.sampleset.phases import PARTIAL_READY, READY
+from prefeed.jobs.running import copy_to_origin
+from prefeed.sampleset.applying import UNCHANGED, Applied, apply_documents, find_secret
 from prefeed.sampleset.provision import bring_up, delete
-from prefeed.sampleset.records import Progress, SampleSet, find, names
-from prefeed.sampleset.secrets import find_secret
-from prefeed.sampleset.status import observe
-from prefeed.sampleset.yaml_fields import load_documents
+from prefeed.sampleset.records import Progress as SetProgress
+from prefeed.sampleset.records import SampleSet, find, names
+from prefeed.sampleset.status import PARTIAL_READY, READY, Explained, SampleSetStatus, explain, observe
+from prefeed.sampleset.yaml_files import load_documents
 
 STDIN: Final = "-"
+_COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")
+
+Seen = tuple[SampleSet, SampleSetStatus]
 
 
 @click.group(name="sampleset")
@@ -52,12 +58,12 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
 
     FILE holds documents of kind SampleSet, and of kind Secret for those who need one. Without --wait a process in the
     background lists and copies; `prefeed sampleset get` says how far it is. Exits with 1 when, with --wait, a set has not
-    become ready. Applied again, a set goes on from where it is.
+    become ready. Applied again, a set resumes where it is.
     """
     config = config_of(home=home)
     applied = apply_documents(load_documents(_text_of(file), "stdin" if file == STDIN else file), config)
     if not as_json:
-        render.print_lines(sampleset_view.applied_lines(applied))
+        render.print_lines(applied_lines(applied))
     sets = [(each.sample_set, each) for each in applied if each.sample_set is not None]
     for found, each in sets:
         if each.action != UNCHANGED and not as_json:
@@ -70,12 +76,12 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
             _bring_up_detached(found, config, is_changed=_is_changed(each))
     seen = [(found, observe(found, config)) for found, _ in sets]
     if as_json:
-        render.print_json(sampleset_view.applied_object(applied, seen))
+        render.print_json(applied_object(applied, seen))
     elif wait:
-        render.print_lines(sampleset_view.sets_lines(seen, now=time.time()))
+        render.print_lines(sets_lines(seen, now=time.time()))
     for (found, _), progress in zip(sets, results, strict=False):
         if progress.error:
-            click.echo(printable(f"prefeed: sample set {found.name}: {progress.error}"), err=True)
+            render.say(f"sample set {found.name}: {progress.error}")
     if wait and any(status.phase not in (READY, PARTIAL_READY) for _, status in seen):
         ctx.exit(EXIT_FAILED)
 
@@ -89,10 +95,7 @@ def get(name: str | None, home: str | None, as_json: bool) -> None:
     config = config_of(home=home)
     sets = [find(name, config)] if name else [found for found in _all(config) if found is not None]
     seen = [(found, observe(found, config)) for found in sets]
-    if as_json:
-        render.print_json(sampleset_view.sets_object(seen))
-    else:
-        render.print_lines(sampleset_view.sets_lines(seen, now=time.time()))
+    render.show(as_json, sets_object(seen), sets_lines(seen, now=time.time()))
 
 
 @command.command()
@@ -105,10 +108,10 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
     found = find(name, config)
     status, explained = observe(found, config), _explained(found, config)
     if as_json:
-        render.print_json(sampleset_view.described_object(found, status, explained))
+        render.print_json(described_object(found, status, explained))
         return
-    render.print_rows(found.name, sampleset_view.described_rows(found, status, now=time.time()))
-    render.print_lines(["  what its document says", *sampleset_view.explained_lines(explained)])
+    render.print_rows(found.name, described_rows(found, status, now=time.time()))
+    render.print_lines(["  what its document says", *explained_lines(explained)])
 
 
 @command.command(name="delete")
@@ -120,10 +123,7 @@ def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
     """Remove a sample set: its server, its cache and its records. Its data stays, at its source and where it was copied."""
     config = config_of(home=home)
     delete(find(name, config), config, force=force)
-    if as_json:
-        render.print_json({"deleted": name})
-    else:
-        render.print_lines([f"sampleset {name} deleted"])
+    render.show(as_json, {"deleted": name}, [f"sampleset {name} deleted"])
 
 
 @command.command(name="bring-up", hidden=True)
@@ -136,7 +136,7 @@ def bring_up_(ctx: click.Context, name: str, changed: bool, home: str | None) ->
     config = config_of(home=home)
     progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed)
     if progress.error:
-        click.echo(printable(f"prefeed: {progress.error}"), err=True)
+        render.say(f"{progress.error}")
         ctx.exit(EXIT_FAILED)
 
 
@@ -148,7 +148,7 @@ def _try_find(name: str, config: Config) -> SampleSet | None:
     try:
         return find(name, config)
     except PrefeedError as err:  # one that is damaged, or deleted meanwhile, does not hide the others
-        click.echo(printable(f"prefeed: {err}"), err=True)
+        render.say(f"{err}")
         return None
 
 
@@ -171,16 +171,16 @@ def _explained(found: SampleSet, config: Config) -> Sequence[Explained]:
 def _say_without_effect(found: SampleSet, config: Config) -> None:
     for each in _explained(found, config):
         if not each.has_effect:
-            click.echo(printable(f"prefeed: {each.field}: {each.meaning}"), err=True)
+            render.say(f"{each.field}: {each.meaning}")
 
 
 # ---------------------------------------------------------------- bringing up
 
 
-def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bool) -> Progress:
-    if as_json or not config.progress or not sys.stderr.isatty():
+def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bool) -> SetProgress:
+    if not has_bar(config, as_json=as_json):
         return bring_up(found, config, copy_to_origin, is_changed=is_changed)
-    bar = sampleset_view.Bar(found.name)
+    bar = Bar(found.name)
 
     def sync(found: SampleSet, settings: Config) -> None:
         copy_to_origin(found, settings, copying=bar.copying)
@@ -205,3 +205,154 @@ def _bring_up_detached(found: SampleSet, config: Config, *, is_changed: bool) ->
         )
     finally:
         os.close(log)
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def applied_lines(applied: Sequence[Applied]) -> list[str]:
+    return [f"{each.kind.lower()} {each.name} {each.action}" for each in applied]
+
+
+def applied_object(applied: Sequence[Applied], seen: Sequence[Seen]) -> JsonObject:
+    return {
+        "applied": [{"kind": each.kind, "name": each.name, "action": each.action} for each in applied],
+        "samplesets": [_set_object(*each) for each in seen],
+    }
+
+
+def sets_lines(seen: Sequence[Seen], *, now: float) -> list[str]:
+    """Return a table, or one line when there is none."""
+    if not seen:
+        return ["there are no sample sets; apply one with `prefeed sampleset apply -f FILE`"]
+    rows = [_COLUMNS, *(_row(found, status, now) for found, status in seen)]
+    return render.table(rows, gap="   ")
+
+
+def _row(found: SampleSet, status: SampleSetStatus, now: float) -> tuple[str, ...]:
+    return (
+        found.name,
+        _size(status.total_bytes),
+        _size(status.cached_bytes),
+        _size(status.free_bytes if status.tiers else None),
+        f"{status.num_ready}/{status.partitions}",
+        status.phase,
+        format_age(now - found.created),
+    )
+
+
+def sets_object(seen: Sequence[Seen]) -> JsonObject:
+    return {"samplesets": [_set_object(*each) for each in seen]}
+
+
+def _set_object(found: SampleSet, status: SampleSetStatus) -> JsonObject:
+    """Return the original's fields of a status, sizes in bytes, and what is ours beside them."""
+    return {
+        "name": found.name,
+        "namespace": found.namespace,
+        "created": datetime.fromtimestamp(found.created, UTC).isoformat(timespec="seconds"),
+        "source": found.source_url,
+        "origin": found.read_url,
+        "home": str(found.home),
+        "status": {
+            "phase": status.phase,
+            "cacheStatus": {
+                "totalSize": status.total_bytes,
+                "totalFiles": status.total_files,
+                "cachedSize": status.cached_bytes,
+                "cachedFiles": status.cached_files,
+                "diskSize": status.disk_bytes,
+                "diskUsed": status.used_bytes,
+                "diskAvail": status.free_bytes,
+                "diskUsageRate": status.used_bytes / status.disk_bytes if status.disk_bytes else None,
+                "errorMessage": status.error,
+            },
+            "runtimeStatus": {
+                "runtimeReady": f"{status.num_ready}/{status.partitions}",
+                "specReplicas": status.partitions,
+                "readyReplicas": status.num_ready,
+            },
+            "jobsName": {"syncJobName": status.sync_job, "warmupJobName": status.warmup_job},
+        },
+        "tiers": [asdict(tier) for tier in status.tiers],
+        "pid": status.pid,
+    }
+
+
+def described_object(found: SampleSet, status: SampleSetStatus, explained: Sequence[Explained]) -> JsonObject:
+    return {
+        **_set_object(found, status),
+        "spec": found.document,
+        "fields": [asdict(each) for each in explained],
+    }
+
+
+def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> list[Row]:
+    """Return what is known of a set now."""
+    rows = [
+        ("phase", status.phase),
+        *((("error", printable(status.error)),) if status.error else ()),
+        ("namespace", found.namespace),
+        ("age", format_age(now - found.created)),
+        ("source", printable(found.source_url)),
+        ("read at", printable(found.read_url)),
+        ("total", _total(status)),
+        ("cached", _cached(status)),
+        ("nodes", f"{status.num_ready} of {status.partitions} that this node knows of"),
+        ("server", f"process {status.pid}" if status.pid else "none runs; the first reader starts it"),
+        ("home", str(found.home)),
+    ]
+    for tier in status.tiers:
+        used = f"{format_bytes(tier.used_bytes)} of {format_bytes(tier.budget_bytes)}, {format_bytes(tier.free_bytes)} free"
+        rows.append((f"{tier.kind} tier", f"{used}, {tier.path}"))
+    rows += [("sync job", status.sync_job)] if status.sync_job else []
+    rows += [("warm-up job", status.warmup_job)] if status.warmup_job else []
+    return rows
+
+
+def explained_lines(explained: Sequence[Explained]) -> list[str]:
+    return [printable(f"  {each.field}: {each.value}\n      {each.meaning}") for each in explained]
+
+
+def _total(status: SampleSetStatus) -> str:
+    if status.total_bytes is None or status.total_files is None:
+        return "not known yet"
+    unknown = ", without files of unknown size" if status.has_unknown_sizes else ""
+    return f"{format_count(status.total_files, 'file')}, {format_bytes(status.total_bytes)}{unknown}"
+
+
+def _cached(status: SampleSetStatus) -> str:
+    share = status.cached_files / status.total_files if status.total_files else None
+    files = format_count(status.cached_files, "file")
+    return f"{files}, {format_bytes(status.cached_bytes)} ({format_ratio(share)} of the files)"
+
+
+def _size(number: int | None) -> str:
+    return "-" if number is None else format_bytes(number)
+
+
+def format_age(seconds: float) -> str:
+    """Return ``12s``, ``5m``, ``3h``, ``8d``, as kubectl has it."""
+    whole = max(0, int(seconds))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= size * (2 if unit == "m" else 1):
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+class Bar:
+    """What is being done for one set, on stderr: objects listed, files copied."""
+
+    def __init__(self, name: str) -> None:
+        columns = (TextColumn("{task.description}"), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._task = self.progress.add_task(f"{name}: starting", total=None, note="")
+
+    def listing(self, objects: int, num_bytes: int) -> None:
+        self._show("listing", f"{format_count(objects, 'object')}, {format_bytes(num_bytes)}")
+
+    def copying(self, files: int, num_bytes: int) -> None:
+        self._show("copying", f"{format_count(files, 'file')}, {format_bytes(num_bytes)}")
+
+    def _show(self, what: str, note: str) -> None:
+        self.progress.update(self._task, description=what, note=note)

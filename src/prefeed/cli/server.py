@@ -1,4 +1,4 @@
-"""``prefeed server``: start, stop, status."""
+"""``prefeed server``: start, stop, status; and ``prefeed stats``."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
     pid = backend.start(config)
     with backend.connect(config, autostart=False) as client:
         notices = client.status().notices
-    if as_json:
-        render.print_json({"pid": pid, "home": str(config.home), "notices": notices})
-    else:
-        render.print_lines([f"server {pid} started for {config.home}"])
+    render.show(
+        as_json, {"pid": pid, "home": str(config.home), "notices": notices}, [f"server {pid} started for {config.home}"]
+    )
     for notice in notices:
         click.echo(f"prefeed: {notice}", err=True)
 
@@ -99,3 +98,22 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         render.print_json(render.status_object(value))
     else:
         render.print_rows(*render.status_rows(value))
+
+
+@click.command(name="stats")
+@node_option
+@json_option
+@click.pass_context
+def stats(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """Show hits, misses and what the cache holds.
+
+    Counts are since the server started. Beside the measured hit ratio stands the most that any policy could reach
+    with this much memory.
+    """
+    missing_server_exits(ctx)
+    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
+        value = client.statistics()
+    if as_json:
+        render.print_json(render.statistics_object(value))
+    else:
+        render.print_rows(*render.statistics_rows(value))

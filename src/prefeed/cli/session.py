@@ -26,10 +26,7 @@ def new(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Make a session and print its id, for DatasetCache(session_id)."""
     with backend_of(ctx).connect(config_of(home=home)) as client:
         session = client.new_session()
-    if as_json:
-        render.print_json({"session": session})
-    else:
-        render.print_lines([str(session)])
+    render.show(as_json, {"session": session}, [str(session)])
 
 
 @command.command(name="list")
@@ -41,10 +38,7 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
         sessions = client.list_sessions()
-    if as_json:
-        render.print_json(render.sessions_object(sessions))
-    else:
-        render.print_lines(render.session_lines(sessions))
+    render.show(as_json, render.sessions_object(sessions), render.session_lines(sessions))
 
 
 @command.command()
@@ -60,7 +54,4 @@ def drop(ctx: click.Context, sessions: tuple[int, ...], home: str | None, as_jso
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
         client.drop_sessions(sessions)
-    if as_json:
-        render.print_json({"dropped": list(sessions)})
-    else:
-        render.print_lines([f"session {session} dropped" for session in sessions])
+    render.show(as_json, {"dropped": list(sessions)}, [f"session {session} dropped" for session in sessions])

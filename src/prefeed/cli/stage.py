@@ -1,28 +1,53 @@
-"""``prefeed stage``. The path to train from is all that it writes to stdout: ``train.py $(prefeed stage /mnt/photos)``."""
+"""``prefeed stage`` and ``prefeed unstage``, and what is printed of them. The path to train from is all that it writes to stdout: ``train.py $(prefeed stage /mnt/photos)``."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from prefeed.cli import render, stage_view
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli import render
+from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
+from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.config import Config, parse_bytes
-from prefeed.copying.records import MEMORY, place_of
+from prefeed.copying.engine import CopyProgress
+from prefeed.copying.records import (
+    COMPLETE,
+    COPYING,
+    GONE,
+    INTERRUPTED,
+    MEMORY,
+    PARTIAL,
+    REMOVING,
+    CopyRecord,
+    place_of,
+)
 from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
 from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import list_copies
+from prefeed.copying.unstaging import find_copies, list_copies, unstage
 from prefeed.errors import ConfigError
 from prefeed.jobs.places import refuse_credentials
 from prefeed.store.capacity import is_tmpfs
 
-EXIT_INTERRUPTED: Final = 130
+_MOST_FAILURES: Final = 5
+_COLUMNS: Final = ("source", "path", "state", "files", "size", "when")
+_MEANINGS: Final = {
+    COPYING: "copying now",
+    REMOVING: "being removed",
+    COMPLETE: "complete",
+    INTERRUPTED: "interrupted; stage it again to resume",
+    GONE: "gone; stage it again, or unstage it to forget it",
+}
 
 
 @click.command(name="stage")
@@ -63,11 +88,11 @@ def command(
         allow_partial=partial,
     )
     if to == MEMORY and not is_tmpfs(request.place):
-        _say(f"{request.place} is not a tmpfs: the copy will lie on disk")
+        render.say(f"{request.place} is not a tmpfs: the copy will lie on disk")
     try:
         result = _staged(request, config, as_json=as_json)
     except KeyboardInterrupt:
-        _say("interrupted; what was copied stays, and the same command goes on")
+        render.say("interrupted; the copied objects stay, and the same command resumes")
         ctx.exit(EXIT_INTERRUPTED)
     _print_result(result, as_json=as_json)
     if result.failures or not result.is_usable:
@@ -76,12 +101,12 @@ def command(
 
 def _staged(request: StageRequest, config: Config, *, as_json: bool) -> StageResult:
     def planned(plan: StagePlan) -> None:
-        for line in stage_view.plan_lines(plan, place=str(request.place)):
-            _say(line)
+        for line in plan_lines(plan, place=str(request.place)):
+            render.say(line)
 
-    if as_json or not config.progress or not sys.stderr.isatty():
+    if not has_bar(config, as_json=as_json):
         return stage(request, config, StageEvents(waiting=_say_waiting, planned=planned))
-    bar = stage_view.Bar()
+    bar = Bar()
 
     def planned_with_bar(plan: StagePlan) -> None:
         planned(plan)
@@ -102,24 +127,153 @@ def _read_lines(file: Path) -> list[str]:
 
 def _print_list(config: Config, *, as_json: bool) -> None:
     copies = list_copies(config)
-    if as_json:
-        render.print_json(stage_view.copies_object(copies))
-    else:
-        render.print_lines(stage_view.copies_lines(copies))
+    render.show(as_json, copies_object(copies), copies_lines(copies))
 
 
 def _print_result(result: StageResult, *, as_json: bool) -> None:
     if as_json:
-        render.print_json(stage_view.result_object(result))
-    for line in stage_view.result_lines(result):
-        _say(line)
+        render.print_json(result_object(result))
+    for line in result_lines(result):
+        render.say(line)
     if result.is_usable and not as_json:
         click.echo(os.fsencode(result.record.data))
 
 
 def _say_waiting(pid: int) -> None:
-    _say(f"process {pid} copies the same; waiting for it")
+    render.say(f"process {pid} copies the same; waiting for it")
 
 
-def _say(line: str) -> None:
-    click.echo(printable(f"prefeed: {line}"), err=True)
+@click.command(name="unstage")
+@click.argument("what", metavar="SRC|PATH", required=False)
+@click.option("--all", "everything", is_flag=True, help="Remove every copy.")
+@home_option
+@json_option
+@click.pass_context
+def unstage_command(ctx: click.Context, what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
+    """Remove what `prefeed stage` copied.
+
+    SRC is the origin, PATH what `prefeed stage` printed. All that lies below PATH goes, also what other programs have put
+    there. The data at the origin is never touched, nor is anything outside of the copy.
+    """
+    if (what is None) != everything:
+        raise click.UsageError("give either SRC, a PATH or --all")
+    if what is not None:
+        refuse_credentials(what)
+    config = config_of(home=home)
+    copies = list_copies(config) if what is None else find_copies(what, config)
+    for copy in copies:
+        unstage(copy, config)
+    render.show(as_json, {"removed": copies_object(copies)["copies"]}, removed_lines(copies))
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def plan_lines(plan: StagePlan, *, place: str) -> list[str]:
+    """Return what is said before the copying begins; nothing when all fits and nothing is removed."""
+    lines = []
+    if plan.num_left:
+        fits = plan.num_objects - plan.num_left
+        rest = "the others are links to the origin" if plan.has_links else "the others are left out"
+        lines.append(
+            f"{fits:,} of {format_count(plan.num_objects, 'file')} "
+            f"({format_bytes(plan.total_bytes - plan.left_bytes)} of {format_bytes(plan.total_bytes)}) fit in {place}: "
+            f"{plan.why}; {rest}; each GiB saves {format_count(plan.opens_per_gib, 'open')} an epoch"
+        )
+    if plan.num_removed:
+        lines.append(f"{format_count(plan.num_removed, 'file')} removed from the copy: the origin has them no more")
+    return lines
+
+
+def result_lines(result: StageResult) -> list[str]:
+    """Return the summary, and what did not go well."""
+    record, summary = result.record, result.summary
+    seconds = max(summary.seconds, 1e-9)
+    rate = f" ({summary.num_copied / seconds:,.0f} files/s, {format_bytes(summary.bytes_copied / seconds)}/s)"
+    took = f"{format_bytes(summary.bytes_copied)} copied in {format_duration(summary.seconds)}{rate}"
+    copied = f"{format_count(summary.num_copied, 'file')}, {took}" if summary.num_copied else "nothing copied"
+    held = f"{format_count(record.num_files, 'file')}, {format_bytes(record.bytes)} are there"
+    linked = f", {format_count(record.num_linked, 'link')} to the origin" if record.num_linked else ""
+    lines = [f"{copied}; {held}{linked}"]
+    if summary.full is not None:
+        lines.append(f"no room for more: {summary.full}")
+    lines += [failure.message for failure in result.failures[:_MOST_FAILURES]]
+    if len(result.failures) > _MOST_FAILURES:
+        lines.append(f"and {len(result.failures) - _MOST_FAILURES:,} more could not be copied")
+    if not result.is_usable:
+        missing = format_count(record.num_missing, "file")
+        lines.append(f"{missing} missing, so there is no path to train from; the same command tries again")
+    return lines
+
+
+def result_object(result: StageResult) -> JsonObject:
+    return {
+        "path": str(result.record.data) if result.is_usable else None,
+        **asdict(result.record),
+        "copied": result.summary.num_copied,
+        "copied_bytes": result.summary.bytes_copied,
+        "kept": result.plan.num_kept,
+        "removed": result.plan.num_removed,
+        "seconds": result.summary.seconds,
+        "full": result.summary.full,
+        "failures": [asdict(failure) for failure in result.failures],
+    }
+
+
+def copies_object(copies: Sequence[CopyRecord]) -> JsonObject:
+    return {"copies": [{**asdict(copy), "path": str(copy.data)} for copy in copies]}
+
+
+def copies_lines(copies: Sequence[CopyRecord]) -> list[str]:
+    """Return a table, one line a copy."""
+    if not copies:
+        return ["nothing is staged"]
+    rows = [_COLUMNS, *(_row(copy) for copy in copies)]
+    return render.table(rows)
+
+
+def _row(copy: CopyRecord) -> tuple[str, ...]:
+    when = datetime.fromtimestamp(copy.finished or copy.started).astimezone().strftime("%Y-%m-%d %H:%M")
+    size = format_bytes(copy.bytes)
+    return (printable(copy.source), printable(copy.data), _state(copy), f"{copy.num_files:,}", size, when)
+
+
+def _state(copy: CopyRecord) -> str:
+    if copy.state != PARTIAL:
+        return _MEANINGS.get(copy.state, copy.state)
+    parts = [f"{copy.num_linked:,} linked"] if copy.num_linked else []
+    parts += [f"{copy.num_missing:,} missing"] if copy.num_missing else []
+    return f"partial: {', '.join(parts)}" if parts else "partial"
+
+
+def removed_lines(copies: Sequence[CopyRecord]) -> list[str]:
+    if not copies:
+        return ["nothing is staged"]
+    return [
+        f"{printable(copy.data)}: {format_count(copy.num_files, 'file')}, {format_bytes(copy.bytes)} freed"
+        for copy in copies
+    ]
+
+
+class Bar:
+    """A progress bar on stderr: files listed, then bytes copied."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+            TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._task = self.progress.add_task("listing", total=None, note="")
+        self._num_files = 0
+
+    def listing(self, objects: int, num_bytes: int) -> None:
+        self.progress.update(self._task, completed=num_bytes, note=format_count(objects, "file"))
+
+    def planned(self, plan: StagePlan) -> None:
+        self._num_files = plan.num_to_copy
+        self.progress.reset(self._task, description="copying", total=plan.bytes_to_copy, completed=0)
+
+    def copying(self, so_far: CopyProgress) -> None:
+        note = f"{so_far.num_copied:,} of {format_count(self._num_files, 'file')}"
+        self.progress.update(self._task, completed=so_far.bytes_copied, note=note)

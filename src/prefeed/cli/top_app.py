@@ -15,9 +15,19 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from prefeed.cli.top_model import History, Look, Sort, next_sort
-from prefeed.cli.top_source import Poller
-from prefeed.cli.top_view import NARROWEST, SECTIONS, Section, header, sections, title_line
+from prefeed.cli.top import Poller
+from prefeed.cli.top_view import (
+    NARROWEST,
+    SECTIONS,
+    History,
+    Look,
+    Section,
+    Sort,
+    header,
+    next_sort,
+    sections,
+    title_line,
+)
 
 HELP: Final = """\
 q  quit        p  pause, and go on

@@ -1,4 +1,4 @@
-"""``prefeed warm``."""
+"""``prefeed warm`` and ``prefeed clear``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from prefeed.cli import render
 from prefeed.cli.backend import Client, backend_of
 from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, home_option, json_option
+from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.url import located
 from prefeed.types import WarmResult
 
@@ -32,18 +32,35 @@ def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_js
     """
     where, config = located(url, config_of(home=home))
     with backend_of(ctx).connect(config) as client:
-        show_progress = config.progress and not as_json and sys.stderr.isatty()
+        show_progress = has_bar(config, as_json=as_json)
         listing_age = 0.0 if refresh else config.listing_age
         result = _warm(client, where, listing_age=listing_age, show_progress=show_progress)
     print_result(ctx, result, as_json=as_json)
 
 
+@click.command(name="clear")
+@click.argument("url", required=False)
+@click.option("--all", "everything", is_flag=True, help="Free all objects of this home.")
+@home_option
+@json_option
+@click.pass_context
+def clear(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
+    """Free what the cache holds of a URL, or all of it.
+
+    URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Stage caches stay too: `prefeed session drop` removes those.
+    Objects in a pool stay as well: other nodes use them, and they are never out of date.
+    """
+    if (url is None) != everything:
+        raise click.UsageError("give either a URL or --all")
+    where, config = (None, config_of(home=home)) if url is None else located(url, config_of(home=home))
+    with backend_of(ctx).connect(config) as client:
+        result = client.clear(where)
+    render.show(as_json, render.clear_object(result), render.clear_lines(result))
+
+
 def print_result(ctx: click.Context, result: WarmResult, *, as_json: bool) -> None:
     """Print how a warm-up ended; the exit code says whether all could be fetched."""
-    if as_json:
-        render.print_json(render.warm_object(result))
-    else:
-        render.print_lines(render.warm_lines(result))
+    render.show(as_json, render.warm_object(result), render.warm_lines(result))
     if result.failed:
         click.echo(f"prefeed: {render.warm_failure(result)}", err=True)
         ctx.exit(EXIT_FAILED)

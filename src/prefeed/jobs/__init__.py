@@ -18,8 +18,7 @@ they are given, and nowhere else.
 ``store_place``      a place in an object store
 ``rooted_dir``       changes below one open directory, and nowhere else
 ``mounted``          which mounts a sync met, now and the last time
-``spec``             a job as YAML
-``work``             what each kind of job does
+``spec``             a job as YAML, and resolved: its set, its places, its options
 ``records``          what became of each job
-``running``          jobs queued, run, ended
+``running``          what each kind of job does; jobs queued, run, ended
 """

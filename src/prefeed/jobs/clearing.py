@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import EmptyListingError, PrefeedError, ServerUnavailableError
-from prefeed.jobs.places import located
+from prefeed.jobs.places import Place
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sampleset.records import SampleSet, note_progress, read_progress, set_of_home
 from prefeed.sources.library import ManifestLibrary
@@ -17,52 +17,47 @@ from prefeed.sources.urls import is_of_store, open_source
 from prefeed.types import ClearResult
 
 
-def clear(url: str | None, paths: Sequence[str], config: Config, *, autostart: bool | None = None) -> ClearResult:
+def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) -> ClearResult:
     """Memory and disk tier of the node hold nothing of these paths, as far as listings and catalogues name it.
 
     Args:
-        url: Root, or the name of a sample set; None: everything that the node of ``config`` holds.
+        place: The root.
         paths: Below the root; none: all of it.
-        config: Settings.
         autostart: Start a server when none runs; defaults to the setting.
 
     Raises:
         JobSpecError: A path is not below the root.
         ServerUnavailableError: No server runs, and none may or can be started.
     """
-    if url is None:
-        with NodeClient.connect(config, autostart=autostart) as client:
-            return client.clear(None)
-    root, settings = located(url, config)
+    root = place.url
     wanted = [f"{root.rstrip('/')}/{path}" for path in relative_paths(root, paths)] if paths else [root]
-    with NodeClient.connect(settings, autostart=autostart) as client:
-        _use_listings(client, root, settings)
+    with NodeClient.connect(place.settings, autostart=autostart) as client:
+        _use_listings(client, root, place.settings)
         results = [client.clear(one) for one in wanted]
     return ClearResult(entries=sum(r.entries for r in results), bytes=sum(r.bytes for r in results))
 
 
-def free_removed(url: str, paths: Sequence[str], config: Config, *, entries: bool = True) -> ClearResult:
+def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) -> ClearResult:
     """The same after data was removed or changed: this home lists the root anew, and no server is started for it.
 
     Who reads next lists it, but for a sample set, whose listing says how much there is: that is done now.
 
     Args:
-        url: Root, or the name of a sample set.
+        place: The root.
         paths: Below the root; none, or an empty one: all of it.
-        config: Settings.
         entries: Free them; if not, what has not changed stays, for its key is the same in the new listing.
     """
-    root, settings = located(url, config)
+    root, settings = place.url, place.settings
     freed = ClearResult(entries=0, bytes=0)
     if entries:
         # Without a server, what is kept cannot be reached any more once the listing is renewed: its keys are not named.
         with contextlib.suppress(ServerUnavailableError):
-            freed = clear(url, [path for path in paths if path], config, autostart=False)
+            freed = clear(place, [path for path in paths if path], autostart=False)
     library = ManifestLibrary(settings.home)
     for manifest in library.list():
         if _overlap(manifest.url, root):
             library.forget(manifest.url)
-    found = set_of_home(settings.home)
+    found = place.sample_set or set_of_home(settings.home)
     if found is not None and _overlap(found.read_url, root):
         _list_anew(found, library, settings)
     return freed

@@ -17,8 +17,8 @@ from prefeed.jobs.entries import Listed
 from prefeed.jobs.patterns import Rules
 from prefeed.jobs.store_place import WRITABLE, HttpPlace, StorePlace
 from prefeed.sampleset.locations import without_keys
-from prefeed.sampleset.names import find_named, is_named, resolve
-from prefeed.sampleset.records import working_at
+from prefeed.sampleset.names import find_named, is_named
+from prefeed.sampleset.records import SampleSet, working_at
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.urls import PACK, canonical_url
 from prefeed.system.paths import really_in
@@ -154,7 +154,11 @@ def root_of(url: str) -> str:
         raise JobSpecError(
             "a place is empty, perhaps of a variable that is not set; the directory that you are in is ."
         )
-    root = canonical_url(url)
+    return require_root(canonical_url(url))
+
+
+def require_root(root: str) -> str:
+    """Return a canonical URL that can be a place of a job; raises as ``root_of``."""
     if root.startswith(PACK):
         raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")
     prefix = root.partition("://")[2].partition("/")[2]
@@ -164,22 +168,43 @@ def root_of(url: str) -> str:
     return root
 
 
-def located(url: str, config: Config) -> tuple[str, Config]:
-    """Return the canonical URL of a place, which may be named by a sample set, and the settings that go with it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place of a job, looked up once.
+
+    Attributes:
+        url: Canonical URL.
+        settings: What is in force there: those of the node of its set, or of this home.
+        sample_set: The set that it was named by, or that the job is done for; None: none.
+    """
+
+    url: str
+    settings: Config
+    sample_set: SampleSet | None = None
+
+
+def located(url: str, config: Config) -> Place:
+    """Return a place, which may be named by a sample set.
 
     Raises:
         JobSpecError, UnknownSchemeError, ConfigError: As ``root_of``.
         SampleSetNotFoundError: There is no such set.
     """
-    refuse_credentials(url)
-    found, settings = resolve(url, config)
-    return root_of(found), settings
+    if not is_named(url):
+        return Place(url=root_of(url), settings=config)
+    found, path = find_named(url, config)
+    return place_in(found, found.settings(config), path)
+
+
+def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
+    """Return a place in a sample set, whose settings these are; raises as ``root_of``."""
+    return Place(url=root_of(found.url_of(path)), settings=settings, sample_set=found)
 
 
 @contextlib.contextmanager
-def held_sets(urls: Iterable[str], config: Config) -> Iterator[None]:
-    """No other job works at the sample sets that these URLs name, nor is one of them deleted."""
-    found = {one.name: one for one in (find_named(url, config) for url in urls if is_named(url))}
+def held_sets(*places: Place) -> Iterator[None]:
+    """No other job works at the sample sets that these places were named by, nor is one of them deleted."""
+    found = {place.sample_set.name: place.sample_set for place in places if place.sample_set is not None}
     with contextlib.ExitStack() as stack:
         for name in sorted(found):  # in one order, or two jobs would wait for each other
             stack.enter_context(working_at(found[name]))

@@ -24,14 +24,16 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
+from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.records import directory_of, names
-from prefeed.sampleset.yaml_fields import require_name
 from prefeed.system.clock import repeating
 from prefeed.system.files import publish_private, write_private
 from prefeed.system.locks import file_lock, try_flock
@@ -41,7 +43,6 @@ FORMAT: Final = 1
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 _JOBS: Final = "jobs"
 _PATIENCE_SECONDS: Final = 60.0
-_LOOK_AGAIN_SECONDS: Final = 0.005
 _BEAT_SECONDS: Final = 20.0
 """How often a job says that it is under way, to those who cannot see its process."""
 
@@ -70,7 +71,7 @@ class JobRecord:
     id: str
     type: str
     sample_set: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Document = field(default_factory=dict)
     phase: str = PENDING
     message: str = ""
     created: float = 0.0
@@ -144,7 +145,7 @@ class Records:
                 raise JobError(f"the record of job {name} is gone: its sample set was deleted, perhaps")
             if now.process != Process.of(os.getpid()):
                 raise JobError(
-                    f"job {name} is process {now.process.pid}'s of {now.process.place} by now: nothing was heard of this one "
+                    f"job {name} is process {now.process.pid}'s of {now.process.place} now: this process gave no sign of life "
                     "for too long"
                 )
             now = replace(now, **changes)
@@ -233,9 +234,7 @@ def _settled(record: JobRecord, touched: float) -> JobRecord:
     if process.pid and not process.is_here:
         if time.time() - touched < _GONE_SECONDS:
             return record
-        message = (
-            f"nothing was heard of its process {process.pid} on {process.place} for {_GONE_SECONDS / 60:.0f} minutes"
-        )
+        message = f"its process {process.pid} on {process.place} has given no sign of life for {_GONE_SECONDS / 60:.0f} minutes"
     message += ": run it again with `prefeed job apply`"
     return replace(record, phase=FAILED, message=message, finished=record.finished or time.time())
 
@@ -248,10 +247,8 @@ def _read(path: Path) -> JobRecord | None:
     try:
         with path.open("rb") as file:
             touched, values = os.fstat(file.fileno()).st_mtime, json.load(file)
-        if values.pop("format") != FORMAT:
+        if values["format"] != FORMAT:
             return None
-        known = {one.name for one in fields(JobRecord)}
-        record = JobRecord(**{name: value for name, value in values.items() if name in known})
-        return _settled(replace(record, process=Process(**values["process"])), touched)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return _settled(msgspec.convert(values, JobRecord), touched)
+    except (OSError, ValueError, TypeError, KeyError, msgspec.ValidationError):
         return None

@@ -1,4 +1,4 @@
-"""Jobs that are recorded: queued, run, ended, done again.
+"""What each kind of job does, and jobs that are recorded: queued, run, ended, done again.
 
 ::
 
@@ -16,24 +16,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
+from uuid import uuid4
 
 from prefeed.client.launch import server_environment
 from prefeed.config import Config
-from prefeed.errors import JobConflictError, JobError, PrefeedError
-from prefeed.jobs.records import FAILED, PENDING, SUCCEEDED, JobRecord, Records
-from prefeed.jobs.spec import JobSpec, parse_spec
-from prefeed.jobs.work import Done, WorkEvents, do_job
-from prefeed.sampleset.records import SampleSet, find, note_progress, working_at
-from prefeed.sampleset.yaml_fields import Section
+from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
+from prefeed.jobs.clearing import clear, free_removed
+from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
+from prefeed.jobs.places import Place
+from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
+from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
+from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
+from prefeed.jobs.sync import sync, sync_between
+from prefeed.jobs.warming import WarmEvents, warm_up
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.records import SampleSet, note_progress, working_at
 from prefeed.system.machine import Process
+from prefeed.types import WarmResult
 
 TERMINATE_SECONDS: Final = 10.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _CLAIM_SECONDS: Final = 30.0
+_FAILURES_KEPT: Final = 20
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -41,15 +49,110 @@ class TerminatedError(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How a job ended: counts, and why it is not done altogether, or an empty text.
+
+    Attributes:
+        problem: Why it failed; empty when it did not.
+        counts: By name.
+        result: What the work itself returned.
+    """
+
+    problem: str
+    counts: Mapping[str, Any]
+    result: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvents:
     """Who is told, in the caller's thread."""
 
-    work: WorkEvents
+    sync: SyncEvents = field(default_factory=SyncEvents)
+    warm: WarmEvents = field(default_factory=WarmEvents)
     waiting: Callable[[Sequence[str]], None] = lambda _: None
     note: Callable[[str], None] = lambda _: None
 
 
-def apply_job(spec: JobSpec, config: Config, events: JobEvents) -> JobRecord:
+# ---------------------------------------------------------------- what each kind does
+
+
+def do_job(job: Job, events: JobEvents) -> Done:
+    """Do what a job asks for; **blocking** until it is done.
+
+    Raises:
+        PrefeedError: It could not be started or continued.
+    """
+    if job.type == SYNC:
+        source, target = job.places
+        return synced(sync_and_renew(source, target, job.sync, job.settings, events.sync))
+    (place,) = job.places
+    if job.type == WARMUP:
+        return warmed(warm_up(place, job.warmup, events.warm))
+    if job.type == RMR:
+        return removed(remove_named(place, job.paths, one_file_system=job.one_file_system))
+    result = clear(place, job.paths)
+    return Done(problem="", counts=asdict(result), result=result)
+
+
+def sync_and_renew(
+    source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
+) -> SyncResult:
+    """Sync, and let this home list the changed places again; see ``sync``."""
+    result = sync_between(source, target, options, config, events)
+    if not options.dry:
+        if result.num_copied or result.num_deleted_dst:
+            free_removed(target, [], entries=False)
+        if result.num_deleted_src:
+            free_removed(source, [], entries=False)
+    return result
+
+
+def remove_named(
+    place: Place, paths: tuple[str, ...], *, everything: bool = False, one_file_system: bool = True
+) -> RmrResult:  # fmt: skip
+    """Remove what lies at the paths at its origin, and what the node's tiers hold of it; see ``rmr.remove``."""
+    named = relative_paths(place.url, paths, everything=everything)
+    survey(place.url, named, place.settings, one_file_system=one_file_system)
+    try:
+        return remove(place.url, named, place.settings, one_file_system=one_file_system)
+    finally:
+        free_removed(place, named)
+
+
+def synced(result: SyncResult) -> Done:
+    """Return how a sync ended."""
+    counts = asdict(result)
+    counts["failures"] = [failure["message"] for failure in counts["failures"][:_FAILURES_KEPT]]
+    problem = ""
+    if not result.is_complete:
+        first = f", the first: {result.failures[0].message}" if result.failures else ""
+        problem = result.full or f"{result.num_failed:,} of {result.num_listed:,} objects failed{first}"
+    return Done(problem=problem, counts=counts, result=result)
+
+
+def warmed(result: WarmResult) -> Done:
+    """Return how a warm-up ended."""
+    problem = f"{result.failed:,} of {result.objects:,} objects could not be fetched" if result.failed else ""
+    return Done(problem=problem, counts=asdict(result), result=result)
+
+
+def removed(result: RmrResult) -> Done:
+    """Return how a removal ended."""
+    counts = {
+        "removed": result.num_removed,
+        "bytes": result.bytes_removed,
+        "failures": result.failures[:_FAILURES_KEPT],
+    }
+    problem = (
+        f"{len(result.failures):,} could not be removed, the first: {result.failures[0]}" if result.failures else ""
+    )
+    return Done(problem=problem, counts=counts, result=result)
+
+
+# ---------------------------------------------------------------- recorded jobs
+
+
+def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
     """The job was done, now or before; return its record.
 
     **Blocking**: until it has ended, and before that for the jobs of the set that were there before. **Threads**: the
@@ -57,15 +160,14 @@ def apply_job(spec: JobSpec, config: Config, events: JobEvents) -> JobRecord:
 
     Raises:
         JobConflictError: It is under way, or has succeeded with other options.
-        SampleSetNotFoundError: There is no such set.
         TerminatedError: SIGTERM came; that is recorded.
     """
-    records = Records.of(spec.sample_set, config)
-    before = _claimed(spec, config, records, events)
-    return before if before is not None else run_claimed(spec, config, records, events)
+    records = Records.of(job.set_name, config)
+    before = _claimed(job, records, events)
+    return before if before is not None else _run_claimed(job, records, events)
 
 
-def detach_job(spec: JobSpec, config: Config, events: JobEvents) -> JobRecord:
+def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
     """The job is run by a process of its own, which nothing here ends; return its record, which names that.
 
     Raises:
@@ -73,27 +175,27 @@ def detach_job(spec: JobSpec, config: Config, events: JobEvents) -> JobRecord:
         JobError: The process did not begin.
     """
     collect_ended()
-    records = Records.of(spec.sample_set, config)
-    before = _claimed(spec, config, records, events)
+    records = Records.of(job.set_name, config)
+    before = _claimed(job, records, events)
     if before is not None:
         return before
-    with records.log_of(spec.name).open("ab") as log:
+    with records.log_of(job.name).open("ab") as log:
         os.fchmod(log.fileno(), 0o600)
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefeed", "job", "work", spec.name],
+            [sys.executable, "-m", "prefeed", "job", "work", job.name],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-            env=server_environment(config, os.environ) | {"PREFEED_JOB_SET": spec.sample_set},
+            env=server_environment(config, os.environ) | {"PREFEED_JOB_SET": job.set_name},
         )  # fmt: skip
     deadline = time.monotonic() + _CLAIM_SECONDS
     while time.monotonic() < deadline:
-        record = records.read(spec.name)
+        record = records.read(job.name)
         if record is not None and (record.process.pid == process.pid or record.is_over):
             _children.append(process)
             return record
         if process.poll() is not None:
-            raise JobError(f"the process of job {spec.name} ended at once; see {records.log_of(spec.name)}")
+            raise JobError(f"the process of job {job.name} ended at once; see {records.log_of(job.name)}")
         select.select([], [], [], _LOOK_AGAIN_SECONDS / 10)
-    raise JobError(f"the process of job {spec.name} did not begin within {_CLAIM_SECONDS:g} s")
+    raise JobError(f"the process of job {job.name} did not begin within {_CLAIM_SECONDS:g} s")
 
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -114,33 +216,101 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
             raise JobConflictError(f"job {name} is not waiting to be done")
         record = replace(record, process=Process.of(os.getpid()))
         records.write(record)
-    spec = parse_spec(name, Section(dict(record.spec), "spec"))
-    return run_claimed(spec, config, records, events)
+    try:
+        job = resolve_job(name, parse_spec(record.spec), record.spec, config)
+    except PrefeedError as err:  # a set was deleted, or a variable is not set any more
+        return records.note(name, phase=FAILED, message=str(err), finished=time.time())
+    return _run_claimed(job, records, events)
 
 
-def run_claimed(spec: JobSpec, config: Config, records: Records, events: JobEvents) -> JobRecord:
+def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
     """Do a job that this process has recorded as its own, when it is its turn; raises as ``apply_job``."""
 
     def wait(before: Sequence[str]) -> None:
         events.waiting(before)
         select.select([], [], [], _LOOK_AGAIN_SECONDS)
 
+    # Meanwhile the set is not deleted, nor brought up by another process.
+    holding = working_at(job.sample_set) if job.sample_set is not None else contextlib.nullcontext()
     try:
-        with (
-            _ended_by_sigterm(), records.beating(spec.name), records.turn_of(spec.name, wait=wait), _holding(spec, config)
-        ):  # fmt: skip
-            done = do_job(spec, config, events.work)
+        with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
+            done = do_job(job, events)
     except KeyboardInterrupt as err:
-        # Whoever terminates waits for the process: it ends, and begins no other job of the same file.
+        # The one that terminates waits for the process: it ends, and starts no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
-        records.note(spec.name, phase=FAILED, message=message, finished=time.time())
+        records.note(job.name, phase=FAILED, message=message, finished=time.time())
         raise
     except PrefeedError as err:
-        return records.note(spec.name, phase=FAILED, message=str(err), finished=time.time())
+        return records.note(job.name, phase=FAILED, message=str(err), finished=time.time())
     phase = SUCCEEDED if not done.problem else FAILED
-    record = records.note(spec.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
-    _tell_set(spec, config, done)
+    record = records.note(job.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
+    if job.sample_set is not None and not done.problem:
+        if job.fills_origin:
+            note_progress(job.sample_set, sync_job=job.name, synced=time.time())
+        elif job.type == WARMUP:
+            note_progress(job.sample_set, warmup_job=job.name)
     return record
+
+
+def copy_to_origin(
+    found: SampleSet, settings: Config, *, copying: Callable[[int, int], None] | None = None
+) -> None:  # fmt: skip
+    """The origin has all that the source has. Nothing is deleted at either.
+
+    Called while the set is held by ``working_at``, as each of its jobs does: this one is recorded among them, so that those
+    which come later wait for it.
+
+    Args:
+        found: The set.
+        settings: Of its node: its credentials are below their home.
+        copying: Told how many files and bytes were copied so far.
+
+    Raises:
+        SampleSetError: Not all could be copied; the copied part stays, and the next try resumes.
+        SourceError, JobError: As ``sync``.
+    """
+
+    def progress(so_far: SyncProgress) -> None:
+        if copying is not None:
+            copying(so_far.copying.num_copied, so_far.copying.bytes_copied)
+
+    records = Records(found.directory / "jobs")
+    job = _begun(found, records)
+    try:
+        with records.beating(job.id):
+            done = synced(
+                sync(found.source_url, found.origin_url, SyncOptions(), settings, SyncEvents(progress=progress))
+            )
+    except PrefeedError as err:
+        _end(records, job, Done(problem=str(err), counts={}, result=None))
+        raise
+    _end(records, job, done)
+    if done.problem:
+        raise SampleSetError(f"{done.problem}; apply again to go on with {found.source_url} to {found.origin_url}")
+
+
+def _begun(found: SampleSet, records: Records) -> JobRecord:
+    now = time.time()
+    job = JobRecord(
+        id=f"sync-{uuid4().hex[:8]}",
+        type=SYNC,
+        sample_set=found.name,
+        spec={"type": "sync", "sampleSetRef": {"name": found.name}},
+        phase=RUNNING,
+        created=now,
+        started=now,
+        process=Process.of(os.getpid()),
+    )
+    with records.changing():
+        records.write(job)
+    note_progress(found, sync_job=job.id)
+    return job
+
+
+def _end(records: Records, job: JobRecord, done: Done) -> None:
+    phase = FAILED if done.problem else SUCCEEDED
+    with records.changing():
+        records.write(replace(job, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts)))
 
 
 def terminate(records: Records, record: JobRecord, *, within_seconds: float = TERMINATE_SECONDS) -> str:
@@ -179,56 +349,32 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
 # ---------------------------------------------------------------- recording
 
 
-def _claimed(spec: JobSpec, config: Config, records: Records, events: JobEvents) -> JobRecord | None:
+def _claimed(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
     """Record the job as waiting, in this process; return its record instead when it has succeeded already."""
-    if spec.sample_set:
-        find(spec.sample_set, config)
-    if spec.terminate:
-        for job in records.all():
-            if not job.is_over:
-                events.note(terminate(records, job))
+    if job.terminate:
+        for other in records.all():
+            if not other.is_over:
+                events.note(terminate(records, other))
     with records.changing():
-        now = records.read(spec.name)
+        now = records.read(job.name)
         if now is not None and now.phase == SUCCEEDED:
-            if _without_terminate(now.spec) == _without_terminate(spec.document):
+            if _without_terminate(now.spec) == _without_terminate(job.document):
                 return now
             raise JobConflictError(
-                f"job {spec.name} has succeeded, and cannot be changed after that: give the new one another name"
+                f"job {job.name} has succeeded, and cannot be changed after that: give the new one another name"
             )
         if now is not None and not now.is_over:
             raise JobConflictError(
-                f"job {spec.name} is {now.phase} as process {now.process.pid} of {now.process.place}; wait for it, or end it with "
-                f"`prefeed job terminate {spec.name}`"
+                f"job {job.name} is {now.phase} as process {now.process.pid} of {now.process.place}; wait for it, or end it with "
+                f"`prefeed job terminate {job.name}`"
             )
-        own = Process.of(os.getpid())
-        record = JobRecord(id=spec.name, type=spec.type, sample_set=spec.sample_set, spec=dict(spec.document))
-        records.claim(replace(record, created=time.time(), process=own))
+        record = JobRecord(id=job.name, type=job.type, sample_set=job.set_name, spec=job.document)
+        records.claim(replace(record, created=time.time(), process=Process.of(os.getpid())))
     return None
 
 
-def _without_terminate(document: Any) -> dict[str, Any]:
-    return {name: value for name, value in dict(document).items() if name != "terminate"}
-
-
-def _tell_set(spec: JobSpec, config: Config, done: Done) -> None:
-    if not spec.sample_set or done.problem:
-        return
-    found = find(spec.sample_set, config)
-    if spec.type == "sync" and done.filled_origin:
-        note_progress(found, sync_job=spec.name, synced=time.time())
-    elif spec.type == "warmup":
-        note_progress(found, warmup_job=spec.name)
-
-
-@contextlib.contextmanager
-def _holding(spec: JobSpec, config: Config) -> Iterator[SampleSet | None]:
-    """The set is not deleted, nor brought up by another process, meanwhile."""
-    if not spec.sample_set:
-        yield None
-        return
-    found = find(spec.sample_set, config)
-    with working_at(found):
-        yield found
+def _without_terminate(document: Document) -> Document:
+    return {name: value for name, value in document.items() if name != "terminate"}
 
 
 @contextlib.contextmanager

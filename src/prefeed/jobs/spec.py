@@ -1,78 +1,252 @@
-"""A job as YAML of kind SampleJob, with the fields of the original."""
+"""A job as YAML of kind SampleJob, with the fields of the original, and what it comes to: resolved once, and used so to its end.
+
+::
+
+    document ── parse_job ─→ JobDocument: as it was asked for ── resolve_job ─→ Job: its set, its places, its options
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+from msgspec import Meta
+
+from prefeed.config import Config
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.patterns import Rule, Rules
-from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmupOptions
-from prefeed.sampleset.locations import require_no_credentials
-from prefeed.sampleset.spec import API_VERSION, take_metadata
-from prefeed.sampleset.yaml_fields import Section
+from prefeed.jobs.places import Place, located, place_in, require_root
+from prefeed.jobs.warming import WarmupOptions
+from prefeed.sampleset.documents import (
+    Document,
+    Envelope,
+    Fields,
+    Name,
+    Positive,
+    Reference,
+    Unused,
+    Whole,
+    decode,
+    kind_of,
+)
+from prefeed.sampleset.locations import locate, require_no_credentials
+from prefeed.sampleset.names import is_named
+from prefeed.sampleset.records import SampleSet, find
+from prefeed.sampleset.spec import API_VERSION
+from prefeed.sources.credentials import FILE
+from prefeed.sources.objectstore import endpoint_of
 
 KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"
 TYPES: Final = (SYNC, WARMUP, RMR, CLEAR)
 
-_OF_CLUSTERS: Final = ("http-port", "manager", "worker")
 _NO_SCHEDULE: Final = (
     "jobs have no schedule here: let cron or a systemd timer run `prefeed job apply -f FILE` when it is time"
 )
+_NO_SECRET: Final = (
+    "secretRef: credentials are looked up by URL, in credentials.json of the set's home, which Secrets fill"
+)
+
+
+class _Rooted(Fields, frozen=True, kw_only=True):
+    """Options of a job on one place. A detached job runs in a directory of its own: its paths are absolute."""
+
+    url: str = ""
+    paths: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_no_credentials(self.url, ".url")
+        if self.url and "://" not in self.url:
+            _require_absolute(self.url, ".url")
+
+
+class WarmupFields(_Rooted, frozen=True, kw_only=True):
+    """Options of a warm-up."""
+
+    strategy_name: Annotated[Literal["sequence", "random"], Meta(description="sequence or random")] = "sequence"
+    seed: Whole = 0
+    partitions: Positive = 1
+    partition: Whole = 0
+    file: str = ""
+    threads: Whole = 0
+    refresh: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partition >= self.partitions:
+            raise ValueError(f".partition must be below {self.partitions}: partitions are counted from 0")
+        if self.file:
+            _require_absolute(self.file, ".file")
+
+
+class RmrFields(_Rooted, frozen=True, kw_only=True):
+    """Options of an rmr."""
+
+    one_file_system: bool = msgspec.field(name="one-file-system", default=True)
+    relative: bool = True  # both kinds of paths are taken for what they are
+
+
+class ClearFields(_Rooted, frozen=True, kw_only=True):
+    """Options of a clear."""
+
+
+class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
+    """Options of a sync; those that ``SyncOptions`` has too have the same names."""
+
+    source: str = ""
+    destination: str = ""
+    threads: Whole = 0
+    exclude: tuple[str, ...] | str = ()
+    include: tuple[str, ...] | str = ()
+    start: str = ""
+    end: str = ""
+    bwlimit: Whole = 0
+    update: bool = False
+    force_update: bool = False
+    check: bool = False
+    perms: bool = False
+    dirs: bool = False
+    dry: bool = False
+    delete_src: bool = False
+    delete_dst: bool = False
+    no_https: bool = False
+    one_file_system: bool | None = None
+    http_port: Unused | None = None
+    manager: Unused | None = None
+    worker: Unused | None = None
+
+    def __post_init__(self) -> None:
+        # Records and lists show them.
+        require_no_credentials(self.source, ".source")
+        require_no_credentials(self.destination, ".destination")
+        for name in ("exclude", "include"):
+            try:
+                Rules([Rule(pattern, True) for pattern in _patterns(getattr(self, name))])
+            except JobSpecError as err:
+                raise ValueError(f".{name}: {err}") from err
+            except ValueError as err:
+                raise ValueError(f".{name}: {err}; patterns with quotes in them are written as a list") from err
+
+
+_OPTIONS: Final[Mapping[str, Any]] = {SYNC: SyncFields, WARMUP: WarmupFields, RMR: RmrFields, CLEAR: ClearFields}
+
+
+class JobFields(Fields, frozen=True, kw_only=True):
+    """The ``spec`` of a document."""
+
+    type: Annotated[Literal["sync", "warmup", "rmr", "clear"], Meta(description=f"one of {', '.join(TYPES)}")]
+    sample_set_ref: Name | Reference = ""
+    secret_ref: Name | Reference = ""
+    terminate: bool = False
+    sync_options: SyncFields | None = None
+    warmup_options: WarmupFields | None = None
+    rmr_options: RmrFields | None = None
+    clear_options: ClearFields | None = None
+    schedule: Unused | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None:
+            raise ValueError(f".schedule: {_NO_SCHEDULE}")
+        for kind in TYPES:
+            if kind != self.type and getattr(self, f"{kind}_options") is not None:
+                raise ValueError(f".{kind}Options: this job is a {self.type}; its options are {self.type}Options")
+        own = self.own
+        if isinstance(own, SyncFields):
+            if not self.sample_set and not (own.source and own.destination):
+                raise ValueError(".syncOptions: without a sampleSetRef a sync needs source and destination")
+            return
+        if isinstance(own, RmrFields) and not own.paths:
+            raise ValueError(".rmrOptions.paths must name at least one path: rmr removes data at its origin")
+        if self.sample_set and own.url:
+            raise ValueError(": give either sampleSetRef or a url")
+        if not self.sample_set and not own.url:
+            raise ValueError(f".sampleSetRef is missing: name the sample set, or give {self.type}Options a url")
+
+    @property
+    def own(self) -> SyncFields | WarmupFields | RmrFields | ClearFields:
+        """The options of its type."""
+        given: SyncFields | WarmupFields | RmrFields | ClearFields | None = getattr(self, f"{self.type}_options")
+        return given or _OPTIONS[self.type]()
+
+    @property
+    def sample_set(self) -> str:
+        """Name of the set that it is done for; empty: none."""
+        return self.sample_set_ref if isinstance(self.sample_set_ref, str) else self.sample_set_ref.name
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on fields that have no effect."""
+        own = self.own
+        if not isinstance(own, SyncFields):
+            return [_NO_SECRET] if self.secret_ref else []
+        given = {"http-port": own.http_port, "manager": own.manager, "worker": own.worker}
+        return ([_NO_SECRET] if self.secret_ref else []) + [
+            f"spec.syncOptions.{name} has no effect: a sync runs in one process, on this machine"
+            for name, value in given.items()
+            if value is not None
+        ]
+
+
+class JobDocument(Envelope, frozen=True, kw_only=True):
+    """The whole document."""
+
+    spec: JobFields
+    status: Unused | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What a document asks for.
+class Job:
+    """A job that is ready to be done: nothing of it is looked up again.
 
     Attributes:
         name: Of the job, and of its record.
         type: ``sync``, ``warmup``, ``rmr`` or ``clear``.
-        sample_set: Name of the set that it is done for; empty: none.
         terminate: Jobs of the set that are queued or running are ended first.
-        source: Of a sync; empty: the set's source.
-        target: Of a sync; empty: where the set's data is read.
+        sample_set: The set that it is done for; None: none.
+        settings: Of the node of the set; without a set those in force.
+        places: The place that it is done to; of a sync the source and the target.
+        fills_origin: It is a sync that gives the set's origin all that its source has.
         sync: Options of a sync.
         warmup: Options of a warm-up.
-        url: Of the others, where there is no set.
         paths: Of rmr and clear.
         one_file_system: Of rmr: what is mounted below stays.
-        notes: Sentences on fields that have no effect.
         document: The ``spec`` as it was written.
     """
 
     name: str
     type: str
-    sample_set: str = ""
-    terminate: bool = False
-    source: str = ""
-    target: str = ""
+    terminate: bool
+    sample_set: SampleSet | None
+    settings: Config
+    places: tuple[Place, ...]
+    fills_origin: bool = False
     sync: SyncOptions = field(default_factory=SyncOptions)
     warmup: WarmupOptions = field(default_factory=WarmupOptions)
-    url: str = ""
     paths: tuple[str, ...] = ()
     one_file_system: bool = True
-    notes: tuple[str, ...] = ()
-    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    document: Document = field(compare=False, repr=False)
 
     @property
-    def place(self) -> str:
-        """URL of what the job is done to, but for a sync: the set, or the URL that was given."""
-        return f"sampleset://{self.sample_set}" if self.sample_set else self.url
+    def set_name(self) -> str:
+        """Name of the set; empty: none."""
+        return "" if self.sample_set is None else self.sample_set.name
 
 
-def parse_job(document: Section) -> JobSpec:
+# ---------------------------------------------------------------- as it was written
+
+
+def parse_job(document: Document) -> JobDocument:
     """Return what a document asks for.
 
     Raises:
         SpecError: A field is unknown, missing or of another type; the message has its path.
     """
-    kind, version = document.text("kind"), document.text("apiVersion")
+    kind, version = kind_of(document)
     if kind != KIND or version != API_VERSION:
         hint = (
             "; sets and secrets are applied with `prefeed sampleset apply`" if kind in ("SampleSet", "Secret") else ""
@@ -80,169 +254,110 @@ def parse_job(document: Section) -> JobSpec:
         raise SpecError(
             f"a job has kind {KIND} and apiVersion {API_VERSION}, not {kind!r:.60} and {version!r:.60}{hint}"
         )
-    metadata = take_metadata(document)
-    section = document.section("spec")
-    if section is None:
-        document.missing("spec")
-    document.ignore("status")
-    document.end()
-    return parse_spec(metadata.name, section)
+    return decode(document, JobDocument)
 
 
-def parse_spec(name: str, section: Section) -> JobSpec:
-    """Return what the fields of ``spec`` ask for; raises as ``parse_job``."""
-    if section.has("schedule"):
-        raise SpecError(f"{section.at('schedule')}: {_NO_SCHEDULE}")
-    section.ignore("schedule")
-    kind = section.text("type")
-    if kind not in TYPES:
-        raise SpecError(f"{section.at('type')} must be one of {', '.join(TYPES)}, not {kind!r:.60}")
-    notes: list[str] = []
-    fields: dict[str, Any] = {"sample_set": _reference(section, "sampleSetRef"), "terminate": section.flag("terminate")}
-    if _reference(section, "secretRef"):
-        notes.append(
-            "secretRef: credentials are looked up by URL, in credentials.json of the set's home, which Secrets fill"
-        )
-    options = {option: section.section(f"{option}Options") for option in TYPES}
-    other = next((option for option, given in options.items() if given is not None and option != kind), None)
-    if other is not None:
-        raise SpecError(f"{section.at(f'{other}Options')}: this job is a {kind}; its options are {kind}Options")
-    section.end()
-    own = options[kind] or Section({}, section.at(f"{kind}Options"))
-    fields |= {SYNC: _sync, WARMUP: _warmup, RMR: _rmr, CLEAR: _clear}[kind](own, notes)
-    own.end()
-    spec = JobSpec(name=name, type=kind, notes=tuple(notes), document=section.fields, **fields)
-    _require_places(spec, section)
-    return spec
-
-
-def _require_places(spec: JobSpec, section: Section) -> None:
-    if spec.sample_set:
-        if spec.url:
-            raise SpecError(f"{section.path}: give either sampleSetRef or a url")
-        return
-    if spec.type == SYNC and not (spec.source and spec.target):
-        raise SpecError(f"{section.at('syncOptions')}: without a sampleSetRef a sync needs source and destination")
-    if spec.type != SYNC and not spec.url:
-        raise SpecError(
-            f"{section.at('sampleSetRef')} is missing: name the sample set, or give {spec.type}Options a url"
-        )
-
-
-def _reference(section: Section, name: str) -> str:
-    """Return a name that stands alone or, as Kubernetes has it, in a field ``name``."""
-    if isinstance(section.fields.get(name), dict):
-        inner = section.section(name)
-        assert inner is not None
-        found = inner.name("name")
-        inner.ignore("namespace")
-        inner.end()
-        return found
-    return section.name(name) if section.has(name) else section.text(name, "")
-
-
-def _sync(section: Section, notes: list[str]) -> dict[str, Any]:
-    given = [name for name in _OF_CLUSTERS if section.take(name) is not None]
-    notes += [f"{section.at(name)} has no effect: a sync runs in one process, on this machine" for name in given]
-    threads = section.whole("threads", 0)
-    options = SyncOptions(
-        threads=threads or None,
-        rules=_rules(section),
-        start=section.text("start", ""),
-        end=section.text("end", ""),
-        bwlimit_mbit=section.whole("bwlimit", 0),
-        update=section.flag("update"),
-        force_update=section.flag("force-update"),
-        check=section.flag("check"),
-        perms=section.flag("perms"),
-        dirs=section.flag("dirs"),
-        dry=section.flag("dry"),
-        delete_src=section.flag("delete-src"),
-        delete_dst=section.flag("delete-dst"),
-        no_https=section.flag("no-https"),
-        one_file_system=section.flag("one-file-system")
-        if section.has("one-file-system")
-        else section.take("one-file-system"),
-    )
-    return {"sync": options, "source": _url(section, "source"), "target": _url(section, "destination")}
-
-
-def _url(section: Section, name: str) -> str:
-    """Return a place; records and lists show it, so it may have no credentials in it."""
-    found = section.text(name, "")
-    if found:
-        require_no_credentials(found, section.at(name))
-    return found
-
-
-def _root(section: Section) -> str:
-    """Return the place of a job but a sync, whose places are never relative."""
-    found = _url(section, "url")
-    if found and "://" not in found:
-        _require_absolute(section, "url", found)
-    return found
-
-
-def _require_absolute(section: Section, name: str, path: str) -> None:
-    """Refuse a path that is another one in another directory: a detached job runs in one of its own."""
+def _require_absolute(path: str, what: str) -> None:
     if not path.startswith("/"):
-        section.wrong(name, "an absolute path")
+        raise ValueError(f"{what} must be an absolute path, not {path!r:.60}")
 
 
-def _rules(section: Section) -> tuple[Rule, ...]:
+def _patterns(given: tuple[str, ...] | str) -> tuple[str, ...]:
+    return tuple(shlex.split(given)) if isinstance(given, str) else given
+
+
+def _rules(own: SyncFields, written: Document) -> tuple[Rule, ...]:
     """Return patterns in the order in which ``exclude`` and ``include`` were written."""
-    order = [name for name in section.fields if name in ("exclude", "include")]
-    rules = [Rule(pattern, name == "exclude") for name in order for pattern in _one_or_many(section, name)]
-    section.ignore("exclude", "include")
-    try:
-        Rules(rules)
-    except JobSpecError as err:
-        raise SpecError(f"{section.at('/'.join(order))}: {err}") from err
-    return tuple(rules)
+    order = [name for name in written if name in ("exclude", "include")]
+    return tuple(Rule(pattern, name == "exclude") for name in order for pattern in _patterns(getattr(own, name)))
 
 
-def _one_or_many(section: Section, name: str) -> list[str]:
-    if not isinstance(section.fields.get(name), str):
-        return section.texts(name)
-    try:
-        return shlex.split(section.text(name))
-    except ValueError as err:
-        raise SpecError(f"{section.at(name)}: {err}; patterns with quotes in them are written as a list") from err
+# ---------------------------------------------------------------- resolved
 
 
-def _warmup(section: Section, _: list[str]) -> dict[str, Any]:
-    strategy = section.text("strategyName", SEQUENCE)
-    if strategy not in STRATEGIES:
-        raise SpecError(f"{section.at('strategyName')} must be {' or '.join(STRATEGIES)}, not {strategy!r:.60}")
-    partitions = section.whole("partitions", 1, least=1)
-    partition = section.whole("partition", 0)
-    if partition >= partitions:
-        raise SpecError(f"{section.at('partition')} must be below {partitions}: partitions are counted from 0")
-    file = section.text("file", "")
-    if file:
-        _require_absolute(section, "file", file)
-    options = WarmupOptions(
-        paths=tuple(section.texts("paths")),
-        strategy=strategy,
-        seed=section.whole("seed", 0),
-        partitions=partitions,
-        partition=partition,
-        file=Path(file) if file else None,
-        threads=section.whole("threads", 0) or None,
-        refresh=section.flag("refresh"),
+def parse_spec(document: Document) -> JobFields:
+    """Return what the fields of a ``spec`` ask for; raises as ``parse_job``."""
+    return decode(document, JobFields, "spec")
+
+
+def resolve_job(name: str, spec: JobFields, document: Document, config: Config) -> Job:
+    """Return the job that is asked for, with its set and its places as they are now.
+
+    Args:
+        name: Of the job.
+        spec: What its document asks for.
+        document: The ``spec`` as it was written.
+        config: Settings; their home has the sets.
+
+    Raises:
+        SpecError: A pattern is none.
+        SampleSetNotFoundError: There is no such set.
+        JobSpecError, UnknownSchemeError, ConfigError: A place cannot be one of this job.
+    """
+    found = find(spec.sample_set, config) if spec.sample_set else None
+    settings = config if found is None else found.settings(config)  # with its credentials
+    own = spec.own
+    options: dict[str, Any]
+    if isinstance(own, SyncFields):
+        options = _sync_options(own, _rules(own, document.get("syncOptions") or {}), found, settings, config)
+    else:
+        place = located(own.url, config) if found is None else place_in(found, settings)
+        options = {"places": (place,), "paths": own.paths}
+        if isinstance(own, WarmupFields):
+            options["warmup"] = _warmup_options(own)
+        elif isinstance(own, RmrFields):
+            options["one_file_system"] = own.one_file_system
+    return Job(
+        name=name,
+        type=spec.type,
+        terminate=spec.terminate,
+        sample_set=found,
+        settings=settings,
+        document=document,
+        **options,
     )
-    return {"warmup": options, "url": _root(section)}
 
 
-def _rmr(section: Section, _: list[str]) -> dict[str, Any]:
-    paths = tuple(section.texts("paths"))
-    if not paths:
-        raise SpecError(f"{section.at('paths')} must name at least one path: rmr removes data at its origin")
-    section.flag("relative", True)  # both kinds of paths are taken for what they are
+def _sync_options(
+    own: SyncFields, rules: tuple[Rule, ...], found: SampleSet | None, settings: Config, config: Config
+) -> dict[str, Any]:
+    source, target = own.source, own.destination
+    if found is not None:
+        if not found.needs_sync and not (source or target):
+            raise JobSpecError(
+                f"the sample set {found.name} is read at its source, and nothing of it is copied: give syncOptions a destination"
+            )
+        source, target = source or found.source_url, target or found.origin_url
+    shared = _shared(own, SyncOptions) | {"threads": own.threads or None}
     return {
-        "paths": paths, "url": _root(section), "one_file_system": section.flag("one-file-system", True)
-    }  # fmt: skip
+        "places": tuple(
+            located(end, config) if is_named(end) else _end(end, settings, found) for end in (source, target)
+        ),
+        "fills_origin": found is not None and (source, target) == (found.source_url, found.origin_url) and not own.dry,
+        "sync": SyncOptions(**shared, bwlimit_mbit=own.bwlimit, rules=rules),
+    }
 
 
-def _clear(section: Section, _: list[str]) -> dict[str, Any]:
-    return {"paths": tuple(section.texts("paths")), "url": _root(section)}
+def _warmup_options(own: WarmupFields) -> WarmupOptions:
+    shared = _shared(own, WarmupOptions) | {"threads": own.threads or None}
+    return WarmupOptions(**{**shared, "strategy": own.strategy_name, "file": Path(own.file) if own.file else None})
+
+
+def _shared(own: Fields, kind: type) -> dict[str, Any]:
+    """Return the values of fields that a structure of options has under the same name."""
+    return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
+
+
+def _end(uri: str, settings: Config, found: SampleSet | None) -> Place:
+    """Return an end of a sync: documents have the original's spellings, too.
+
+    Raises:
+        JobSpecError: They say which server it is on, and the settings name another: buckets of the same name are many.
+    """
+    place = locate(uri, "the place of a sync")
+    if place.endpoint and endpoint_of(place.url, settings).rstrip("/") != place.endpoint.rstrip("/"):
+        raise JobSpecError(
+            f"{uri} is {place.url} at {place.endpoint}, which is not where {place.url} would be looked for: say so with "
+            f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or with AWS_ENDPOINT_URL'
+        )
+    return Place(url=require_root(place.url), settings=settings, sample_set=found)

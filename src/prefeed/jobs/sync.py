@@ -34,7 +34,7 @@ from prefeed.jobs.mounted import SOURCE, TARGET, MountRecord, first_below, lies_
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.ordering import Spool
 from prefeed.jobs.patterns import Rules
-from prefeed.jobs.places import Ends, Root, Target, TargetSink, located, open_root, open_target, refuse_overlap
+from prefeed.jobs.places import Ends, Place, Root, Target, TargetSink, located, open_root, open_target, refuse_overlap
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.protocol import RangeSource
 from prefeed.types import ObjectInfo
@@ -65,19 +65,27 @@ def sync(
         config: Settings; credentials are looked up below its home.
         events: Who is told how far it is.
 
+    Raises: As ``sync_between``, and as ``places.located``.
+    """
+    return sync_between(located(source, config), located(target, config), options, config, events)
+
+
+def sync_between(
+    source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
+) -> SyncResult:  # fmt: skip
+    """As ``sync``, of places that were looked up already.
+
     Raises:
         JobSpecError: These places or options cannot be, and nothing was done.
         SourceError, JobError: A place cannot be listed at all, or nothing more can be written; what was copied stays, and
             nothing was deleted.
     """
-    source_root, source_config = located(source, config)
-    target_root, target_config = located(target, config)
-    ends = Ends(source=_plain(source_root, options), target=_plain(target_root, options))
+    ends = Ends(source=_plain(source.url, options), target=_plain(target.url, options))
     refuse_overlap(ends)
     _refuse_contradictions(ends, options)
     with contextlib.ExitStack() as stack:
-        origin = stack.enter_context(contextlib.closing(open_root(ends.source, source_config)))
-        place = stack.enter_context(contextlib.closing(open_target(ends.target, target_config, make=not options.dry)))
+        origin = stack.enter_context(contextlib.closing(open_root(ends.source, source.settings)))
+        place = stack.enter_context(contextlib.closing(open_target(ends.target, target.settings, make=not options.dry)))
         for one in (origin, place):
             if isinstance(one, DirectoryPlace):
                 one.one_file_system = options.one_file_system

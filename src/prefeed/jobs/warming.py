@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from prefeed.client.node import NodeClient
-from prefeed.config import Config
 from prefeed.errors import EmptyListingError, JobSpecError, ServerUnavailableError
-from prefeed.jobs.places import located
+from prefeed.jobs.places import Place
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.manifest import Manifest
 from prefeed.types import ListingProgress, WarmResult
@@ -65,7 +64,7 @@ class WarmEvents:
     note: Callable[[str], None] = lambda _: None
 
 
-def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents | None = None) -> WarmResult:
+def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = None) -> WarmResult:
     """The node has in its tiers what was asked for, as far as there is room; what was there stays and counts.
 
     A server that dies is started again, and the warm-up goes on with what is not there yet.
@@ -78,13 +77,13 @@ def warm_up(url: str, options: WarmupOptions, config: Config, events: WarmEvents
         ServerUnavailableError: No server can be reached or started, or several died.
     """
     _require_possible(options)
-    root, settings = located(url, config)
+    settings = place.settings
     events = events or WarmEvents()
     listing_age = 0.0 if options.refresh else settings.listing_age
     for is_last in (*[False] * (_MOST_SERVERS - 1), True):
         try:
             with NodeClient.connect(settings) as client:
-                opened = client.open_dataset(root, listing_age=listing_age, listing=events.listing)
+                opened = client.open_dataset(place.url, listing_age=listing_age, listing=events.listing)
                 listing_age = math.inf  # another server goes on with what this one listed
                 manifest = Manifest.open(opened.manifest_dir)
                 ids = order_of(manifest, options)

@@ -1,27 +1,88 @@
-"""Documents become records: checked as a whole first, written then, one set after the other."""
+"""Documents of kind SampleSet and Secret become records: checked as a whole first, written then, one set after the other.
+
+A secret says who may speak to a bucket. It is kept in ``<home>/secrets``, 0600, and shown nowhere. A value is a text, or ``env: NAME``
+for a variable of the environment; only the name of the variable is kept then.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, field
 
 from prefeed.config import Config
 from prefeed.errors import CannotChangeError, SampleSetNotFoundError, SpecError
-from prefeed.sampleset import secrets
-from prefeed.sampleset.locations import Location, locate
+from prefeed.sampleset.documents import Document, Envelope, Fields, Unused, decode, kind_of, require_name
+from prefeed.sampleset.locations import Location, locate, locate_bucket
 from prefeed.sampleset.records import SampleSet, applying, directory_of, find, names, write_record
-from prefeed.sampleset.secrets import Secret, entry_without_secret, find_secret, parse_secret, store_secret
-from prefeed.sampleset.spec import API_VERSION, KIND, Metadata, SampleSetSpec, parse_spec, take_kind, take_metadata
+from prefeed.sampleset.spec import API_VERSION, KIND, SampleSetDocument, SampleSetSpec
 from prefeed.sampleset.tiers import plan_tiers
-from prefeed.sampleset.yaml_fields import Section
-from prefeed.sources.credentials import Value, write_credentials
+from prefeed.sources.credentials import ACCESS_KEY, SECRET_KEY, Value, write_credentials
+from prefeed.system.files import read_private, write_private
 from prefeed.system.paths import is_in
 
-KINDS = {KIND: API_VERSION, secrets.KIND: secrets.API_VERSION}
+SECRET: Final = "Secret"
+KINDS: Final = {KIND: API_VERSION, SECRET: "v1"}
+_SECRETS: Final = "secrets"
 
 CREATED, CONFIGURED, UNCHANGED = "created", "configured", "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """What a secret holds.
+
+    Attributes:
+        name: Its name.
+        values: By field. Never printed.
+        bucket: Where a copy of the data is to lie; None: it names none.
+    """
+
+    name: str
+    values: Mapping[str, Value] = dataclass_field(repr=False)
+    bucket: Location | None
+
+    @property
+    def has_metaurl(self) -> bool:
+        """True when it names JuiceFS's server of metadata, of which there is none here."""
+        return "metaurl" in self.values
+
+    def entry_for(self, location: Location) -> dict[str, Value]:
+        """Return the entry of ``credentials.json`` with which this secret speaks to a place."""
+        entry = _entry(location)
+        keys = (ACCESS_KEY, SECRET_KEY, "session-token", "endpoint", "region")
+        entry.update({key: self.values[key] for key in keys if key in self.values})
+        return entry
+
+
+def entry_without_secret(location: Location) -> dict[str, Value]:
+    """Return the entry for a place that is public, or for which the environment speaks."""
+    entry = _entry(location)
+    if location.endpoint:
+        entry["anonymous"] = True  # keys of the environment are Amazon's, and no other server may see them
+    return entry
+
+
+def _entry(location: Location) -> dict[str, Value]:
+    entry: dict[str, Value] = {"url": location.url}
+    if location.endpoint:
+        entry["endpoint"] = location.endpoint
+    if location.region:
+        entry["region"] = location.region
+    if location.is_virtual_hosted:
+        entry["virtual-hosted"] = True
+    return entry
+
 
 FindSecret = Callable[[str], Secret]
 
@@ -55,17 +116,21 @@ class Places:
 
     source: Location
     origin: Location
-    entries: Sequence[dict[str, Value]] = field(repr=False)
+    entries: Sequence[dict[str, Value]] = dataclass_field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    metadata: Metadata
-    spec: SampleSetSpec
+    said: SampleSetDocument
+    document: Document
     places: Places
 
+    @property
+    def name(self) -> str:
+        return self.said.metadata.name
 
-def apply_documents(documents: Iterable[Section], base: Config) -> list[Applied]:
+
+def apply_documents(documents: Iterable[Document], base: Config) -> list[Applied]:
     """The home has what the documents ask for; nothing is written when one of them cannot be.
 
     Args:
@@ -77,14 +142,16 @@ def apply_documents(documents: Iterable[Section], base: Config) -> list[Applied]
         CannotChangeError: A set is there already and differs in what it keeps for its life.
     """
     new_secrets: dict[str, Secret] = {}
-    specs: list[tuple[Metadata, SampleSetSpec]] = []
+    sets: list[tuple[SampleSetDocument, Document]] = []
     for document in documents:
-        if take_kind(document, KINDS) == KIND:
-            specs.append(_parsed(document))
+        if _require_kind(document) == KIND:
+            said = decode(document, SampleSetDocument)
+            plan_tiers(said.spec)
+            sets.append((said, document["spec"]))
         else:
-            secret = parse_secret(document)
+            secret = _parse_secret(document)
             new_secrets[secret.name] = secret
-    if not specs and not new_secrets:
+    if not sets and not new_secrets:
         raise SpecError("there is no document of kind SampleSet or Secret in it")
 
     def secret_of(name: str) -> Secret:
@@ -92,12 +159,12 @@ def apply_documents(documents: Iterable[Section], base: Config) -> list[Applied]
 
     with applying(base):
         wanted = [
-            _Wanted(metadata=metadata, spec=spec, places=plan_places(spec, metadata.name, secret_of))
-            for metadata, spec in specs
+            _Wanted(said=said, document=document, places=plan_places(said.spec, said.metadata.name, secret_of))
+            for said, document in sets
         ]
         for each in wanted:
             _require_same(each, base)
-        others = _sets_with(set(new_secrets), {each.metadata.name for each in wanted}, base)
+        others = _sets_with(set(new_secrets), {each.name for each in wanted}, base)
         renewed = [(found, plan_places(found.spec, found.name, secret_of)) for found in others]
         for found, places in renewed:
             _require_same_places(found, places)
@@ -107,16 +174,19 @@ def apply_documents(documents: Iterable[Section], base: Config) -> list[Applied]
         return applied + [_apply_set(each, base) for each in wanted]
 
 
-def _parsed(document: Section) -> tuple[Metadata, SampleSetSpec]:
-    metadata = take_metadata(document)
-    section = document.section("spec")
-    if section is None:
-        document.missing("spec")
-    document.ignore("status")  # a document that a cluster wrote out has one; kubectl passes it over, too
-    document.end()
-    spec = parse_spec(section)
-    plan_tiers(spec)
-    return metadata, spec
+def _require_kind(document: Document) -> str:
+    """Return the document's kind.
+
+    Raises:
+        SpecError: It is none of ``KINDS``, or of another version.
+    """
+    kind, version = kind_of(document)
+    if kind not in KINDS:
+        hint = "; jobs are applied with `prefeed job apply`" if kind == "SampleJob" else ""
+        raise SpecError(f"kind: {kind!r:.60} is not known here; known are {', '.join(KINDS)}{hint}")
+    if version != KINDS[kind]:
+        raise SpecError(f"apiVersion: a {kind} has {KINDS[kind]}, not {version!r:.60}")
+    return kind
 
 
 # ---------------------------------------------------------------- places
@@ -166,29 +236,28 @@ def _entries(pairs: Iterable[tuple[Location, Secret | None]]) -> list[dict[str, 
 
 def _apply_secret(secret: Secret, base: Config) -> Applied:
     is_new = secret.name not in _stored(base)
-    is_changed = store_secret(secret, base)
-    return Applied(
-        kind=secrets.KIND, name=secret.name, action=CREATED if is_new else CONFIGURED if is_changed else UNCHANGED
-    )
+    is_changed = _store_secret(secret, base)
+    return Applied(kind=SECRET, name=secret.name, action=CREATED if is_new else CONFIGURED if is_changed else UNCHANGED)
 
 
 def _stored(base: Config) -> set[str]:
-    return {path.stem for path in (base.home / "secrets").glob("*.json")}
+    return {path.stem for path in (base.home / _SECRETS).glob("*.json")}
 
 
 def _apply_set(wanted: _Wanted, base: Config) -> Applied:
-    before = _before(wanted.metadata.name, base)
+    before = _before(wanted.name, base)
     now = SampleSet(
-        name=wanted.metadata.name,
-        namespace=wanted.metadata.namespace,
-        spec=wanted.spec,
+        name=wanted.name,
+        namespace=wanted.said.metadata.namespace,
+        spec=wanted.said.spec,
         source_url=wanted.places.source.url,
         origin_url=wanted.places.origin.url,
-        directory=directory_of(wanted.metadata.name, base),
+        directory=directory_of(wanted.name, base),
         created=time.time() if before is None else before.created,
+        document=wanted.document,
     )
     now.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Credentials first: whoever finds the record can use it.
+    # Credentials first: a reader that finds the record can use it.
     is_changed = write_credentials(now.home, wanted.places.entries)
     action = CREATED if before is None else CONFIGURED if is_changed or before != now else UNCHANGED
     if before != now:
@@ -214,20 +283,20 @@ def _renew(found: SampleSet, places: Places) -> Applied:
 
 
 def _require_same(wanted: _Wanted, base: Config) -> None:
-    before = _before(wanted.metadata.name, base)
+    before = _before(wanted.name, base)
     if before is None:
         return
-    if before.namespace != wanted.metadata.namespace:
+    if before.namespace != wanted.said.metadata.namespace:
         raise CannotChangeError(
             f"the sample set {before.name} is in the namespace {before.namespace}, and names are unique over all of them; "
             f"delete it first, or give this one another name"
         )
     _require_same_places(before, wanted.places)
     changes = {
-        "spec.noSync": before.spec.no_sync != wanted.spec.no_sync,
-        "spec.secretRef": before.spec.secret != wanted.spec.secret,
-        "a level's mediumType or path": _where(before.spec) != _where(wanted.spec),
-        "sub-dir": before.read_url != replace(before, spec=wanted.spec).read_url,
+        "spec.noSync": before.spec.no_sync != wanted.said.spec.no_sync,
+        "spec.secretRef": before.spec.secret != wanted.said.spec.secret,
+        "a level's mediumType or path": _where(before.spec) != _where(wanted.said.spec),
+        "sub-dir": before.read_url != replace(before, spec=wanted.said.spec).read_url,
     }
     changed = [name for name, is_changed in changes.items() if is_changed]
     if changed:
@@ -244,7 +313,7 @@ def _require_same_places(before: SampleSet, places: Places) -> None:
 def _cannot_change(before: SampleSet, what: str) -> CannotChangeError:
     return CannotChangeError(
         f"{what} of the sample set {before.name} cannot change: only partitions, cacheSize and mount options can. Run "
-        f"`prefeed sampleset delete {before.name}` and apply it anew; its data stays",
+        f"`prefeed sampleset delete {before.name}` and apply it again; its data stays",
         name=before.name,
     )
 
@@ -252,3 +321,99 @@ def _cannot_change(before: SampleSet, what: str) -> CannotChangeError:
 def _where(spec: SampleSetSpec) -> tuple[tuple[str, str], ...]:
     tiers = plan_tiers(spec)
     return tuple((level.medium, level.path) for level in (tiers.memory, tiers.disk) if level is not None)
+
+
+# ---------------------------------------------------------------- secrets
+
+
+_Value = Annotated[str, Meta(description="a text in quotes, or env: NAME")]
+
+
+class _Variable(Fields, frozen=True, kw_only=True):
+    env: str
+
+
+class _Values(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """JuiceFS's six, and three for stores that need more."""
+
+    name: _Value | _Variable = ""
+    storage: _Value | _Variable = ""
+    bucket: _Value | _Variable = ""
+    metaurl: _Value | _Variable = ""
+    access_key: _Value | _Variable = ""
+    secret_key: _Value | _Variable = ""
+    session_token: _Value | _Variable = ""
+    endpoint: _Value | _Variable = ""
+    region: _Value | _Variable = ""
+
+
+class _SecretDocument(Envelope, frozen=True, kw_only=True):
+    data: _Values = field(default_factory=_Values)
+    string_data: _Values = field(default_factory=_Values)
+    type: Unused | None = None
+    immutable: Unused | None = None
+
+
+def _parse_secret(document: Document) -> Secret:
+    """Return the secret of a document; as Kubernetes has it, ``stringData`` wins. No value is in a message."""
+    said = decode(document, _SecretDocument, is_secret=True)
+    values = {name: _decoded(value, f"data.{name}") for name, value in msgspec.to_builtins(said.data).items()}
+    return _secret(said.metadata.name, values | msgspec.to_builtins(said.string_data))
+
+
+def _decoded(value: Value, what: str) -> Value:
+    try:
+        return base64.b64decode(value, validate=True).decode().rstrip("\n") if isinstance(value, str) else value
+    except (binascii.Error, ValueError):
+        raise SpecError(f"{what} must be base64; a text as it is belongs into stringData") from None
+
+
+def _secret(name: str, values: Mapping[str, Value]) -> Secret:
+    if (ACCESS_KEY in values) != (SECRET_KEY in values):
+        raise SpecError(f"the secret {name} must have both access-key and secret-key, or neither")
+    for plain in ("storage", "bucket", "name"):
+        if not isinstance(values.get(plain, ""), str):
+            raise SpecError(f"the {plain} of the secret {name} is not secret; write it as a text")
+    storage, bucket = str(values.get("storage", "")), str(values.get("bucket", ""))
+    location = locate_bucket(storage, bucket, f"the bucket of the secret {name}") if bucket else None
+    return Secret(name=name, values=values, bucket=location)
+
+
+def _store_secret(secret: Secret, config: Config) -> bool:
+    """The home has this secret; return True when it is another than it had.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = _path(secret.name, config)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = json.dumps({"format": 1, "values": secret.values}, indent=1, sort_keys=True).encode()
+    if read_private(path) == data:
+        return False
+    write_private(path, data)
+    return True
+
+
+def find_secret(name: str, config: Config) -> Secret:
+    """Return a secret that was applied.
+
+    Raises:
+        SpecError: There is none of this name.
+        CredentialsError: Others may read it.
+    """
+    require_name(name, "secretRef.name")
+    path = _path(name, config)
+    data = read_private(path)
+    if data is None:
+        raise SpecError(
+            f"there is no secret {name}: apply a document of kind Secret with this name, in the same file or before"
+        )
+    try:
+        values = msgspec.convert(json.loads(data)["values"], dict[str, str | dict[str, str]])
+    except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+        raise SpecError(f"{path} is damaged; apply the secret {name} again") from None
+    return _secret(name, values)
+
+
+def _path(name: str, config: Config) -> Path:
+    return config.home / _SECRETS / f"{name}.json"

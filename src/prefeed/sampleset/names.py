@@ -33,9 +33,8 @@ def resolve(url: str, config: Config) -> tuple[str, Config]:
     """
     if not is_named(url):
         return url, config
-    found, path = _split(url, config)
-    root = found.read_url
-    return (f"{root.rstrip('/')}/{path}" if path else root), found.settings(config)
+    found, path = find_named(url, config)
+    return found.url_of(path), found.settings(config)
 
 
 def resolve_roots(config: Config) -> Config:
@@ -48,39 +47,25 @@ def resolve_roots(config: Config) -> Config:
     named = [root for root in config.roots or () if is_named(root)]
     if not named:
         return config
-    sets = {find_named(root, config).name: find_named(root, config) for root in named}
+    found = {root: find_named(root, config) for root in named}
+    sets = {one.name: one for one, _ in found.values()}
     if len(sets) > 1:
         raise ConfigError(
             f"PREFEED_ROOTS names the sample sets {' and '.join(sorted(sets))}, and files opened by path are cached by one node: "
             "name one of them"
         )
-    roots = tuple(_directory(root, config) if is_named(root) else root for root in config.roots or ())
-    (found,) = sets.values()
-    return replace(found.settings(config), roots=roots)
+    roots = tuple(_directory(*found[root]) if root in found else root for root in config.roots or ())
+    (only,) = sets.values()
+    return replace(only.settings(config), roots=roots)
 
 
-def find_named(url: str, config: Config) -> SampleSet:
-    """Return the set that a name stands for.
+def find_named(url: str, config: Config) -> tuple[SampleSet, str]:
+    """Return the set that a name stands for, and the path in it; empty: all of it.
 
     Raises:
         SampleSetNotFoundError: There is no such set.
-        SpecError: It is no name.
+        SpecError: It is no name, or its path leads out of the set.
     """
-    return _split(url, config)[0]
-
-
-def _directory(root: str, config: Config) -> str:
-    url, _ = resolve(root, config)
-    if not url.startswith("/"):
-        name = find_named(root, config).name
-        raise ConfigError(
-            f"PREFEED_ROOTS names the sample set {name}, which is in {url}: its objects cannot be opened by path. Read them with "
-            f'prefeed.datasets, as in prefeed.datasets.ImageFolder("{SCHEME}{name}"), or make a copy with `prefeed stage`'
-        )
-    return url
-
-
-def _split(url: str, config: Config) -> tuple[SampleSet, str]:
     name, _, path = os.fspath(url)[len(SCHEME) :].partition("/")
     if not name:
         raise SpecError(f"{url} names no sample set; write {SCHEME}NAME/PATH")
@@ -88,3 +73,14 @@ def _split(url: str, config: Config) -> tuple[SampleSet, str]:
     if ".." in parts:
         raise SpecError(f"{url} leads out of the sample set; write its path without ..")
     return find(name, config), "/".join(parts)
+
+
+def _directory(found: SampleSet, path: str) -> str:
+    url = found.url_of(path)
+    if not url.startswith("/"):
+        raise ConfigError(
+            f"PREFEED_ROOTS names the sample set {found.name}, which is in {url}: its objects cannot be opened by path. Read them "
+            f'with prefeed.datasets, as in prefeed.datasets.ImageFolder("{SCHEME}{found.name}"), or make a copy with '
+            "`prefeed stage`"
+        )
+    return url

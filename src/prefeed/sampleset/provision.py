@@ -44,10 +44,10 @@ def bring_up(
         found: The set, as it is recorded now.
         base: Settings in force.
         sync: Called when data is to be copied.
-        is_changed: Its settings are others than before: a server that nobody uses is started anew.
+        is_changed: Its settings are others than before: an unused server is restarted.
         listing: Told how far the listing has come.
 
-    Safe against a kill at any instant: who does it again goes on.
+    Safe against a kill at any instant: the next call resumes.
     """
     with working_at(found):
         before = read_progress(found)
@@ -98,7 +98,7 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
     Args:
         found: The set.
         base: Settings in force.
-        force: Although jobs run or loaders use it: they go on without a cache, or fail.
+        force: Delete it even while jobs run or loaders use it: they continue without a cache, or fail.
 
     Raises:
         SampleSetInUseError: It is used, or being brought up, and not ``force``.
@@ -106,7 +106,7 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
     with applying(base):
         if not force and is_worked_at(found):
             raise SampleSetInUseError(
-                f"the sample set {found.name} is being brought up or a job of it runs; wait until it has ended, or say --force",
+                f"the sample set {found.name} is being set up, or one of its jobs runs; wait until that has ended, or use --force",
                 name=found.name,
             )
         settings = found.settings(base)
@@ -115,18 +115,18 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
             where = ", ".join(f"process {process.pid} of {process.host}" for process in others)
             raise SampleSetInUseError(
                 f"servers of the sample set {found.name} run on other nodes ({where}), or did until {IN_USE_MINUTES} minutes "
-                "ago: stop them there, or say --force, and they go on until they are stopped",
+                "ago: stop them there, or use --force; then they run until they are stopped",
                 name=found.name,
             )
         status = None if force else stop_unused_server(settings)
         if status is not None:
             raise SampleSetInUseError(
-                f"{status.clients - 1} processes use the sample set {found.name}, with {status.plans} plans: end them, or say "
+                f"{status.clients - 1} processes use the sample set {found.name}, with {status.plans} plans: end them, or use "
                 "--force, and they read its data without a cache",
                 name=found.name,
             )
         keep_home = bool(others)  # what other nodes have mapped there
-        remove_record(found, keep_home=keep_home)  # from here on nobody finds it
+        remove_record(found, keep_home=keep_home)  # from here on it cannot be found
         _stop_server(settings)
         _remove_tiers(settings, keep_others=keep_home)
         remove_record(found, keep_home=keep_home)  # what a server that ended has left

@@ -21,22 +21,23 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
+
+import msgspec
 
 from prefeed.config import MIB, SETTINGS, Config
 from prefeed.errors import SampleSetError, SampleSetNotFoundError
+from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.tiers import tier_settings
-from prefeed.sampleset.yaml_fields import Section, require_name
 from prefeed.store.node_directory import servers_elsewhere
 from prefeed.system.clock import repeating
 from prefeed.system.files import read_private, write_private
 from prefeed.system.locks import flock_within, try_flock
 from prefeed.system.removing import remove_tree
 
-FORMAT: Final = 1
 RECORD: Final = "sampleset.json"
 PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
@@ -63,12 +64,13 @@ class SampleSet:
 
     Attributes:
         name: Its name.
-        namespace: As it was written; names are unique all the same.
+        namespace: As it was written; names are unique over all namespaces.
         spec: What was asked for.
         source_url: Where the data comes from; no credentials in it. The origin, when there is no source.
         origin_url: Where it is read: ``source_url``, or the bucket that it is copied to.
         directory: Its records; jobs keep theirs below ``jobs``.
         created: Seconds since 1970 when it was first applied.
+        document: The ``spec`` as it was written.
     """
 
     name: str
@@ -78,6 +80,7 @@ class SampleSet:
     origin_url: str
     directory: Path
     created: float
+    document: Document = field(compare=False, repr=False)
 
     @property
     def needs_sync(self) -> bool:
@@ -87,8 +90,12 @@ class SampleSet:
     @property
     def read_url(self) -> str:
         """URL below which names of the set lie: the origin, or the directory in it that ``sub-dir`` names."""
-        below = str(self.spec.options.get("sub-dir", "")).strip("/")
+        below = self.spec.options.below.strip("/")
         return f"{self.origin_url.rstrip('/')}/{below}" if below else self.origin_url
+
+    def url_of(self, path: str) -> str:
+        """Return the URL of what lies at a path below ``read_url``; empty: that itself."""
+        return f"{self.read_url.rstrip('/')}/{path}" if path else self.read_url
 
     @property
     def home(self) -> Path:
@@ -103,15 +110,15 @@ class SampleSet:
         options = self.spec.options
         changes: dict[str, Any] = {"home": self.home, "port": 0, "idle_timeout": 0.0}
         changes.update(tier_settings(self.spec, base, self.home))
-        if "get-timeout" in options:
-            changes["request_timeout"] = float(options["get-timeout"])
-        if "buffer-size" in options:
-            changes["lookahead"] = int(options["buffer-size"]) * MIB
-        changes["metrics"] = _metrics(options.get("metrics"), base)
+        if options.get_timeout is not None:
+            changes["request_timeout"] = float(options.get_timeout)
+        if options.buffer_size is not None:
+            changes["lookahead"] = options.buffer_size * MIB
+        changes["metrics"] = _metrics(options.metrics, base)
         return replace(base, **changes)
 
 
-def _metrics(address: object, base: Config) -> str | None:
+def _metrics(address: str | None, base: Config) -> str | None:
     """Return where the node shows metrics: an address of its own, since that of ``base`` is another server's."""
     if address is not None:
         return cast("str | None", SETTINGS["metrics"].metadata["parse"](address))
@@ -138,8 +145,8 @@ def find(name: str, config: Config) -> SampleSet:
             name=name,
         )
     try:
-        return _decoded(json.loads(data), directory)
-    except (ValueError, KeyError, TypeError) as err:
+        return _decoded(data, directory)
+    except (ValueError, msgspec.ValidationError) as err:
         raise SampleSetError(f"{directory / RECORD} is damaged; apply the sample set {name} again") from err
 
 
@@ -147,8 +154,8 @@ def set_of_home(home: Path) -> SampleSet | None:
     """Return the sample set whose node has this home; None when there is none, or its record is damaged."""
     data = read_private(home.parent / RECORD) if home.name == _NODE else None
     try:
-        return None if data is None else _decoded(json.loads(data), home.parent)
-    except (ValueError, KeyError, TypeError, SampleSetError):
+        return None if data is None else _decoded(data, home.parent)
+    except (ValueError, msgspec.ValidationError):
         return None
 
 
@@ -167,17 +174,29 @@ def directory_of(name: str, config: Config) -> Path:
     return config.home / _DIRECTORY / name
 
 
-def _decoded(record: dict[str, Any], directory: Path) -> SampleSet:
-    if record["format"] != FORMAT:
-        raise ValueError(record["format"])
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies on disk of a set."""
+
+    format: Literal[1] = 1
+    spec: Document
+    name: str
+    namespace: str
+    source_url: str
+    origin_url: str
+    created: float
+
+
+def _decoded(data: bytes, directory: Path) -> SampleSet:
+    record = msgspec.convert(json.loads(data), _Record)
     return SampleSet(
-        name=record["name"],
-        namespace=record["namespace"],
-        spec=parse_spec(Section(record["spec"], "spec")),
-        source_url=record["source_url"],
-        origin_url=record["origin_url"],
+        name=record.name,
+        namespace=record.namespace,
+        spec=parse_spec(record.spec),
+        source_url=record.source_url,
+        origin_url=record.origin_url,
         directory=directory,
-        created=float(record["created"]),
+        created=record.created,
+        document=record.spec,
     )
 
 
@@ -191,13 +210,20 @@ def write_record(found: SampleSet) -> None:
         OSError: It cannot be written.
     """
     found.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    values = ("name", "namespace", "source_url", "origin_url", "created")
-    record = {"format": FORMAT, "spec": found.spec.document, **{name: getattr(found, name) for name in values}}
-    write_private(found.directory / RECORD, json.dumps(record, indent=1, default=str).encode())
+    record = _Record(
+        spec=found.document,
+        name=found.name,
+        namespace=found.namespace,
+        source_url=found.source_url,
+        origin_url=found.origin_url,
+        created=found.created,
+    )
+    data = json.dumps(msgspec.structs.asdict(record), indent=1, default=str)
+    write_private(found.directory / RECORD, data.encode())
 
 
 def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
-    """There is no such set any more; its name first, so that nobody finds half of it.
+    """There is no such set any more; its name first, so that half of it is never found.
 
     Args:
         found: The set.
@@ -282,9 +308,8 @@ class Progress:
 def read_progress(found: SampleSet) -> Progress:
     """Return how far a set has come."""
     try:
-        values = json.loads(read_private(found.directory / PROGRESS) or b"{}")
-        return Progress(**{name: values[name] for name in Progress.__slots__ if name in values})
-    except (ValueError, TypeError, AttributeError):
+        return msgspec.convert(json.loads(read_private(found.directory / PROGRESS) or b"{}"), Progress)
+    except (ValueError, msgspec.ValidationError):
         return Progress()
 
 

@@ -1,176 +1,239 @@
-"""What a document of kind SampleSet says, as the original's fields have it."""
+"""What a document of kind SampleSet says, as the original's fields have it, and what each of JuiceFS's mount options means here.
+
+docs/guide/sample-sets.md has the table of the options; a test compares the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Final, Literal
 
-from prefeed.errors import SpecError
-from prefeed.sampleset.options import OptionValue, take_options
-from prefeed.sampleset.yaml_fields import Section
+import msgspec
+from msgspec import Meta, field
+
+from prefeed.config import SETTINGS
+from prefeed.sampleset.documents import (
+    Document,
+    Envelope,
+    Fields,
+    Number,
+    Positive,
+    Ratio,
+    Reference,
+    Unused,
+    Whole,
+    decode,
+)
 
 API_VERSION: Final = "batch.paddlepaddle.org/v1alpha1"
 KIND: Final = "SampleSet"
-MEDIA: Final = ("MEM", "SSD", "HDD")
-DEFAULT_NAMESPACE: Final = "default"
-_OF_THE_CLUSTER: Final = (
-    "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "ownerReferences", "finalizers", "selfLink",
-)  # fmt: skip
-"""What `kubectl get -o yaml` writes beside them."""
+MAPPED, NO_EFFECT, REFUSED = "mapped", "no effect", "refused"
+
+
+def _mapped(meaning: str) -> Meta:
+    return Meta(extra={"effect": MAPPED, "meaning": meaning})
+
+
+def _ignored(meaning: str) -> Meta:
+    return Meta(extra={"effect": NO_EFFECT, "meaning": meaning})
+
+
+_NO_KERNEL: Final = _ignored(
+    "nothing is mounted: each dataset lists the source when it is made, unless `listing_age` allows an older listing"
+)
+_READ_ONLY: Final = "the source is only read; write to it with `prefeed job sync`"
+_Seconds = Annotated[int, Meta(ge=1, description="a whole number of seconds, at least 1")]
+
+
+class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """JuiceFS's options: None: not given."""
+
+    metrics: Annotated[str, _mapped("address at which the node server shows its own metrics: `metrics`")] | None = None
+    attr_cache: Annotated[Number, _NO_KERNEL] | None = None
+    entry_cache: Annotated[Number, _NO_KERNEL] | None = None
+    dir_entry_cache: Annotated[Number, _NO_KERNEL] | None = None
+    enable_xattr: Annotated[bool, _ignored("extended attributes are not read: samples are made of bytes")] | None = None
+    get_timeout: Annotated[_Seconds, _mapped("seconds that one request may take: `request_timeout`")] | None = None
+    put_timeout: Annotated[Whole, _ignored("the node server writes nothing to the source")] | None = None
+    io_retries: (
+        Annotated[
+            Whole,
+            _ignored("a failing request is retried for `retry_deadline` seconds, not a fixed number of times"),
+        ]
+        | None
+    ) = None
+    max_uploads: Annotated[Whole, _ignored("the node server writes nothing to the source")] | None = None
+    buffer_size: Annotated[Whole, _mapped("MiB that may be fetched ahead of each loader: `lookahead`")] | None = None
+    prefetch: (
+        Annotated[
+            Whole,
+            _ignored("the sampler says what comes next, and the number of requests follows what the source can take"),
+        ]
+        | None
+    ) = None
+    writeback: Annotated[bool, Meta(extra={"effect": REFUSED, "meaning": _READ_ONLY})] | None = None
+    cache_dir: (
+        Annotated[
+            str, _mapped("without `cache.levels`: path of the one level, memory if it lies on a tmpfs, else disk")
+        ]
+        | None
+    ) = None
+    cache_size: Annotated[Whole, _mapped("without `cache.levels`: MiB of the one level")] | None = None
+    free_space_ratio: Annotated[Ratio, _mapped("share of the disk that stays free: `disk_free`")] | None = None
+    cache_partial_only: (
+        Annotated[bool, _ignored("whole objects are cached; one larger than the tier is read past it")] | None
+    ) = None
+    open_cache: (
+        Annotated[Number, _ignored("files opened by path are checked for changes once per epoch: `revalidate`")] | None
+    ) = None
+    sub_dir: Annotated[str, _mapped("directory below the source that is read in place of all of it")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.writeback:
+            raise ValueError(f".writeback: {_READ_ONLY}")
+        if self.free_ratio >= 1:
+            raise ValueError(".free-space-ratio must be less than 1: it is the share that stays free")
+        if ".." in self.below.split("/") or "\0" in self.below:
+            raise ValueError(f".sub-dir must name a directory below the source, without ..: {self.below!r:.100}")
+        try:
+            SETTINGS["metrics"].metadata["parse"](self.metrics or "")
+        except ValueError as err:
+            raise ValueError(f".metrics: {err}") from err
+
+    @property
+    def below(self) -> str:
+        """Directory below the source; empty: all of it."""
+        return self.sub_dir or ""
+
+    @property
+    def free_ratio(self) -> float:
+        """Share of the disk that stays free; 0: not said."""
+        return float(self.free_space_ratio or 0)
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were given, by name."""
+        return dict(msgspec.to_builtins(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class MountOption:
+    """What an option means.
+
+    Attributes:
+        effect: ``mapped``, ``no effect`` or ``refused``; a flag that is refused may be false.
+        meaning: A sentence: to what it is mapped, or why it has no effect.
+    """
+
+    effect: str
+    meaning: str
+
+
+@cache
+def mount_options() -> Mapping[str, MountOption]:
+    """Return what each option means, by name."""
+    options = {}
+    for one in msgspec.inspect.type_info(MountOptions).fields:  # type: ignore[attr-defined]
+        [extra] = [extra for kind in one.type.types if (extra := getattr(kind, "extra", None))]
+        options[one.encode_name] = MountOption(**extra)
+    return options
+
+
+class Csi(Fields, frozen=True, kw_only=True):
+    """How the original mounts it."""
+
+    driver: Literal["juicefs"] = "juicefs"
+    options: MountOptions = field(name="juiceFSMountOptions", default_factory=MountOptions)
+
+
+class Source(Fields, frozen=True, kw_only=True):
+    """Where the data comes from, and the secret for it."""
+
+    uri: str
+    secret_ref: Reference | None = None
+
+
+class Level(Fields, frozen=True, kw_only=True):
     """A level of the cache.
 
     Attributes:
-        medium: ``MEM``, ``SSD`` or ``HDD``.
+        medium: In memory or on a disk.
         path: Directory, or several with ``:`` between them.
         cache_mib: The most that it may take, MiB; None: not said.
     """
 
-    medium: str
-    path: str
-    cache_mib: int | None
+    medium: Annotated[Literal["MEM", "SSD", "HDD"], Meta(description="one of MEM, SSD, HDD")] = field(name="mediumType")
+    path: str = ""
+    cache_mib: Annotated[int, Meta(ge=1, description="a whole number of MiB, at least 1")] | None = field(
+        name="cacheSize", default=None
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSetSpec:
+class Cache(Fields, frozen=True, kw_only=True):
+    """The levels of the cache, in the order in which they were written."""
+
+    levels: tuple[Level, ...] = ()
+
+
+class SampleSetSpec(Fields, frozen=True, kw_only=True):
     """What was asked for.
 
     Attributes:
         partitions: Nodes that cache it.
-        uri: Where the data is, as it was written; empty when it is in the secret's bucket already.
-        source_secret: Name of the secret for ``uri``; empty: none.
-        secret: Name of the secret for the bucket; empty: none.
+        source: None: the data is in the secret's bucket already.
+        secret_ref: The secret for the bucket.
         no_sync: Nothing is to be copied into the bucket.
-        driver: ``juicefs``, or empty.
-        options: JuiceFS's mount options that were given, by name.
-        levels: Levels of the cache, in the order in which they were written.
-        for_kubernetes: Fields that only Kubernetes has a use for.
-        document: The ``spec`` as it was written.
     """
 
-    partitions: int
-    uri: str
-    source_secret: str
-    secret: str
-    no_sync: bool
-    driver: str
-    options: Mapping[str, OptionValue]
-    levels: tuple[Level, ...]
-    for_kubernetes: tuple[str, ...]
-    document: Mapping[str, Any] = field(compare=False, repr=False)
+    partitions: Positive
+    source: Source | None = None
+    secret_ref: Reference | None = None
+    no_sync: bool = False
+    csi: Csi = field(default_factory=Csi)
+    cache: Cache = field(default_factory=Cache)
+    node_affinity: Unused | None = None
+    tolerations: Unused | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where the data is, as it was written; empty when it is in the secret's bucket already."""
+        return self.source.uri if self.source else ""
+
+    @property
+    def source_secret(self) -> str:
+        """Name of the secret for ``uri``; empty: none."""
+        return self.source.secret_ref.name if self.source and self.source.secret_ref else ""
+
+    @property
+    def secret(self) -> str:
+        """Name of the secret for the bucket; empty: none."""
+        return self.secret_ref.name if self.secret_ref else ""
+
+    @property
+    def options(self) -> MountOptions:
+        """JuiceFS's mount options."""
+        return self.csi.options
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of the cache."""
+        return self.cache.levels
+
+    @property
+    def for_kubernetes(self) -> tuple[str, ...]:
+        """Fields that were given and only Kubernetes has a use for."""
+        given = {"nodeAffinity": self.node_affinity, "tolerations": self.tolerations}
+        return tuple(name for name, value in given.items() if value is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
-    """Name and namespace of a document."""
+class SampleSetDocument(Envelope, frozen=True, kw_only=True):
+    """The whole document; a cluster that wrote it out has put its status there, which kubectl passes over, too."""
 
-    name: str
-    namespace: str
-
-
-def take_metadata(document: Section) -> Metadata:
-    """Return a document's name and namespace.
-
-    Raises:
-        SpecError: There is no name, or it is none.
-    """
-    section = document.section("metadata")
-    if section is None:
-        document.missing("metadata")
-    metadata = Metadata(name=section.name("name"), namespace=section.name("namespace", DEFAULT_NAMESPACE))
-    section.ignore("labels", "annotations", *_OF_THE_CLUSTER)
-    section.end()
-    return metadata
+    spec: SampleSetSpec
+    status: Unused | None = None
 
 
-def take_kind(document: Section, kinds: Mapping[str, str]) -> str:
-    """Return the document's kind, one of ``kinds``, which say the ``apiVersion`` of each.
-
-    Raises:
-        SpecError: It is none of them, or of another version.
-    """
-    kind = document.text("kind")
-    if kind not in kinds:
-        hint = "; jobs are applied with `prefeed job apply`" if kind == "SampleJob" else ""
-        raise SpecError(f"kind: {kind!r:.60} is not known here; known are {', '.join(kinds)}{hint}")
-    version = document.text("apiVersion")
-    if version != kinds[kind]:
-        raise SpecError(f"apiVersion: a {kind} has {kinds[kind]}, not {version!r:.60}")
-    return kind
-
-
-def parse_spec(section: Section) -> SampleSetSpec:
-    """Return what the fields of ``spec`` say.
-
-    Raises:
-        SpecError: A field is unknown, missing, or of another type; the message has its path.
-    """
-    csi = section.section("csi")
-    driver, options = ("", {}) if csi is None else _take_csi(csi)
-    source = section.section("source")
-    uri, source_secret = ("", "") if source is None else _take_source(source)
-    cache = section.section("cache")
-    spec = SampleSetSpec(
-        partitions=section.whole("partitions", least=1),
-        uri=uri,
-        source_secret=source_secret,
-        secret=_take_reference(section, "secretRef"),
-        no_sync=section.flag("noSync"),
-        driver=driver,
-        options=options,
-        levels=() if cache is None else _take_levels(cache),
-        for_kubernetes=tuple(name for name in ("nodeAffinity", "tolerations") if section.has(name)),
-        document=section.fields,
-    )
-    section.ignore("nodeAffinity", "tolerations")
-    section.end()
-    return spec
-
-
-def _take_csi(section: Section) -> tuple[str, dict[str, OptionValue]]:
-    driver = section.text("driver", "juicefs")
-    if driver != "juicefs":
-        raise SpecError(f"{section.at('driver')}: {driver!r:.60} is not known; the one that there is is juicefs")
-    options = take_options(section.section("juiceFSMountOptions"))
-    section.end()
-    return driver, options
-
-
-def _take_source(section: Section) -> tuple[str, str]:
-    uri, secret = section.text("uri"), _take_reference(section, "secretRef")
-    section.end()
-    return uri, secret
-
-
-def _take_reference(section: Section, name: str) -> str:
-    reference = section.section(name)
-    if reference is None:
-        return ""
-    found = reference.name("name")
-    reference.ignore("namespace")
-    reference.end()
-    return found
-
-
-def _take_levels(section: Section) -> tuple[Level, ...]:
-    levels = tuple(_take_level(level) for level in section.sections("levels"))
-    section.end()
-    return levels
-
-
-def _take_level(section: Section) -> Level:
-    medium = section.text("mediumType")
-    if medium not in MEDIA:
-        section.wrong("mediumType", f"one of {', '.join(MEDIA)}")
-    level = Level(
-        medium=medium,
-        path=section.text("path", ""),
-        cache_mib=section.whole("cacheSize", least=1, unit="MiB") if section.has("cacheSize") else None,
-    )
-    section.ignore("cacheSize")
-    section.end()
-    return level
+def parse_spec(document: Document) -> SampleSetSpec:
+    """Return what the fields of a ``spec`` say; raises as ``documents.decode``."""
+    return decode(document, SampleSetSpec, "spec")

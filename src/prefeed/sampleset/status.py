@@ -1,4 +1,10 @@
-"""What a sample set is doing now: looked up each time, so that it is true. No server is started for it."""
+"""What a sample set is doing now, and what its document was mapped to. Looked up each time; no server is started for it.
+
+Phases, which are pure::
+
+    "" ─→ Bound ─→ Mount ─→ Syncing ─→ PartialReady ─→ Ready
+                               └─────→ SyncFailed
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.client.node import NodeClient
-from prefeed.config import EVERYTHING, Config
+from prefeed.config import EVERYTHING, MIB, Config
 from prefeed.errors import PrefeedError, ServerUnavailableError
-from prefeed.sampleset.phases import Facts, error_of, phase_of
 from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
-from prefeed.sampleset.tiers import existing
+from prefeed.sampleset.spec import MAPPED, mount_options
+from prefeed.sampleset.tiers import Tiers, existing, plan_tiers
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest
@@ -27,6 +33,67 @@ from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
 
 _GROUP: Final = 512
 """Keys looked up in one transaction: a long one keeps what is freed from being used again."""
+
+
+NONE: Final = ""
+BOUND: Final = "Bound"
+MOUNT: Final = "Mount"
+SYNCING: Final = "Syncing"
+SYNC_FAILED: Final = "SyncFailed"
+PARTIAL_READY: Final = "PartialReady"
+READY: Final = "Ready"
+
+INTERRUPTED: Final = "the process that set up the sample set was killed; `prefeed sampleset apply` resumes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a phase follows from.
+
+    Attributes:
+        is_recorded: The set was applied, and not deleted.
+        is_worked_at: A process brings it up.
+        has_server: Its node server answers.
+        has_begun: The source could be opened, and is being listed or copied, or was.
+        is_complete: What it holds is known, and copied to where it is read.
+        error: Why the last try ended; empty: it did not, or well.
+        num_ready: Nodes of the set that serve it, as far as this one knows.
+        partitions: Nodes that were asked for.
+    """
+
+    is_recorded: bool = True
+    is_worked_at: bool = False
+    has_server: bool = False
+    has_begun: bool = False
+    is_complete: bool = False
+    error: str = ""
+    num_ready: int = 0
+    partitions: int = 1
+
+
+def phase_of(facts: Facts) -> str:
+    """Return the phase, in the original's words."""
+    if not facts.is_recorded:
+        return NONE
+    if facts.has_begun and not facts.is_worked_at and (facts.error or not facts.is_complete):
+        return SYNC_FAILED
+    if not facts.has_server:
+        return BOUND
+    if facts.is_worked_at and facts.has_begun and not facts.is_complete:
+        return SYNCING
+    if not facts.is_complete:
+        return MOUNT
+    return READY if facts.num_ready >= facts.partitions else PARTIAL_READY
+
+
+def error_of(facts: Facts) -> str:
+    """Return what is to be said of a failure; empty when there is none."""
+    if facts.error or facts.is_worked_at or not facts.has_begun or facts.is_complete:
+        return facts.error
+    return INTERRUPTED
+
+
+# ---------------------------------------------------------------- now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +120,7 @@ class SampleSetStatus:
     """What is known of a sample set now.
 
     Attributes:
-        phase: See ``phases``.
+        phase: See ``phase_of``.
         error: Why it is not ready; empty: nothing has failed.
         total_bytes: Size of all its objects; None: not known yet.
         total_files: How many there are; None: not known yet.
@@ -115,7 +182,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
         is_worked_at=is_worked_at(found),
         has_server=server is not None,
         has_begun=bool(progress.begun),
-        is_complete=bool(progress.listed),  # a listing that a job has let go is made anew by the next reader
+        is_complete=bool(progress.listed),  # a listing that a job has let go is made again by the next reader
         error=progress.error,
         num_ready=0 if server is None else 1,
         partitions=found.spec.partitions,
@@ -229,3 +296,106 @@ def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
     """Return half of each key, which is enough to tell them apart: they are hashes. Shape (n,)."""
     halves = keys.view(np.uint64).reshape(-1, 2)  # halves: (n, 2)
     return np.ascontiguousarray(halves[:, 0])
+
+
+# ---------------------------------------------------------------- what its document was mapped to
+
+_KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the node that you are on"
+_METAURL = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A field that was given.
+
+    Attributes:
+        field: Its path.
+        value: As it was written; never a credential.
+        meaning: To what it is mapped, or why it has no effect.
+        has_effect: False in the latter case.
+    """
+
+    field: str
+    value: str
+    meaning: str
+    has_effect: bool = True
+
+
+def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False) -> list[Explained]:
+    """Return what the fields of a set mean, in the order of its document.
+
+    Args:
+        found: The set.
+        base: Settings in force.
+        has_metaurl: Its secret names a server of metadata.
+    """
+    settings = found.settings(base)
+    lines = [_partitions(found, settings), *_places(found)]
+    if has_metaurl:
+        lines.append(Explained(field="metaurl", value="(in the secret)", meaning=_METAURL, has_effect=False))
+    lines += _options(found)
+    lines += _levels(found, settings)
+    lines += [
+        Explained(field=f"spec.{name}", value="(given)", meaning=_KUBERNETES, has_effect=False)
+        for name in found.spec.for_kubernetes
+    ]
+    return lines
+
+
+def _partitions(found: SampleSet, settings: Config) -> Explained:
+    count = found.spec.partitions
+    if count == 1:
+        meaning = "this node caches the set"
+    elif getattr(settings, "pool", None):
+        meaning = f"this node is one of {count}; what any of them fetched, the others get from the pool (PREFEED_POOL)"
+    else:
+        meaning = (
+            f"this node is one of {count}, and each caches for itself: nodes do not know of each other, so the set stays "
+            "PartialReady here. Set PREFEED_POOL on all of them, and one fetches for all"
+        )
+    return Explained(field="spec.partitions", value=str(count), meaning=meaning)
+
+
+def _places(found: SampleSet) -> Iterator[Explained]:
+    spec = found.spec
+    if spec.uri:
+        yield Explained(field="spec.source.uri", value=spec.uri, meaning=f"the data comes from {found.source_url}")
+    if spec.source_secret:
+        meaning = "the account that reads the source"
+        yield Explained(field="spec.source.secretRef", value=spec.source_secret, meaning=meaning)
+    if spec.secret:
+        meaning = "the account for its bucket, and for the source if that has no secret"
+        yield Explained(field="spec.secretRef", value=spec.secret, meaning=meaning)
+    if found.needs_sync:
+        meaning = f"the data is copied to {found.origin_url}, and read there"
+    else:
+        meaning = f"nothing is copied: the data is read at {found.origin_url}"
+    yield Explained(field="spec.noSync", value=_text(spec.no_sync), meaning=meaning)
+
+
+def _options(found: SampleSet) -> Iterator[Explained]:
+    unused = ("cache-dir", "cache-size") if found.spec.levels else ()
+    for name, value in found.spec.options.given().items():
+        option = mount_options()[name]
+        meaning, has_effect = option.meaning, option.effect == MAPPED
+        if name in unused:
+            meaning, has_effect = "spec.cache.levels sets it", False
+        field = f"spec.csi.juiceFSMountOptions.{name}"
+        prefix = "" if has_effect else "no effect: "
+        yield Explained(field=field, value=_text(value), meaning=prefix + meaning, has_effect=has_effect)
+
+
+def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
+    tiers: Tiers = plan_tiers(found.spec)
+    for index, level in enumerate(found.spec.levels):
+        in_memory = level is tiers.memory
+        place = settings.memory_dir if in_memory else settings.disk_path
+        kind = "the memory tier" if in_memory else "the disk tier"
+        size = settings.memory if in_memory else settings.disk
+        most = "as much as may be" if size is None or size == EVERYTHING else f"{size // MIB} MiB at most"
+        value = f"{level.medium} {level.path} {level.cache_mib or ''}".strip()
+        yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=f"{kind}, below {place}, {most}")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from prefeed.config import EVERYTHING, MIB, Config
 from prefeed.errors import SpecError
-from prefeed.sampleset.options import OptionValue
-from prefeed.sampleset.spec import Level, SampleSetSpec
+from prefeed.sampleset.spec import Level, MountOptions, SampleSetSpec
 from prefeed.store.capacity import is_tmpfs
 
 _MEMORY: Final = "MEM"
@@ -58,16 +56,16 @@ def plan_tiers(spec: SampleSetSpec) -> Tiers:
     return Tiers(memory=next(iter(memory), None), disk=next(iter(disks), None), are_given=bool(levels))
 
 
-def _level_of_options(options: Mapping[str, OptionValue]) -> tuple[Level, ...]:
-    path, size = str(options.get("cache-dir", "")), options.get("cache-size")
-    if not path and size is None:
+def _level_of_options(options: MountOptions) -> tuple[Level, ...]:
+    path = options.cache_dir or ""
+    if not path and options.cache_size is None:
         return ()
     in_memory = path in ("", "memory") or (path.startswith("/") and is_tmpfs(path))
     return (
         Level(
             medium=_MEMORY if in_memory else "SSD",
             path="" if path == "memory" else path,
-            cache_mib=int(size) if size else None,
+            cache_mib=options.cache_size or None,
         ),
     )
 
@@ -94,7 +92,7 @@ def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, An
     else:
         settings.update(_memory_settings(tiers.memory))
         settings.update(_disk_settings(tiers.disk, own))
-    ratio = float(spec.options.get("free-space-ratio", 0.0))
+    ratio = spec.options.free_ratio
     if ratio and (settings.get("disk") or base.disk):
         settings["disk_free"] = int(ratio * _file_system_bytes(settings.get("disk_dir") or base.disk_dir or home))
     return settings

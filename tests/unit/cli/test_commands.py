@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fake_backend import STATISTICS, STATUS, WARM, FakeBackend
-from prefeed.cli import warm
+from prefeed.cli import options, warm
 from prefeed.errors import AccessDeniedError
 
 COMMANDS = [
@@ -205,7 +205,8 @@ def test_warm_lists_as_the_settings_say_or_now(run, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("sandbox")
 def test_warm_draws_a_bar_on_a_terminal(run, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
-    monkeypatch.setattr(warm, "sys", SimpleNamespace(stderr=terminal))
+    for module in (warm, options):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=terminal))
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 

@@ -96,9 +96,9 @@ def test_a_dry_run_says_what_it_would_do(run: Run, source: Path, tmp_path: Path)
 def test_rmr_wants_a_yes_where_nobody_can_be_asked(run: Run, source: Path) -> None:
     asked = run(None, "job", "rmr", str(source), "c0")
     assert (asked.exit_code, len(tree(source))) == (2, 30)
-    assert "10 files, 9.8 KiB will be removed at the origin, for good" in asked.stderr
+    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
     dry = run(None, "job", "rmr", str(source), "c0", "--dry")
-    assert "10 files, 9.8 KiB would be removed at the origin, for good" in dry.stdout
+    assert "10 files, 9.8 KiB would be removed at the origin permanently" in dry.stdout
 
     done = run(None, "job", "rmr", str(source), "c0", "--yes")
     assert (done.exit_code, done.stdout) == (0, "10 files, 9.8 KiB removed\n")
@@ -148,7 +148,7 @@ def test_a_job_is_recorded_and_done_once(run: Run, source: Path, tmp_path: Path)
 
     assert (first.exit_code, first.stdout) == (0, "one: Succeeded\n")
     assert (again.exit_code, tree(tmp_path / "t")) == (0, FILES)
-    assert again.stdout.startswith("one: Succeeded before, and not done again")
+    assert again.stdout.startswith("one: Succeeded before, and not run again")
     assert other.exit_code == 1
     assert "give the new one another name" in other.stderr
     assert "sync  -    Succeeded" in run(None, "job", "list").stdout
@@ -263,7 +263,7 @@ def test_what_is_terminated_ends_and_begins_no_other_job_of_its_file(source: Pat
 
     assert said == f"first: running as process {process.pid}, ended\n"
     assert process.returncode == 143
-    assert b"the jobs that are left of the file were not begun" in err
+    assert b"the remaining jobs of the file were not started" in err
     assert [(record.id, record.phase, record.message) for _, record in all_jobs(resolve())] == [
         ("first", FAILED, "terminated")
     ]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 import prefeed
-from prefeed.cli.pack_view import result_lines
+from prefeed.cli.pack import result_lines
 from prefeed.packing import driver
 from prefeed.packing.driver import PackResult
 from unit.packing.packs import make_files, read_back

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prefeed.cli.sampleset_view import format_age
+from prefeed.cli.sampleset import format_age
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.sampleset.names import resolve as resolve_name
@@ -233,7 +233,7 @@ def test_what_was_brought_up_half_is_said_and_gone_on_with(run: Any, write: Any,
     note_progress(found, listed=0.0)  # as if it had been killed while it listed
     cache = status(run)
     assert cache["phase"] == "SyncFailed"
-    assert "apply` goes on with it" in cache["cacheStatus"]["errorMessage"]
+    assert "apply` resumes" in cache["cacheStatus"]["errorMessage"]
     run(None, "sampleset", "apply", "-f", write(document), "--wait")
     assert status(run)["phase"] == "Ready"
     run(None, "sampleset", "delete", "imagenet")
@@ -246,7 +246,7 @@ def test_a_set_at_work_is_not_deleted(run: Any, write: Any, document: dict[str, 
         assert is_worked_at(found)
         result = run(None, "sampleset", "delete", "imagenet")
         assert result.exit_code == 1
-        assert "or say --force" in result.stderr
+        assert "or use --force" in result.stderr
     assert not is_worked_at(found)
     with NodeClient.connect(found.settings(resolve())):  # a program that reads it
         result = run(None, "sampleset", "delete", "imagenet")

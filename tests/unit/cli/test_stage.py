@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.cli import stage_view
+from prefeed.cli import stage
 from prefeed.copying import records, staging
 from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary
 from prefeed.copying.records import CopyRecord
@@ -146,7 +146,7 @@ def test_a_copy_that_is_gone_is_listed_so(run, origin: Path) -> None:
     path = Path(run(None, "stage", str(origin)).stdout.removesuffix("\n"))
     shutil.rmtree(path.parent)
 
-    assert "gone; stage it anew, or unstage it to forget it" in run(None, "stage", "--list").stdout
+    assert "gone; stage it again, or unstage it to forget it" in run(None, "stage", "--list").stdout
 
 
 def test_a_memory_directory_on_disk_is_said(
@@ -173,23 +173,23 @@ def test_names_with_odd_bytes_are_printed_as_they_are(run, origin: Path, sandbox
 
 def test_nothing_is_said_of_a_plan_in_which_all_fits() -> None:
     plan = StagePlan(**{**{name: getattr(PLAN, name) for name in PLAN.__slots__}, "num_left": 0, "num_removed": 0})
-    assert stage_view.plan_lines(plan, place="/dev/shm") == []
+    assert stage.plan_lines(plan, place="/dev/shm") == []
 
 
 def test_a_plan_in_words() -> None:
-    assert stage_view.plan_lines(PLAN, place="/dev/shm") == [
+    assert stage.plan_lines(PLAN, place="/dev/shm") == [
         "900 of 1,000 files (1.0 GiB of 2.0 GiB) fit in /dev/shm: --size allows no more; the others are links to the origin; each GiB saves 900 opens an epoch",
         "1 file removed from the copy: the origin has them no more",
     ]
 
 
 def test_a_result_in_words() -> None:
-    assert stage_view.result_lines(RESULT) == [
+    assert stage.result_lines(RESULT) == [
         "900 files, 1.0 GiB copied in 4.5 s (200 files/s, 227.6 MiB/s); 900 files, 1.0 GiB are there, 100 links to the origin"
     ]
     failures = tuple(CopyFailure(path=str(n), code="c", message=f"{n} is bad") for n in range(7))
     bad = StageResult(record=RECORD, plan=PLAN, summary=SUMMARY, failures=failures, is_usable=False)
-    assert stage_view.result_lines(bad)[1:] == [
+    assert stage.result_lines(bad)[1:] == [
         "0 is bad", "1 is bad", "2 is bad", "3 is bad", "4 is bad", "and 2 more could not be copied",
         "0 files missing, so there is no path to train from; the same command tries again",
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def test_a_result_in_words() -> None:
 def test_the_bar_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr("sys.stderr", terminal)
-    bar = stage_view.Bar()
+    bar = stage.Bar()
     with bar.progress:
         bar.listing(10, 1000)
         bar.planned(PLAN)

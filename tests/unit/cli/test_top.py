@@ -12,10 +12,10 @@ import pytest
 
 from fake_backend import FakeBackend
 from leaks import wait_until
-from prefeed.cli import top, top_source
+from prefeed.cli import top
 from prefeed.cli.backend import NodeBackend
-from prefeed.cli.top_model import Look
-from prefeed.cli.top_source import Poller, ServerSource
+from prefeed.cli.top import Poller, ServerSource
+from prefeed.cli.top_view import Look
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
@@ -89,7 +89,7 @@ def test_a_real_server_comes_goes_and_comes_back(real: ServerSource) -> None:
 
 
 def test_a_server_that_does_not_answer_is_said(real: ServerSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_source, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(top, "ANSWER_SECONDS", 0.1)
     config = resolve()
     ensure_private_dir(config.runtime_dir)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from prefeed.cli.top_app import HelpScreen, TopApp
-from prefeed.cli.top_model import Look
+from prefeed.cli.top_view import Look
 from top_looks import HOME, NO_SERVER, SAMPLE, looks
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -165,11 +166,11 @@ def test_markup_in_names_is_shown_as_it_is() -> None:
 
 
 def test_it_looks_by_itself_until_it_is_closed() -> None:
-    waiting = looks(30)
-    app = TopApp(lambda: waiting.pop(0) if len(waiting) > 1 else waiting[0], home=HOME, interval_seconds=0.001)
+    endless = itertools.cycle(looks(30))  # two equal looks have no rates between them
+    app = TopApp(lambda: next(endless), home=HOME, interval_seconds=0.001)
 
     async def use(pilot: Pilot[None]) -> None:
-        while len(waiting) > 1 or not app.history.series(lambda r: r.hits):
+        while not app.history.series(lambda r: r.hits):
             await asyncio.sleep(0)
         assert "memory" in text_of(app, "tiers")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefeed.cli.top_model import (
+from prefeed.cli.top_view import (
     KEPT,
     SORTS,
     History,

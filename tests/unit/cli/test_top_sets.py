@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodes import FakeClock
-from prefeed.cli.top_sets import SampleSets
+from prefeed.cli.top import SampleSets
 from prefeed.config import resolve
 from sandbox import Sandbox
 from unit.sampleset.documents import apply, sample_set

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefeed.cli.top_model import History, Look, Sample
-from prefeed.cli.top_view import bar, frame, header, short_count, sparkline, tail
+from prefeed.cli.top_view import History, Look, Sample, bar, frame, header, short_count, sparkline, tail
 from prefeed.types import DiskCounts, PoolCounts, Statistics
 from top_looks import HOME, NO_SERVER, SAMPLE, looks
 

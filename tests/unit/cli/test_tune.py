@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from prefeed.cli import tune
-from prefeed.cli.tune_view import setting_text, tuning_lines
+from prefeed.cli.tune import setting_text, tuning_lines
 from prefeed.diagnose.tune.report import Trial, Tuning
 from prefeed.diagnose.tune.search import Settings, with_workers
 

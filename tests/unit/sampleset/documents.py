@@ -10,7 +10,7 @@ import yaml
 from prefeed.config import Config, resolve
 from prefeed.sampleset.applying import Applied, apply_documents
 from prefeed.sampleset.records import SampleSet, find
-from prefeed.sampleset.yaml_fields import load_documents
+from prefeed.sampleset.yaml_files import load_documents
 
 ACCESS, SECRET = "AKIATESTTEST", "s3cr3t/with+slash=="
 

@@ -13,7 +13,7 @@ from prefeed.config import resolve
 from prefeed.errors import CannotChangeError, SampleSetError, SpecError
 from prefeed.sampleset.applying import KINDS, apply_documents
 from prefeed.sampleset.records import find, names
-from prefeed.sampleset.yaml_fields import load_documents
+from prefeed.sampleset.yaml_files import load_documents
 from prefeed.sources.credentials import options_for
 from sandbox import Sandbox
 from unit.sampleset.documents import ACCESS, SECRET, applied, apply, files_below, keys, sample_set, secret
@@ -236,6 +236,6 @@ BLOCKS = re.findall(r"^```yaml\n(.+?)^```", (ROOT / "docs" / "guide" / "sample-s
 
 @pytest.mark.parametrize("text", [*(path.read_text() for path in EXAMPLES), *BLOCKS], ids=lambda text: str(len(text)))
 def test_documents_of_the_guide_and_the_examples_can_be_applied(text: str) -> None:
-    documents = [document for document in load_documents(text, "example") if document.fields["kind"] in KINDS]
+    documents = [document for document in load_documents(text, "example") if document["kind"] in KINDS]
     if documents:
         assert {a.action for a in apply_documents(documents, resolve())} == {"created"}

@@ -6,42 +6,45 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import SpecError
-from prefeed.sampleset.options import MAPPED, MOUNT_OPTIONS, NO_EFFECT, REFUSED, take_options
-from prefeed.sampleset.yaml_fields import Section
+from prefeed.sampleset.documents import decode
+from prefeed.sampleset.spec import MAPPED, NO_EFFECT, REFUSED, MountOptions, mount_options
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "sample-sets.md"
 
 
+def options_of(**options: object) -> MountOptions:
+    return decode({name.replace("_", "-"): value for name, value in options.items()}, MountOptions, "o")
+
+
 def take(**options: object) -> dict[str, object]:
-    return dict(take_options(Section({k.replace("_", "-"): v for k, v in options.items()}, "o")))
+    return options_of(**options).given()
 
 
 def test_the_guide_has_every_option_as_it_is() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (mapped|no effect|refused) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert {name: (effect, meaning) for name, effect, meaning in rows} == {
-        name: (option.effect, option.meaning) for name, option in MOUNT_OPTIONS.items()
+        name: (option.effect, option.meaning) for name, option in mount_options().items()
     }
 
 
 def test_each_is_mapped_or_has_a_reason() -> None:
-    assert {option.effect for option in MOUNT_OPTIONS.values()} == {MAPPED, NO_EFFECT, REFUSED}
-    assert all(len(option.meaning) > 20 for option in MOUNT_OPTIONS.values())
+    assert {option.effect for option in mount_options().values()} == {MAPPED, NO_EFFECT, REFUSED}
+    assert all(len(option.meaning) > 20 for option in mount_options().values())
 
 
 def test_what_is_not_given_is_not_there() -> None:
     assert take() == {}
     assert take(prefetch=0, writeback=False) == {"prefetch": 0, "writeback": False}
-    assert take_options(None) == {}
 
 
 @pytest.mark.parametrize("given", ["0.1", "1e-1", ".1", "+0.10", 0.1], ids=repr)
 def test_the_ratio_may_be_a_text_as_in_the_original(given: object) -> None:
     """Its type there is a string; those of all other numbers are numbers."""
-    assert take(free_space_ratio=given) == {"free-space-ratio": 0.1}
+    assert options_of(free_space_ratio=given).free_ratio == 0.1
 
 
 @pytest.mark.parametrize(
-    "given", ["10%", "", " 0.1", "-0.1", "nan", "inf", "1e999", "0_1", "\u0661", "0x1p-4", True, -0.1, []], ids=repr
+    "given", ["10%", "", " 0.1", "-0.1", "nan", "inf", "0_1", "\u0661", "0x1p-4", True, -0.1, []], ids=repr
 )
 def test_what_is_no_ratio_is_refused_with_what_to_write(given: object) -> None:
     with pytest.raises(
@@ -54,6 +57,7 @@ def test_what_is_no_ratio_is_refused_with_what_to_write(given: object) -> None:
     ("options", "said"),
     [
         ({"free_space_ratio": "1"}, r"o\.free-space-ratio must be less than 1"),
+        ({"free_space_ratio": "1e999"}, r"o\.free-space-ratio must be less than 1"),
         (
             {"cache_size": "1024"},
             r"o\.cache-size must be a whole number of at least 0, not '1024': write it without quotes",
@@ -67,7 +71,7 @@ def test_what_is_no_ratio_is_refused_with_what_to_write(given: object) -> None:
         ({"writeback": True}, r"o\.writeback: the source is only read"),
         ({"free_space_ratio": 1}, r"o\.free-space-ratio must be less than 1"),
         ({"metrics": "here"}, r"o\.metrics: 'here' is no address"),
-        ({"get_timeout": 0}, r"o\.get-timeout must be at least 1 second"),
+        ({"get_timeout": 0}, r"o\.get-timeout must be a whole number of seconds, at least 1, not 0"),
         ({"get_timeout": "60s"}, r"o\.get-timeout must be a whole number"),
         ({"sub_dir": "a/../../b"}, r"o\.sub-dir must name a directory below the source, without \.\."),
     ],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.sampleset.phases import (
+from prefeed.sampleset.status import (
     BOUND,
     INTERRUPTED,
     MOUNT,

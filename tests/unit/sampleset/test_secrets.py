@@ -7,7 +7,7 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import CredentialsError, SpecError
-from prefeed.sampleset.secrets import find_secret
+from prefeed.sampleset.applying import find_secret
 from sandbox import Sandbox
 from unit.sampleset.documents import ACCESS, SECRET, apply, files_below, keys, secret
 
@@ -54,7 +54,7 @@ def test_a_value_from_the_environment_is_not_kept(sandbox: Sandbox, monkeypatch:
         (secret("keys", **{"secret-key": 12345}), r"stringData\.secret-key must be a text in quotes, or env: NAME$"),
         (secret("keys", **{"secret-key": {"env": "A", "b": SECRET}}), r"stringData\.secret-key\.b is not known"),
         ({**secret("keys"), "data": {"secret-key": "hush!"}}, r"data\.secret-key must be base64"),
-        (secret("keys", bucket={"env": "A"}), "is nothing secret"),
+        (secret("keys", bucket={"env": "A"}), "is not secret; write it as a text"),
         (secret("keys", storage="s3", bucket=f"s3://{ACCESS}:{SECRET}@photos"), "document of kind Secret"),
         (secret("../keys"), r"metadata\.name must be made of"),
     ],

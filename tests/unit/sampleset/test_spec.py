@@ -5,7 +5,6 @@ import yaml
 
 from prefeed.errors import SpecError
 from prefeed.sampleset.spec import Level, SampleSetSpec, parse_spec
-from prefeed.sampleset.yaml_fields import Section
 from unit.sampleset.documents import apply, sample_set
 
 EVERY_FIELD = """
@@ -46,15 +45,15 @@ tolerations: [{key: gpu, operator: Exists}]
 
 
 def parse(text: str) -> SampleSetSpec:
-    return parse_spec(Section(yaml.safe_load(text), "spec"))
+    return parse_spec(yaml.safe_load(text))
 
 
 def test_every_field_of_the_original() -> None:
     spec = parse(EVERY_FIELD)
-    assert (spec.partitions, spec.no_sync, spec.driver) == (2, True, "juicefs")
+    assert (spec.partitions, spec.no_sync, spec.csi.driver) == (2, True, "juicefs")
     assert spec.uri == "bos://paddleflow-public.hkg.bcebos.com/imagenet"
     assert (spec.source_secret, spec.secret) == ("imagenet-source", "imagenet")
-    assert len(spec.options) == 18
+    assert len(spec.options.given()) == 18
     assert spec.levels == (
         Level(medium="MEM", path="/dev/shm/imagenet", cache_mib=1024),
         Level(medium="SSD", path="/mnt/disk/imagenet", cache_mib=None),
@@ -64,7 +63,7 @@ def test_every_field_of_the_original() -> None:
 
 def test_the_least_that_is_a_spec() -> None:
     spec = parse("partitions: 1")
-    assert (spec.uri, spec.secret, spec.no_sync, spec.levels, dict(spec.options)) == ("", "", False, (), {})
+    assert (spec.uri, spec.secret, spec.no_sync, spec.levels, spec.options.given()) == ("", "", False, (), {})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_the_least_that_is_a_spec() -> None:
         ("{partitions: 1, source: {uri: s3://a, secret: b}}", r"spec\.source\.secret is not known.*secretRef"),
         ("{partitions: 1, secretRef: a}", r"spec\.secretRef must have fields; it is a text"),
         ("{partitions: 1, secretRef: {name: ../a}}", r"spec\.secretRef\.name must be made of"),
-        ("{partitions: 1, csi: {driver: bosfs}}", r"spec\.csi\.driver: 'bosfs' is not known.*juicefs"),
+        ("{partitions: 1, csi: {driver: bosfs}}", r"spec\.csi\.driver must be juicefs, not 'bosfs'"),
         (
             "{partitions: 1, csi: {juiceFSMountOptions: {cachesize: 1}}}",
             r"spec\.csi\.juiceFSMountOptions\.cachesize is not known\. Did you mean cache-size\?",

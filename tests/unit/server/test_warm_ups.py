@@ -9,6 +9,7 @@ import pytest
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
+from prefeed.jobs.places import located
 from prefeed.jobs.warming import WarmEvents, WarmupOptions, order_of, warm_up
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
@@ -32,14 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def test_what_memory_has_no_room_for_goes_to_disk(origin: Path, small: Config) -> None:
-    result = warm_up(str(origin), WarmupOptions(), small)
+    result = warm_up(located(str(origin), small), WarmupOptions())
 
     assert 0 < result.resident < 40
     assert result.resident + result.on_disk == 40
     assert result.fetched == 40
     with NodeClient.connect(small) as node:
         before = node.statistics()
-        again = warm_up(str(origin), WarmupOptions(), small)
+        again = warm_up(located(str(origin), small), WarmupOptions())
         after = node.statistics()
     assert before.disk.objects == 40
     assert after.origin_requests == before.origin_requests == 40
@@ -49,7 +50,7 @@ def test_what_memory_has_no_room_for_goes_to_disk(origin: Path, small: Config) -
 def test_a_full_disk_ends_it(origin: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_DISK", "24MiB")
 
-    result = warm_up(str(origin), WarmupOptions(), resolve())
+    result = warm_up(located(str(origin), resolve()), WarmupOptions())
 
     assert result.resident + result.on_disk < 40
     assert result.failed == 0
@@ -61,10 +62,10 @@ def test_the_order_is_kept_and_no_more_is_in_flight_than_allowed(origin: Path, s
     listed = origin.parent / "list"
     listed.write_text("\n".join(order))
 
-    result = warm_up(str(origin), WarmupOptions(file=listed, threads=1), small)
+    result = warm_up(located(str(origin), small), WarmupOptions(file=listed, threads=1))
     with NodeClient.connect(small) as node:
         opened = node.open_dataset(str(origin))
-        head = warm_up(str(origin), WarmupOptions(paths=tuple(order[: result.resident])), small)
+        head = warm_up(located(str(origin), small), WarmupOptions(paths=tuple(order[: result.resident])))
 
     assert opened.dataset
     assert (head.resident, head.fetched) == (result.resident, 0)
@@ -92,6 +93,8 @@ def test_a_server_that_dies_is_started_again(origin: Path, small: Config) -> Non
             with NodeClient.connect(small) as node:
                 os.kill(node.status().pid, 9)
 
-    result = warm_up(str(origin), WarmupOptions(threads=1), small, WarmEvents(progress=kill_it, note=notes.append))
+    result = warm_up(
+        located(str(origin), small), WarmupOptions(threads=1), WarmEvents(progress=kill_it, note=notes.append)
+    )
 
     assert result.resident + result.on_disk == 40 or not notes

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from prefeed.config import resolve
+from prefeed.errors import JobSpecError
+from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
+from prefeed.jobs.running import JobEvents, apply_job, work_detached
+from prefeed.jobs.spec import parse_spec, resolve_job
+from prefeed.sampleset import records as records_of_sets
+from prefeed.sources.credentials import write_credentials
+from prefeed.sources.objectstore import endpoint_of
+from prefeed.system.machine import Process
+from sandbox import Sandbox
+from unit.sampleset.documents import applied, sample_set
+
+BOS = "https://s3.bj.bcebos.com"
+
+
+@pytest.mark.parametrize("end", ["source", "destination"])
+def test_a_place_at_one_provider_is_not_looked_for_at_another(sandbox: Sandbox, tmp_path: Path, end: str) -> None:
+    """There are buckets of the same name at Amazon, and they are somebody's."""
+    options = {"source": str(tmp_path), "destination": str(tmp_path / "t"), end: "bos://photos.bj.bcebos.com/train"}
+    document = {"type": "sync", "syncOptions": options}
+
+    with pytest.raises(JobSpecError, match=rf"is s3://photos/train at {BOS}, which is not where"):
+        resolve_job("one", parse_spec(document), document, resolve())
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_detached_job_that_cannot_be_done_any_more_has_failed(tmp_path: Path) -> None:
+    """It was resolved when it was applied; what its process finds may be another home."""
+    records = Records.of("", resolve())
+    spec = {"type": "sync", "syncOptions": {"source": "bos://photos.bj.bcebos.com/train", "destination": str(tmp_path)}}
+    with records.changing():
+        records.write(JobRecord(id="one", type="sync", spec=spec, created=1.0, process=Process.of(os.getpid())))
+
+    record = work_detached("one", "", resolve(), JobEvents())
+
+    assert (record.phase, record == records.read("one")) == (FAILED, True)
+    assert f"at {BOS}, which is not where" in record.message
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("spec", ["sync", "clear"])
+def test_the_set_of_a_job_is_read_once(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.bin").write_bytes(b"1")
+    applied(sample_set(source={"uri": str(tmp_path / "data")}))
+    document = {"type": spec, "sampleSetRef": "imagenet"}
+    if spec == "sync":
+        document["syncOptions"] = {"destination": str(tmp_path / "copy")}
+    read: list[object] = []
+    decoded = records_of_sets._decoded
+    monkeypatch.setattr(records_of_sets, "_decoded", lambda *given: read.append(given) or decoded(*given))
+
+    job = resolve_job("one", parse_spec(document), document, resolve())
+    record = apply_job(job, resolve(), JobEvents())
+
+    assert (record.phase, len(read)) == (SUCCEEDED, 1)
+
+
+def test_the_endpoint_that_settings_name_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    assert endpoint_of("s3://photos/train", resolve()) == "https://amazonaws.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9000")
+    assert endpoint_of("s3://photos/train", resolve()) == "http://localhost:9000"
+    write_credentials(sandbox.home, [{"url": "s3://photos", "endpoint": BOS}])
+    assert endpoint_of("s3://photos/train", resolve()) == BOS
