@@ -36,7 +36,7 @@ def command(
     """Measure prefeed beside the same work without it: all benchmarks, or those named.
 
     Each starts its own server of pictures (nginx) and its own empty cache, runs its variants in turn, prints medians,
-    and cleans up. With --json one object a benchmark and line, with every run and the facts of this machine.
+    and cleans up. With --json, prints one object per benchmark and line, with every run and the facts of this machine.
     """
     default = Options(quick=quick)
     options = Options(

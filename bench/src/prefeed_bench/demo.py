@@ -289,11 +289,11 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def make_table(result: DemoResult) -> Table:
-    """Return the table of both trainings, one row an epoch."""
+    """Return the table of both trainings, one row per epoch."""
     latency_ms = 1000 * result.options.latency_seconds
     title = (
         f"ResNet-18 on {result.photos.num_photos:,} JPEGs of {result.photos.mean_bytes / 1000:.0f} KB, "
-        f"{latency_ms:g} ms a request"
+        f"{latency_ms:g} ms per request"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("loader", no_wrap=True)
@@ -327,7 +327,7 @@ def make_summary(result: DemoResult) -> str:
 
 
 def write_chart(result: DemoResult, path: Path) -> None:
-    """Draw time an epoch, computing and waiting apart, one bar an epoch and loader."""
+    """Draw time per epoch, computing and waiting apart, one bar per epoch and loader."""
     from matplotlib.figure import Figure  # takes a second to import, and the table is shown first
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
@@ -342,11 +342,11 @@ def write_chart(result: DemoResult, path: Path) -> None:
         axes.text(report.seconds, row, f"  {report.seconds:.1f} s", va="center")
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set_xlabel("seconds an epoch")
+    axes.set_xlabel("seconds per epoch")
     axes.spines[["top", "right"]].set_visible(False)
     latency_ms = 1000 * result.options.latency_seconds
     figure.suptitle(
-        f"ResNet-18 on {result.photos.num_photos:,} JPEGs, {latency_ms:g} ms a request: "
+        f"ResNet-18 on {result.photos.num_photos:,} JPEGs, {latency_ms:g} ms per request: "
         f"{result.speedup:.1f} times as fast, same batches, same losses"
     )
     figure.legend(frameon=False, loc="outside lower right", ncols=2)

@@ -38,7 +38,7 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
         sample: ``imagenet``: decode, resize 256, crop 224, normalise; ``listed``: pictures that a list names, decode,
             random crop 224 and flip, normalise; ``bytes``: the object as it is.
         epochs: Epochs to iterate.
-        batch_size: Samples a batch.
+        batch_size: Samples per batch.
         num_workers: Worker processes.
         persistent_workers: Keep workers between epochs.
         seed: Seed of torch's generator, which draws the orders.

@@ -69,7 +69,7 @@ class PhotoRecipe:
 
     def __post_init__(self) -> None:
         if self.num_photos < len(PHOTOGRAPHS):
-            raise ValueError(f"num_photos must be at least {len(PHOTOGRAPHS)}, one a class: {self.num_photos}")
+            raise ValueError(f"num_photos must be at least {len(PHOTOGRAPHS)}, one per class: {self.num_photos}")
 
     @property
     def folder_name(self) -> str:
@@ -82,7 +82,7 @@ class PhotoFolder:
     """Pictures on disk, in torchvision's folder layout, with an index file beside the classes.
 
     Attributes:
-        root: Directory with one folder a class and the index file.
+        root: Directory with one folder per class and the index file.
         num_photos: Pictures in it.
         total_bytes: Size of the pictures together.
     """

@@ -68,7 +68,7 @@ def run_program(
     prefeed_env: Mapping[str, str] | None = None,
     python: str | os.PathLike[str] = sys.executable,
 ) -> list[dict[str, Any]]:
-    """Run a script in a process of its own and return what it printed, a JSON object a line.
+    """Run a script in a process of its own and return what it printed, a JSON object per line.
 
     Args:
         script: File name in ``scripts``.

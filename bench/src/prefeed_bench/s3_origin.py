@@ -1,6 +1,6 @@
 """An S3 endpoint on loopback that is read only: nginx sends the objects, which are files; listings come from a thread here.
 
-Made because a mount and prefeed are to read the same endpoint, and moto gives 240 objects of 90 KB a second (2026-11, 2
+Made because a mount and prefeed are to read the same endpoint, and moto gives 240 objects of 90 KB per second (2026-11, 2
 cores), half of what an epoch needs. Signatures are made by the clients, and not looked at.
 """
 

@@ -1,6 +1,6 @@
 """One training of the demo: ResNet-18 on pictures from a slow server, in a process of its own.
 
-Run as ``python -m prefeed_bench.training JOB``: writes one ``Step`` or ``EpochReport`` as JSON a line.
+Run as ``python -m prefeed_bench.training JOB``: writes one ``Step`` or ``EpochReport`` as JSON per line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
         prefeed: With ``prefeed.DataLoader``; else with torch's own.
         url: Server of the pictures.
         epochs: Epochs to train.
-        batch_size: Pictures a batch.
+        batch_size: Pictures per batch.
         num_workers: Loader workers.
         crop_pixels: Side of the random crop that the network sees.
         seed: Seed of everything that is random.

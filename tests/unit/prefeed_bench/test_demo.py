@@ -57,7 +57,7 @@ def test_table_has_a_row_an_epoch(result: DemoResult) -> None:
     Console(file=out, width=80).print(make_table(result))
     text = out.getvalue()
 
-    assert "200 JPEGs of 84 KB, 20 ms a request" in text
+    assert "200 JPEGs of 84 KB, 20 ms per request" in text
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")
     ]  # heavy lines frame the head

@@ -90,5 +90,5 @@ def test_photograph_that_is_not_shipped_is_said(tmp_path: Path, monkeypatch: pyt
 
 
 def test_too_few_pictures_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 10, one a class: 3"):
+    with pytest.raises(ValueError, match="at least 10, one per class: 3"):
         PhotoRecipe(num_photos=3)

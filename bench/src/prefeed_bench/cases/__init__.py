@@ -10,7 +10,7 @@ from prefeed_bench.harness import BenchResult, Options
 
 CASES: Final = {
     "hit": "Reading from the memory tier, against reading files from the page cache.",
-    "fetch": "Origin to memory tier, without added latency: objects a second and processor time an object.",
+    "fetch": "Origin to memory tier, without added latency: objects per second and processor time per object.",
     "cold": "An epoch of ResNet preprocessing from an empty cache at 20 ms latency.",
     "cold_bytes": "An epoch of raw bytes from an empty cache at 3 ms latency.",
     "remote": "An epoch from an object store at 20 ms: through a FUSE mount, prefeed cold and warm, local files.",
@@ -29,12 +29,12 @@ CASES: Final = {
     "loader": "What engineers do by hand for a loader, each and together; draws charts.",
     "doctor": "What prefeed doctor predicts for three jobs, beside what its cure brings.",
     "pool": "Four nodes with memory for a tenth of the data each, and a pool: what they ask the origin for.",
-    "pool_read": "From a full pool into memory: objects a second and processor time an object.",
+    "pool_read": "From a full pool into memory: objects per second and processor time per object.",
     "pool_fault": "One of three memcached killed in the middle of an epoch: the longest wait, wrong bytes, errors.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
     "listing": "Making a dataset of 100,000 local files, against torchvision's ImageFolder.",
-    "sync": "From an HTTP origin with 20 ms latency to a directory: objects a second of a sync.",
-    "background": "Cost of a background generator an item, against prefetch_generator, and what it hides.",
+    "sync": "Objects per second of a sync, from an HTTP origin with 20 ms latency to a directory.",
+    "background": "Cost per item of a background generator, against prefetch_generator, and what it hides.",
     "device": "Batches to a CUDA device while it computes; not run without one.",
 }
 """Name to what it measures."""

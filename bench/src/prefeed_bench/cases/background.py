@@ -1,4 +1,4 @@
-"""A background generator: its cost an item, beside prefetch_generator's, and how much of a producer it hides."""
+"""A background generator: its cost per item, beside prefetch_generator's, and how much of a producer it hides."""
 
 from __future__ import annotations
 

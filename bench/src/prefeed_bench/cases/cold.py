@@ -16,18 +16,18 @@ class _Run:
     start_seconds: float = 0.0
 
     def rate(self, *, with_start: bool = False) -> float:
-        """Return images a second of the first epoch."""
+        """Return images per second of the first epoch."""
         first = self.outcome.epochs[0]
         return first.samples / (first.seconds + (self.start_seconds if with_start else 0.0))
 
 
 def run(options: Options) -> BenchResult:
-    """Measure images a second of an epoch of ResNet preprocessing, 20 ms a request: local files, slow server, prefeed."""
+    """Measure images per second of an epoch of ResNet preprocessing, 20 ms per request: local files, slow server, prefeed."""
     return _run("cold", options, sample="imagenet", latency_seconds=0.02)
 
 
 def run_bytes(options: Options) -> BenchResult:
-    """Measure objects a second of an epoch of raw bytes, 3 ms a request: local files, slow server, prefeed."""
+    """Measure objects per second of an epoch of raw bytes, 3 ms per request: local files, slow server, prefeed."""
     return _run("cold_bytes", options, sample="bytes", latency_seconds=0.003)
 
 

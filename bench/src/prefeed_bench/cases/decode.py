@@ -34,7 +34,7 @@ _SHORTER_SIDE: Final = 256
 
 
 def run(options: Options) -> BenchResult:
-    """Measure pictures a second from bytes in memory to a tensor, and how far apart the results are."""
+    """Measure pictures per second from bytes in memory to a tensor, and how far apart the results are."""
     pictures, large = _pictures(options)
     floats, plain, random = normalized(), levels(), random_levels()
     small_ways: dict[str, Way] = {
@@ -79,7 +79,7 @@ def _read(root: Path, num_pictures: int) -> list[bytes]:
 
 
 def _race(ways: dict[str, Way], pictures: Sequence[bytes]) -> dict[str, float]:
-    """Return pictures a second by way; they take turns every few pictures, so that a slow moment hits all alike."""
+    """Return pictures per second by way; they take turns every few pictures, so that a slow moment hits all alike."""
     seconds = dict.fromkeys(ways, 0.0)
     names = list(ways)
     for turn in range(_TURNS):

@@ -27,7 +27,7 @@ Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def run(options: Options) -> BenchResult:
-    """Measure batches a second of a loop whose step takes 10 ms on the device, with three ways to get batches there.
+    """Measure batches per second of a loop whose step takes 10 ms on the device, with three ways to get batches there.
 
     Raises:
         MissingRequirementError: There is no CUDA device.
@@ -82,7 +82,7 @@ class _Bench:
         torch.cuda._sleep(self.cycles)
 
     def batches_s(self, wrap: Wrap, loader_seconds: float) -> float:
-        """Return batches a second of one epoch."""
+        """Return batches per second of one epoch."""
         import torch
 
         torch.cuda.synchronize()

@@ -29,7 +29,7 @@ class _Size:
 
     Attributes:
         workers: Of the job as it is.
-        batch_size: Pictures a batch; the device is busy for each of them as long as with any other size.
+        batch_size: Pictures per batch; the device is busy for each of them as long as with any other size.
         steps: Of each trial of the doctor.
         plain_batches: Batches of the job as it is: its rate is even, and a whole epoch would take most of the
             benchmark's time.
@@ -45,12 +45,12 @@ _USUAL: Final = _Size(workers=2, batch_size=32, steps=20, plain_batches=40)
 _QUICK: Final = _Size(workers=1, batch_size=2, steps=4, plain_batches=4)
 
 NOTES: Final = (
-    "predicted: by prefeed doctor, from 20 steps a trial",
-    "measured: images a second of the second epoch with the cure, over those of the job as it is (its first 40 batches)",
+    "predicted: by prefeed doctor, from 20 steps per trial",
+    "measured: images per second of the second epoch with the cure, over those of the job as it is (its first 40 batches)",
     "rates are from the first batch on: the doctor predicts steps, and the start of the workers is none",
     "compute: no cure is worth while; predicted is what perfect loading would gain, measured what the cache gains",
     "error: measured over predicted, less 1",
-    "batches of 32, 2 workers; the device is a wait of 25, 5 and 250 ms a batch",
+    "batches of 32, 2 workers; the device is a wait of 25, 5 and 250 ms per batch",
 )
 
 
@@ -116,7 +116,7 @@ def _compare(photos: PhotoFolder, job: _Job, size: _Size) -> dict[str, Any]:
 
 
 def _rate(epoch: dict[str, Any]) -> float:
-    """Return images a second once the first batch is there: the start of the workers is no step."""
+    """Return images per second once the first batch is there: the start of the workers is no step."""
     images, seconds = epoch["images"] - epoch["first_images"], epoch["seconds"] - epoch["first_seconds"]
     rate: float = images / seconds
     return rate

@@ -13,7 +13,7 @@ from prefeed_bench.photos import PhotoFolder
 
 
 def run(options: Options) -> BenchResult:
-    """Measure objects a second and the server's processor time an object while everything is fetched once."""
+    """Measure objects per second and the server's processor time per object while everything is fetched once."""
     photos = options.photos()
 
     def fetched(url: str) -> dict[str, float]:

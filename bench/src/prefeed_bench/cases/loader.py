@@ -26,7 +26,7 @@ _MEMORY: Final = Path("/dev/shm")
 
 NOTES: Final = (
     "seconds of two epochs, start of the workers included, over those of the job as it is: lower is better",
-    "slow disk: 20 ms an open; 4 workers, batches of 64, a device that is busy for 50 ms a batch",
+    "slow disk: 20 ms per open; 4 workers, batches of 64, a device that is busy for 50 ms per batch",
     "background: prefeed.BackgroundGenerator; device: prefeed.DevicePrefetcher, which without a GPU hands batches through",
     "prefeed: prefeed run, from an empty cache, started before; all together: with lean preprocessing and a background thread",
     "lean: prefeed.vision, and bytes instead of floats in the batches, for the device to normalise",
@@ -116,7 +116,7 @@ def _figures(seconds: Mapping[str, float]) -> dict[str, float]:
 def write_charts(result: BenchResult, directory: Path) -> list[Path]:
     """Draw one bar chart an experiment; return their paths."""
     experiments = {
-        "helpers": ("Helpers around the loader, slow disk (20 ms an open)", ["background", "device", "both", "prefeed",
+        "helpers": ("Helpers around the loader, slow disk (20 ms per open)", ["background", "device", "both", "prefeed",
                                                                               "all_together"], "original"),
         "storage": ("Where the files are", ["disk", "tmpfs", "prefeed"], "slow disk"),
         "preprocessing": ("Preprocessing, local disk", ["lean"], "original"),

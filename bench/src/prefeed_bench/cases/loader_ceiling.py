@@ -33,7 +33,7 @@ _DTYPES: Final[dict[str, DType]] = {"f32": "float32", "u8": "uint8"}
 
 
 def run(options: Options) -> BenchResult:
-    """Measure batches a second: torch's loader over memory, prefeed's and torch's over a warm stage cache."""
+    """Measure batches per second: torch's loader over memory, prefeed's and torch's over a warm stage cache."""
     with stage_home(_ROWS, sum(map(row_bytes, _DTYPES.values()))) as home:
         variants: dict[str, Callable[[], CeilingOutcome]] = {}
         for short, dtype in _DTYPES.items():
@@ -97,7 +97,7 @@ class CeilingJob(msgspec.Struct, frozen=True, kw_only=True):
         dtype: Of the rows, 3 x 224 x 224.
         num_rows: Rows, drawn with replacement.
         batches: Batches that are timed.
-        batch_size: Rows a batch.
+        batch_size: Rows per batch.
         num_workers: Worker processes; they stay.
     """
 
@@ -114,7 +114,7 @@ class CeilingOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one variant measured.
 
     Attributes:
-        batches_s: Batches a second of the second epoch; the first one starts workers and touches each page.
+        batches_s: Batches per second of the second epoch; the first one starts workers and touches each page.
         digest: Hash of a few values of each row, in order: equal digests, equal batches.
     """
 

@@ -131,12 +131,12 @@ class SharingJob(msgspec.Struct, frozen=True, kw_only=True):
     """What one process has to read.
 
     Attributes:
-        data: Directory of pictures, a folder a class.
+        data: Directory of pictures, a folder per class.
         num_samples: Pictures that are used.
         rank: Of this process.
         world_size: Processes.
         num_workers: Worker processes of each.
-        batch_size: Samples a batch.
+        batch_size: Samples per batch.
     """
 
     data: str

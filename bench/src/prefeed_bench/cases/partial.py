@@ -52,7 +52,7 @@ def run(options: Options) -> BenchResult:
 
 
 def run_epoch_start(options: Options) -> BenchResult:
-    """Measure the first batches of epochs 2 to 4 with torch's loader and with prefeed's, 20 ms a request."""
+    """Measure the first batches of epochs 2 to 4 with torch's loader and with prefeed's, 20 ms per request."""
     photos = options.photos()
     with nginx_origin(photos.root, 0.02) as origin:
         job = LoadingJob(loader="prefeed", data=origin.url, epochs=_EPOCHS, persistent_workers=True)
@@ -95,7 +95,7 @@ def _first_batch_seconds(outcome: LoadingOutcome) -> float:
 
 
 def lru_requests_per_epoch(num_objects: int, capacity: int, *, epochs: int, seed: int = 0) -> float:
-    """Return the misses an epoch, after the first, of a least-recently-used cache under fresh shuffles."""
+    """Return the misses per epoch, after the first, of a least-recently-used cache under fresh shuffles."""
     rng = np.random.default_rng(seed)
     cache: OrderedDict[int, None] = OrderedDict()
     misses = 0

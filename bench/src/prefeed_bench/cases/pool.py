@@ -60,7 +60,7 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
         url: The origin.
         rank: Of this node.
         num_nodes: Nodes that train together; 1: this one reads everything, in an order of its rank's own.
-        batch_size: Objects a batch.
+        batch_size: Objects per batch.
     """
 
     url: str
@@ -246,7 +246,7 @@ def _result(runs: Mapping[str, Sequence[dict[str, Any]]], num_objects: int) -> B
 
 
 def run_read(options: Options) -> BenchResult:
-    """Measure objects a second and the server's processor time an object while a node reads everything from the pool."""
+    """Measure objects per second and the server's processor time per object while a node reads everything from the pool."""
     photos = options.photos()
     with photo_bucket(photos) as bucket, _pool(_READ_SERVERS, photos) as (pool, _):
         with temporary_home(2 * photos.total_bytes, pool=pool) as home, NodeClient.connect(home.config) as client:

@@ -1,6 +1,6 @@
 """The comparison of Paddle's sample sets: an epoch of ResNet-50's preprocessing over ImageNet in an object store.
 
-The data set has the document's layout, ``train/`` and ``train_list.txt``, and lies behind 20 ms of latency a request. It is
+The data set has the document's layout, ``train/`` and ``train_list.txt``, and lies behind 20 ms of latency per request. It is
 read through a FUSE mount of the store, through prefeed from the same endpoint, and from a local directory.
 """
 
@@ -26,11 +26,11 @@ _BUCKET: Final = "imagenet"
 _DEMO_PHOTOS: Final = 20
 
 NOTES: Final = (
-    "one S3 endpoint for the mount and for prefeed: nginx with 20 ms a request, objects and listings; moto gives 240 objects a second and would be what is measured",
+    "one S3 endpoint for the mount and for prefeed: nginx with 20 ms per request, objects and listings; moto gives 240 objects per second and would be what is measured",
     "decode, RandomResizedCrop 224, flip, normalise; batch 64, 2 workers, every variant with the same order, crops and batches",
     "an epoch is timed from iter(loader) on, the start of the workers included; fuse and cold: the first, warm and local: the second",
-    "fuse: a new rclone mount each run, --vfs-cache-mode=off (its default; one request a file), with what its documentation advises for S3 and read-only data",
-    "fuse_full: the same with --vfs-cache-mode=full, which asks twice a file and keeps files on disk: first epoch, second epoch",
+    "fuse: a new rclone mount per run, --vfs-cache-mode=off (its default; one request per file), with what its documentation advises for S3 and read-only data",
+    "fuse_full: the same with --vfs-cache-mode=full, which asks twice per file and keeps files on disk: first epoch, second epoch",
     "zero_code: the data set that reads the mount, unchanged, in prefeed.DataLoader with PREFEED_ROOTS=<mount>: the first epoch teaches",
     "local: the same files in a directory, in the page cache",
 )
@@ -45,7 +45,7 @@ class _Place:
 
 
 def run(options: Options) -> BenchResult:
-    """Measure images a second: FUSE mount, prefeed cold and warm, local directory."""
+    """Measure images per second: FUSE mount, prefeed cold and warm, local directory."""
     with _laid_out(options.photos()) as place:
         variants: dict[str, Callable[[], LoadingOutcome]] = {
             "fuse": lambda: _fuse(place, "off", epochs=1),
@@ -70,7 +70,7 @@ def _laid_out(photos: PhotoFolder) -> Iterator[_Place]:
 
 
 def lay_out(photos: PhotoFolder, directory: Path) -> None:
-    """Make the document's layout of links: ``demo/``, ``train/``, and ``train_list.txt`` with a path and a label a line."""
+    """Make the document's layout of links: ``demo/``, ``train/``, and ``train_list.txt`` with a path and a label per line."""
     (directory / "demo").mkdir(parents=True)
     (directory / "train").symlink_to(photos.root.resolve())
     pictures = sorted(photos.root.glob("*/*.jpg"), key=lambda picture: picture.name)

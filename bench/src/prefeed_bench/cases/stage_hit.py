@@ -54,7 +54,7 @@ _WITHOUT_MINDSPORE = (f"mindspore_rows_s: not measured; set {VARIABLE} to a Pyth
 
 
 def run(options: Options) -> BenchResult:
-    """Measure rows a second from the cache, from memory, and from MindSpore's cache."""
+    """Measure rows per second from the cache, from memory, and from MindSpore's cache."""
     job = HitJob(num_rows=_QUICK_ROWS if options.quick else _ROWS, passes=_QUICK_PASSES if options.quick else _PASSES)
     python = mindspore_python()
     with stage_home(job.num_rows, row_bytes("float32")) as home:
@@ -111,7 +111,7 @@ class HitJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_rows: Rows, float32, 3 x 224 x 224; a multiple of ``batch_size``.
         passes: How often all of them are read, each way, in random order.
-        batch_size: Rows a batch.
+        batch_size: Rows per batch.
     """
 
     num_rows: int
@@ -120,14 +120,14 @@ class HitJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HitOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the passes, in seconds a pass.
+    """Medians over the passes, in seconds per pass.
 
     Attributes:
         cached_seconds: Views of the cache's entries, copied into the batch.
         owned_seconds: Samples that own what they hold, as ``cached[i]`` gives them, copied into the batch.
         memory_seconds: Rows of an array in memory, copied into the batch.
-        rows: Rows a pass.
-        bytes: Bytes a pass.
+        rows: Rows per pass.
+        bytes: Bytes per pass.
     """
 
     cached_seconds: float
@@ -247,12 +247,12 @@ def mindspore_python() -> Path | None:
 
 
 def mindspore_rates(python: Path, data: Path, *, num_rows: int, epochs: int) -> dict[str, float]:
-    """Return rows a second of warm epochs, for each way of taking rows.
+    """Return rows per second of warm epochs, for each way of taking rows.
 
     Args:
         python: Has MindSpore.
-        data: Pictures, a folder a class.
-        num_rows: Rows an epoch.
+        data: Pictures, a folder per class.
+        num_rows: Rows per epoch.
         epochs: Warm ones.
 
     Raises:

@@ -113,14 +113,14 @@ def _open_cost(plain: Run, prefeed: Run) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one process printed, an epoch an item, and the opens of the slow directory meanwhile."""
+    """What one process printed, an epoch per item, and the opens of the slow directory meanwhile."""
 
     epochs: Sequence[Mapping[str, Any]]
     opens: int = 0
     start_seconds: float = 0.0
 
     def rate(self, epoch: int, *, with_start: bool = False) -> float:
-        """Return images a second."""
+        """Return images per second."""
         found = self.epochs[epoch]
         rate: float = found["images"] / (found["seconds"] + (self.start_seconds if with_start else 0.0))
         return rate

@@ -1,7 +1,7 @@
 """A training job as people write it: pictures, a loader, and a device that is busy for a while with each batch.
 
 The device is a wait, so that the processor is the loader's, as it is beside a real one. Each option is one thing that
-engineers change by hand. Prints a line of JSON an epoch: images, seconds, seconds spent waiting for batches, and the same of the first batch.
+engineers change by hand. Prints a line of JSON per epoch: images, seconds, seconds spent waiting for batches, and the same of the first batch.
 """
 
 from __future__ import annotations

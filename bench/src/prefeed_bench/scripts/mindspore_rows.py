@@ -1,6 +1,6 @@
 """Warm epochs of MindSpore's cache: pictures that a cached map has decoded, cut and normalised.
 
-Prints a line of JSON a way of taking the rows: rows a second of the warm epochs.
+Prints a line of JSON per way of taking the rows: rows per second of the warm epochs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training script whose samples are slices of large files; with torch alone, and without a model.
 
-Prints a line of JSON an epoch: slices, seconds, and a checksum of all of them.
+Prints a line of JSON per epoch: slices, seconds, and a checksum of all of them.
 """
 
 from __future__ import annotations

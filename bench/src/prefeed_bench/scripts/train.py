@@ -1,6 +1,6 @@
 """A training script as people write it, with torch and torchvision alone, and without a model.
 
-Prints a line of JSON an epoch: images, seconds, and a checksum of every batch.
+Prints a line of JSON per epoch: images, seconds, and a checksum of every batch.
 """
 
 from __future__ import annotations
