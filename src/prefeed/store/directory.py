@@ -23,8 +23,8 @@ from prefeed.store.layout import (
     sums_path,
     writer_lock_path,
 )
-from prefeed.store.meta_pages import last_transaction
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
+from prefeed.store.tree import last_transaction
 from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.system.locks import directory_lock, when_free
 from prefeed.system.removing import remove_tree

@@ -37,8 +37,8 @@ from typing import Any, Final, Protocol
 import lmdb
 
 from prefeed.store.layout import readers_path
-from prefeed.store.meta_pages import MetaPages
 from prefeed.store.namespaces import is_of_other_machine
+from prefeed.store.tree import MetaPages
 from prefeed.system.byte_locks import ByteLocks
 
 WRITER_BYTE: Final = 0

@@ -25,10 +25,9 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
-from prefeed.store.tree import Walk
+from prefeed.store.tree import Walk, require_whole
 from prefeed.system.locks import TURN_SECONDS, directory_lock
 
 _CHUNK_BYTES: Final = 64 * 1024
