@@ -211,11 +211,11 @@ def _prepare_for_readers(directory: Path) -> None:
     make_readers_file(directory)
 
 
-def reserve_lock_file(directory: Path) -> None:
+def reserve_lock_file(directory: Path, lock_bytes: int = LOCK_BYTES) -> None:
     """Give lock.mdb all its pages before LMDB maps it, so that a full file system is an error here."""
     file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(file, 0, LOCK_BYTES)
+        os.posix_fallocate(file, 0, lock_bytes)
     finally:
         os.close(file)
 

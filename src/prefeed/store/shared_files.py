@@ -199,11 +199,7 @@ def _make_files(directory: Path, limit_bytes: int) -> None:
     if limit_bytes < lock_bytes + _FIRST_BYTES:
         raise OSError(errno.ENOSPC, f"{limit_bytes} bytes are too few for a store")
     try:
-        file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, lock_bytes)
-        finally:
-            os.close(file)
+        store_directory.reserve_lock_file(directory, lock_bytes)
         record_namespace(directory)
         os.close(os.open(data_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:
