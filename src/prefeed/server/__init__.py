@@ -1,9 +1,8 @@
 """The node server: one process per user and node, the only one that fetches ahead. It is never on the hit path.
 
 ``main``              start-up, which is recovery; the lock; the end
-``loop``              one thread: sockets, wake-ups, timers
+``loop``              one thread: sockets, wake-ups, timers; each client, and how it reaches its origins
 ``handlers``          messages in, messages out
-``reach``             what each client sees of file systems, and who speaks for it
 ``node``              carries out what ``core`` decides: start reading here
 ``counting``          what is counted, and the snapshot of it
 ``fetchers``          threads that read origins
@@ -16,8 +15,7 @@
 ``memory_watch``      gives memory back while jobs grow
 ``warm_ups``          fills the tiers on request
 ``sessions``          stage caches: made, listed, dropped
-``session_files``     where they lie
-``tier_budget``       how much memory and disk they may take
+``tier_budget``       where they lie, and how much memory and disk they may take
 ``status``            what an operator sees; epochs that loaders have told
 ``metrics``           what Prometheus is told, and how it is answered
 ``metrics_endpoint``  the socket at which it asks

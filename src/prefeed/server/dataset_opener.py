@@ -14,7 +14,7 @@ from typing import TypeVar
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
 from prefeed.server.datasets import Dataset, Opened
-from prefeed.server.reach import Reach
+from prefeed.server.loop import Reach
 from prefeed.sources.catalogue_writer import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import Listed, ManifestLibrary

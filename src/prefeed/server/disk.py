@@ -7,7 +7,6 @@ origin ──bytes──→ memory tier                 fetcher threads look her
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from prefeed.store.layout import PAGE_BYTES, num_pages, stored_bytes
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.store.shared_files import empty_if_damaged
 from prefeed.store.values import value_size
+from prefeed.system.files import free_bytes
 from prefeed.types import Buffer, ClearResult, DiskCounts
 
 _MOST_WAITING_BYTES: Final = 128 * 1024**2
@@ -293,11 +293,9 @@ class DiskTier:
     def _is_file_system_short(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         pages = sum(num_pages(value_size(data)) + _TREE_PAGES_A_KEY for _, data in group)
         try:
-            found = os.statvfs(self._directory)
+            return free_bytes(self._directory) < self._min_free_bytes + pages * PAGE_BYTES + _COMMIT_BYTES
         except OSError:
             return True
-        needed = self._min_free_bytes + pages * PAGE_BYTES + _COMMIT_BYTES
-        return found.f_bavail * found.f_frsize < needed
 
     def _clear(self, keys: list[memoryview] | None) -> ClearResult:
         before = self._tier.statistics()

@@ -16,12 +16,11 @@ import numpy.typing as npt
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.core.plan import MOST_BYTES
-from prefeed.errors import PrefeedError, StoreError, VersionMismatchError
+from prefeed.errors import PrefeedError, ServerError, StoreError, VersionMismatchError
 from prefeed.server.dataset_opener import Openings, Waiter
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
 from prefeed.server.node import Answerer, Node
-from prefeed.server.reach import reach_of, see_as
 from prefeed.server.sessions import Sessions
 from prefeed.server.status import Observer
 from prefeed.server.warm_ups import WarmUps
@@ -31,6 +30,7 @@ from prefeed.sources.views import Views
 from prefeed.sources.written import Change, WrittenFiles, still_open
 from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
+from prefeed.system.machine import network_namespace
 from prefeed.system.paths import is_in
 from prefeed.types import Buffer, ClearResult, WarmResult
 from prefeed.wire import messages as m
@@ -174,7 +174,7 @@ class Handlers:
             )
             self._refuse(connection, err, 0)
             return
-        see_as(connection, hello, self._views)
+        _see_as(connection, hello, self._views)
         connection.is_greeted = True
         if is_foreign(hello.namespace):
             self._foreign.add(connection)
@@ -200,7 +200,7 @@ class Handlers:
 
     def _open_dataset(self, connection: Connection, request: m.OpenDataset) -> None:
         token = request.token
-        reach = reach_of(connection, request)
+        reach = connection.reach(request.options, request.proxies)
 
         def opened(dataset: Dataset) -> None:
             self._openings.renew(dataset, request.url, reach)
@@ -228,7 +228,7 @@ class Handlers:
             self._openings.open_url(request.url, waiter, reach, listing_age=request.listing_age, ranks=request.ranks)
 
     def _renew_access(self, connection: Connection, request: m.RenewAccess) -> None:
-        reach = reach_of(connection, request)
+        reach = connection.reach(request.options, request.proxies)
         if self.node.datasets[request.dataset].renew(self._openings.source_of(request.url, reach)):
             self.node.scheduler.forget_failures(request.dataset)
 
@@ -406,7 +406,7 @@ class Handlers:
                 consumer = self._warm_ups.begin(dataset, report, ids, max_in_flight=request.max_in_flight)
                 self._warm_consumers.setdefault(connection, set()).add(consumer)
 
-        reach = reach_of(connection, request)
+        reach = connection.reach(request.options, request.proxies)
         ids = self._take_ids(request.ids_file) if request.ids_file else None
         if ids is None:
             opening = self._waiter(connection, request.token, begin)
@@ -486,3 +486,22 @@ class Rewritten:
     def close(self) -> None:
         """Let go of the records."""
         self._written.close()
+
+
+def _see_as(connection: Connection, hello: m.Hello, views: Views) -> None:
+    """Whatever this client opens is read as it sees it.
+
+    Raises:
+        ServerError: It cannot be; the message says why, and what to change.
+    """
+    connection.shares_network = hello.network == network_namespace()
+    root, connection.root = connection.root, None
+    if root is None:
+        raise ServerError("the client showed no root directory: the server cannot tell whether it sees the same files")
+    try:
+        connection.view = views.attach(root, hello.devices)
+    except OSError as err:
+        raise ServerError(
+            "the node server runs in another mount namespace (another container), and cannot read files as this one sees "
+            f"them: {err.strerror}; set another PREFEED_HOME here"
+        ) from err

@@ -10,9 +10,11 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefeed.errors import ServerError
+from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View
 from prefeed.system.clock import Clock
 from prefeed.wire.endpoint import SOCKET, listen_in, peer_process
@@ -22,6 +24,21 @@ from prefeed.wire.messages import AnyMessage, Message
 _RECEIVE_BYTES = 256 * 1024
 _MOST_ROUNDS = 64
 """Looks at all connections after which what was to come after reading comes, however much is still sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How the client that asks reaches its origins.
+
+    Attributes:
+        view: What it sees of file systems; None: what this server sees.
+        access: How it reaches the object store; None: as the home's own file says.
+        shares_network: Addresses of the machine itself, and short names, mean to it what they mean to this server.
+    """
+
+    view: View | None = None
+    access: StoreAccess | None = None
+    shares_network: bool = True
 
 
 class Connection:
@@ -36,6 +53,11 @@ class Connection:
         self.root: int | None = None  # descriptor of the client's root directory, until its first word is read
         self.view: View | None = None  # what the client sees, if that is not what this process sees
         self.shares_network = True
+
+    def reach(self, options: dict[str, str] | None, proxies: dict[str, str]) -> Reach:
+        """Return how the client reaches its origins, with these options of its store, if it has told any."""
+        access = None if options is None else StoreAccess(options=options, proxies=proxies)
+        return Reach(view=self.view, access=access, shares_network=self.shares_network)
 
 
 class Loop:

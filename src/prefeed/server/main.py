@@ -25,9 +25,8 @@ from prefeed.server.loop import Loop
 from prefeed.server.memory_watch import MemoryWatch
 from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
-from prefeed.server.session_files import SessionFiles
 from prefeed.server.sessions import Sessions
-from prefeed.server.tier_budget import Room
+from prefeed.server.tier_budget import Room, SessionFiles
 from prefeed.sources.catalogue_writer import remove_unused as remove_unused_catalogues
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment

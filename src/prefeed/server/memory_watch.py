@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.store.capacity import MemoryLimits, plan_budget
 from prefeed.store.layout import MIN_BUDGET_BYTES
+from prefeed.system.files import free_bytes
 from prefeed.system.memory import Memory, read_memory, reserve_bytes
 
 _log = logging.getLogger("prefeed")
@@ -73,7 +73,7 @@ class MemoryWatch:
     def _look(self) -> float:
         memory = self._read()
         taken = self._node.tier_bytes + self._sessions.memory_bytes
-        limits = MemoryLimits(memory=memory, free_bytes=_free_bytes(self._store_dir), taken_bytes=taken)
+        limits = MemoryLimits(memory=memory, free_bytes=free_bytes(self._store_dir), taken_bytes=taken)
         budget, self.notice = plan_budget(self._granted_bytes, self._asked_bytes, limits)
         budget = max(budget, MIN_BUDGET_BYTES)
         if budget < self._granted_bytes and taken > budget:
@@ -87,8 +87,3 @@ class MemoryWatch:
                 return BUSY_SECONDS
         spare, _ = memory.spare_bytes(before_a_kill=True)
         return TIGHT_SECONDS if spare < reserve_bytes(memory.limit_bytes) else CALM_SECONDS
-
-
-def _free_bytes(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize

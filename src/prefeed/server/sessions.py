@@ -15,8 +15,7 @@ from typing import Final
 from prefeed.core.shares import CHUNK_BYTES
 from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreError
 from prefeed.server.node import Node
-from prefeed.server.session_files import CacheKey, Record
-from prefeed.server.tier_budget import Room
+from prefeed.server.tier_budget import CacheKey, Record, Room
 from prefeed.types import CacheInfo, SessionCounts, SessionInfo
 from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 

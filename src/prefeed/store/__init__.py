@@ -12,8 +12,7 @@
 ``reservation``      pages that exist before they are written, made ahead by a thread
 ``ballast``          pages that go back to the kernel
 ``sums``             checksums of residents, for the next writer
-``tree``             whether LMDB's trees are whole
-``meta_pages``       LMDB's meta pages, read without opening the file
+``tree``             LMDB's file read without LMDB: meta pages, and whether its trees are whole
 ``namespaces``       which processes have a store open, and in which PID namespace
 ``foreign``          readers that are not in LMDB's table, and what the writer keeps for them
 ``shared``           a store that every process writes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.store.directory import allocated_bytes
+from prefeed.system.files import free_bytes
 from prefeed.system.machine import filesystem_of
 from prefeed.system.memory import Memory, read_memory
 from prefeed.system.trust import is_mine, why_not_shared
@@ -223,7 +224,6 @@ def _existing(path: Path) -> Path:
 
 def _free_bytes(directory: Path) -> int | None:
     try:
-        found = os.statvfs(directory)
+        return free_bytes(directory)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize

@@ -23,8 +23,8 @@ from prefeed.store.layout import (
     sums_path,
     writer_lock_path,
 )
-from prefeed.store.meta_pages import last_transaction
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
+from prefeed.store.tree import last_transaction
 from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.system.locks import directory_lock, when_free
 from prefeed.system.removing import remove_tree
@@ -211,11 +211,11 @@ def _prepare_for_readers(directory: Path) -> None:
     make_readers_file(directory)
 
 
-def reserve_lock_file(directory: Path) -> None:
+def reserve_lock_file(directory: Path, lock_bytes: int = LOCK_BYTES) -> None:
     """Give lock.mdb all its pages before LMDB maps it, so that a full file system is an error here."""
     file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(file, 0, LOCK_BYTES)
+        os.posix_fallocate(file, 0, lock_bytes)
     finally:
         os.close(file)
 

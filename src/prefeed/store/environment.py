@@ -22,9 +22,9 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
+from prefeed.store.tree import require_whole
 from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
 
 DAMAGE: Final = (

@@ -32,13 +32,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import lmdb
 
 from prefeed.store.layout import readers_path
-from prefeed.store.meta_pages import MetaPages
 from prefeed.store.namespaces import is_of_other_machine
+from prefeed.store.tree import MetaPages
 from prefeed.system.byte_locks import ByteLocks
 
 WRITER_BYTE: Final = 0
@@ -49,37 +49,13 @@ _TRIES: Final = 64
 """A commit in the microseconds in which a batch begins makes it begin anew."""
 
 
-class Locks(Protocol):
-    """What the two sides need of ``ByteLocks``."""
-
-    def try_share(self, start: int) -> bool:
-        """Lock a byte that others may share."""
-        ...
-
-    def try_own(self, start: int) -> bool:
-        """Lock a byte against all others."""
-        ...
-
-    def unlock(self, start: int, length: int = 1) -> None:
-        """Give locks back; length 0: to the end of all bytes."""
-        ...
-
-    def are_locked_elsewhere(self, start: int, length: int) -> bool:
-        """Return True while others have a lock of one of these bytes."""
-        ...
-
-    def close(self) -> None:
-        """Give all locks back."""
-        ...
-
-
 class SnapshotLocks:
     """Where the batches of one process are, for the writer to see.
 
     **Threads and processes.** Any thread; a forked child has none of the locks.
     """
 
-    def __init__(self, locks: Locks) -> None:
+    def __init__(self, locks: ByteLocks) -> None:
         """Have the store open, as the writer sees it.
 
         Args:
@@ -300,7 +276,7 @@ class Pins:
     **Blocking.** Never waits.
     """
 
-    def __init__(self, locks: Locks, begin: Callable[[], Any], last_transaction: Callable[[], int]) -> None:
+    def __init__(self, locks: ByteLocks, begin: Callable[[], Any], last_transaction: Callable[[], int]) -> None:
         """Begin with none where no foreign reader has the store open, else with one; call it before anything is written.
 
         Args:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.store.layout import PAGE_BYTES, data_path, lock_path, namespace_paths
-from prefeed.store.meta_pages import end_of_data
+from prefeed.store.tree import end_of_data
 from prefeed.system.byte_locks import are_locked
 from prefeed.system.locks import directory_lock
 from prefeed.system.machine import BOOT_ID

@@ -25,10 +25,9 @@ from prefeed.store.layout import (
     lock_path,
     max_readers_of,
 )
-from prefeed.store.meta_pages import require_whole
 from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
-from prefeed.store.tree import Walk
+from prefeed.store.tree import Walk, require_whole
 from prefeed.system.locks import TURN_SECONDS, directory_lock
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -200,11 +199,7 @@ def _make_files(directory: Path, limit_bytes: int) -> None:
     if limit_bytes < lock_bytes + _FIRST_BYTES:
         raise OSError(errno.ENOSPC, f"{limit_bytes} bytes are too few for a store")
     try:
-        file = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, lock_bytes)
-        finally:
-            os.close(file)
+        store_directory.reserve_lock_file(directory, lock_bytes)
         record_namespace(directory)
         os.close(os.open(data_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:

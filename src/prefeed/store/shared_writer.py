@@ -24,6 +24,7 @@ from prefeed.store.environment import SharedEnvironment
 from prefeed.store.layout import INLINE_MAX_BYTES, PAGE_BYTES, PAGE_HEADER_BYTES, TOTALS_KEY, num_pages
 from prefeed.store.shared_files import end_of_data
 from prefeed.store.values import require_spare_pages, value_size
+from prefeed.system.files import free_bytes
 from prefeed.types import Buffer
 
 _RECORD: Final = struct.Struct("<8sIQ")
@@ -204,10 +205,8 @@ class SharedWriter:
         return None if found is None else len(found)
 
     def _require_free(self, needed_bytes: int) -> None:
-        if self._min_free_bytes:
-            stat = os.statvfs(self._directory)
-            if stat.f_bavail * stat.f_frsize < self._min_free_bytes + needed_bytes:
-                raise lmdb.MapFullError("the file system is to keep what it has free")
+        if self._min_free_bytes and free_bytes(self._directory) < self._min_free_bytes + needed_bytes:
+            raise lmdb.MapFullError("the file system is to keep what it has free")
 
     def _reserve_ahead(self, shared: SharedEnvironment, items: Sequence[Put]) -> int:
         """Make pages before the write lock is taken, so that others can write meanwhile; returns where the data end.

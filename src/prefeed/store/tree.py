@@ -1,33 +1,38 @@
-"""LMDB's data file looked through without LMDB: is all of it as LMDB leaves it? (data format 1, LMDB 0.9, 2026-11).
+"""LMDB's data file read without LMDB: its meta pages, and whether all of it is as LMDB leaves it (data format 1, LMDB 0.9, 2026-11).
 
 LMDB believes what it reads. A flipped bit in one of its pages ends in an error, in a signal, in the bytes of another key, or in a page
 that is written while it is in use. Here nothing is believed: each page must be what the page above it says, each byte of it be accounted
-for, and no page be reached twice, or be both in use and free.
+for, and no page be reached twice, or be both in use and free. LMDB takes the last page that its meta page names for granted: where the
+file ends before it, the first touch of what is missing is a SIGBUS.
 
 ::
 
     page     number u64, pad u16, flags u16, then lower u16, upper u16, pointers u16 …   or, of a run, pages u32
     node     low u16, high u16, flags u16, key size u16, key, value                     in a leaf: low and high are the value's size
+    meta     magic u32, version u32, address, size of the map u64, two tables, last page u64, transaction u64
     table    pad u32, flags u16, depth u16, branch pages, leaf pages, pages of runs, entries, root: u64 each
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import lmdb
 import numpy as np
 
-from prefeed.store.layout import PAGE_BYTES, PAGE_HEADER_BYTES, num_pages
+from prefeed.store.layout import PAGE_BYTES, PAGE_HEADER_BYTES, data_path, num_pages
 
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<QHHI")
 _META: Final = struct.Struct("<II8xQ48s48sQQ")
+_TRANSACTION_AT: Final = PAGE_HEADER_BYTES + _META.size - 8
 _TABLE: Final = struct.Struct("<IHHQQQQQ")
 _PAGE_NUMBER: Final = struct.Struct("<Q")
 
@@ -286,3 +291,65 @@ def _table_of(record: bytes) -> _Table:
 
 def _damaged(what: str) -> lmdb.CorruptedError:
     return lmdb.CorruptedError(f"damaged: {what}")
+
+
+class MetaPages:
+    """The meta pages of a store as they are now; costs no system call to look at.
+
+    Raises:
+        OSError: There is no store.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        with data_path(directory).open("rb") as file:
+            self._pages = mmap.mmap(file.fileno(), 2 * PAGE_BYTES, prot=mmap.PROT_READ)
+        self._words = memoryview(self._pages).cast("Q")
+
+    def last_transaction(self) -> int:
+        """Return the transaction that was committed last."""
+        words = self._words
+        return max(words[_TRANSACTION_AT // 8], words[(PAGE_BYTES + _TRANSACTION_AT) // 8])
+
+    def close(self) -> None:
+        """Let go of them."""
+        self._words.release()
+        self._pages.close()
+
+
+def require_whole(directory: Path) -> None:
+    """Do nothing if the store's data file reaches to the end of what its newest meta page says is in use.
+
+    A file without meta pages is left to LMDB, which says what it is.
+
+    Raises:
+        FileNotFoundError: There is no data file.
+        OSError: It cannot be read.
+        lmdb.CorruptedError: It ends before its data do.
+    """
+    with data_path(directory).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        pages = file.read(2 * PAGE_BYTES)
+    needed = end_of_data(pages)
+    if needed > size:
+        raise lmdb.CorruptedError(f"{data_path(directory)} has {size} bytes, and its data take {needed}")
+
+
+def end_of_data(pages: bytes) -> int:
+    """Return up to where a data file that begins with these two pages is in use, in bytes; 0 when that is not said."""
+    return _newest(pages)[1]
+
+
+def last_transaction(pages: bytes) -> int:
+    """Return the transaction that a data file that begins with these two pages ends with; 0 when that is not said."""
+    return _newest(pages)[0]
+
+
+def _newest(pages: bytes) -> tuple[int, int]:
+    found = [(0, 0)]
+    for start in (0, PAGE_BYTES):
+        meta = pages[start + PAGE_HEADER_BYTES : start + PAGE_HEADER_BYTES + _META.size]
+        if len(meta) == _META.size:
+            magic, *_, last_page, transaction = _META.unpack(meta)
+            if magic == _MAGIC:
+                found.append((transaction, (last_page + 1) * PAGE_BYTES))
+    return max(found)

@@ -191,3 +191,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Return what this user may still write to the file system of a path.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,13 +68,37 @@ def flock_within(
         life: Returns another value as long as whoever has the lock is alive: then the time begins anew.
     """
     seen, since = life and life(), time.monotonic()
-    while not try_flock(descriptor, kind):
+
+    def is_over() -> bool:
+        nonlocal seen, since
         if life is not None and (now := life()) != seen:
             seen, since = now, time.monotonic()
-        elif time.monotonic() - since >= seconds:
-            return False
-        select.select([], [], [], _LOOK_AGAIN_SECONDS)
+        return time.monotonic() - since >= seconds
+
+    def lock() -> None:
+        if not try_flock(descriptor, kind):
+            raise BlockingIOError
+
+    try:
+        _asked_until(is_over, lock, pause_seconds=_LOOK_AGAIN_SECONDS)
+    except BlockingIOError:
+        return False
     return True
+
+
+def _asked_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_seconds: float = _POLL_SECONDS) -> T:
+    """Return what a function returns once it raises BlockingIOError no more; that is raised when the time is over.
+
+    Pauses double, to a millisecond: the kernel can be asked for a lock at once or for ever, and not for a time.
+    """
+    while True:
+        try:
+            return act()
+        except BlockingIOError:
+            if is_over():
+                raise
+        time.sleep(pause_seconds)
+        pause_seconds = max(pause_seconds, min(2 * pause_seconds, _POLL_SECONDS))
 
 
 @contextlib.contextmanager
@@ -167,15 +190,12 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
     """
     start = time.monotonic()
     deadline = start if _vain_until.get(directory, start) > start else start + within_seconds
-    while True:
-        try:
-            return act()
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                if deadline > start:
-                    _vain_until[directory] = deadline + FORGIVING_SECONDS
-                raise
-        time.sleep(_POLL_SECONDS)
+    try:
+        return _asked_until(lambda: time.monotonic() >= deadline, act)
+    except BlockingIOError:
+        if deadline > start:
+            _vain_until[directory] = deadline + FORGIVING_SECONDS
+        raise
 
 
 class Turn:
@@ -223,19 +243,16 @@ class Turn:
         return _vain_until.get(self._path, 0.0) > time.monotonic()
 
     def _lock(self, file: int, deadline: float, *, is_patient: bool) -> None:
-        pause = _SHORTEST_POLL_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _vain_until.pop(self._path, None)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    if is_patient:
-                        _vain_until[self._path] = deadline + FORGIVING_SECONDS
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_SECONDS)
+        def lock() -> None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        try:
+            _asked_until(lambda: time.monotonic() >= deadline, lock, pause_seconds=_SHORTEST_POLL_SECONDS)
+            _vain_until.pop(self._path, None)
+        except BlockingIOError:
+            if is_patient:
+                _vain_until[self._path] = deadline + FORGIVING_SECONDS
+            raise
 
     def close(self) -> None:
         """Close what was opened. In a forked child: at once, as the copy would keep what a thread of the parent holds."""

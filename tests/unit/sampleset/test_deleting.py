@@ -98,7 +98,7 @@ def test_a_lock_is_waited_for_as_long_as_its_holder_is_there(
     directory.mkdir(parents=True)
     holder = Holder(directory / name, says_so_every=says_so_every)
     monkeypatch.setattr(records.time, "monotonic", lambda: holder.now)
-    monkeypatch.setattr(locks.select, "select", holder.pass_time)
+    monkeypatch.setattr(locks.time, "sleep", holder.pass_time)
     with take(directory):
         assert waited_seconds <= holder.now <= waited_seconds + 30
     if says_so_every == math.inf:

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from prefeed.store.layout import PAGE_BYTES, data_path, lock_path, readers_path, sums_path, writer_lock_path
-from prefeed.store.meta_pages import last_transaction
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
-from prefeed.store.tree import Walk
+from prefeed.store.tree import Walk, last_transaction
 from prefeed.store.writer import TierWriter
 from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox

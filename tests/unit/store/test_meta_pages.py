@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from prefeed.store.layout import PAGE_BYTES
-from prefeed.store.meta_pages import end_of_data, require_whole
+from prefeed.store.tree import end_of_data, require_whole
 
 
 @pytest.fixture
