@@ -325,7 +325,8 @@ class ObjectReader:
             self._direct_reads += 1
         else:
             self._unreported_bytes += len(data)
-        self._report_if_due()
+        if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
+            self._report_if_due()
         return data
 
     def _report_if_due(self) -> None:

@@ -222,6 +222,12 @@ class Manifest(Listing):
         """All objects."""
         return self.num_objects
 
+    def path_bytes(self, index: int) -> bytes:
+        """Return the path of an object as it stands in the file."""
+        if not 0 <= index < self.num_objects:
+            raise IndexError(f"object {index} of {self.num_objects}")
+        return bytes(self.path_blob[self.offsets[index] : self.offsets[index + 1]])
+
     def all_paths(self) -> list[bytes]:
         """Return the paths of all objects, about 100 bytes each."""
         return split_paths(self.path_blob, self.offsets)
