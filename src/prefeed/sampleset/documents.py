@@ -9,6 +9,7 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -111,8 +112,11 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
     Raises:
         SpecError: A field is unknown, missing or of another type; the message has its path, and what is known there.
     """
+    hashable: Any = kind  # for mypy
     try:
-        return msgspec.convert(_without_nulls(value), kind, dec_hook=lambda _kind, _value: Unused())
+        return msgspec.convert(
+            _without_nulls(value, [_type_of(hashable)]), kind, dec_hook=lambda _kind, _value: Unused()
+        )
     except msgspec.ValidationError as err:
         try:
             said = _refusal(err, value, kind, path, is_secret=is_secret)
@@ -120,7 +124,7 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
             said = str(err)
         raise SpecError(said) from None
     except UnicodeEncodeError:
-        raise SpecError(f"{path or 'the document'} has a field whose name is no text") from None
+        raise SpecError(f"{path or 'the document'} has a field whose name or value is no UTF-8 text") from None
 
 
 def kind_of(document: Document) -> tuple[str, str]:
@@ -139,10 +143,22 @@ def require_name(value: str, what: str) -> None:
         raise SpecError(f"{what} must be {_A_NAME}, not {value!r:.100}")
 
 
-def _without_nulls(value: object) -> object:
+@cache
+def _type_of(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _without_nulls(value: object, types: Sequence[inspect.Type]) -> object:
+    """Return a value of these types without the known fields that are null; an unknown one stays, and is refused."""
     if isinstance(value, dict):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        inner = {name: [kind for each in _alternatives(types) for kind in _inside(each, name)] for name in value}
+        return {
+            name: _without_nulls(one, inner[name]) for name, one in value.items() if one is not None or not inner[name]
+        }
+    if isinstance(value, list):
+        items = [kind for each in _alternatives(types) for kind in _inside(each, "")]
+        return [_without_nulls(one, items) for one in value]
+    return value
 
 
 # ---------------------------------------------------------------- what is said of a refusal
@@ -153,7 +169,7 @@ def _refusal(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, 
     text, in_key, where = _PLACE.sub("", str(err)), "", ""
     if found := _PLACE.search(str(err)):
         in_key, where = found.groups()
-    types = [inspect.type_info(kind)]
+    types = [_type_of(kind)]
     for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", where):
         types = [inner for each in _alternatives(types) for inner in _inside(each, name)]
         value, path = (value[name], _joined(path, name)) if name else (value[int(index)], f"{path}[{index}]")

@@ -106,7 +106,8 @@ def test_numbers_are_numbers(value: object) -> None:
     ("value", "said"),
     [
         (5, "a document must have fields; it is a number"),
-        ({"\udcff": 1}, "the document has a field whose name is no text"),
+        ({"\udcff": 1}, "the document has a field whose name or value is no UTF-8 text"),
+        ({"cachSize": None}, "cachSize is not known. Did you mean cacheSize? Known there: cacheSize, path"),
         ({"a - at `$.b`": 1}, "a - at `$.b` is not known. Known there: cacheSize, path"),
         ({"a - at `$.b": 1}, "Object contains unknown field `a - at `$.b`"),
         ({"a`\n": 1}, "a`\n is not known. Known there: cacheSize, path"),
