@@ -111,7 +111,7 @@ def _dataset(job: CeilingJob) -> Any:
     made = MadeRows(job.num_rows, job.dtype)
     if job.rows_from == "memory":
         return ReadyRows.of(made)
-    from prefeed.stage import CachedDataset  # torch's own variants do without
+    from prefeed.stage_cache import CachedDataset  # torch's own variants do without
 
     cached = CachedDataset(made)
     for at in range(0, job.num_rows, job.batch_size):

@@ -22,7 +22,7 @@ from prefeed.bench.rows import SHAPE, MadeRows, ReadyRows, row_bytes
 if TYPE_CHECKING:
     import torch
 
-    from prefeed.stage import CachedDataset
+    from prefeed.stage_cache import CachedDataset
 
 Batches = list[list[int]]
 
@@ -76,7 +76,7 @@ def measure(job: HitJob) -> HitOutcome:
     """Do the job in this process."""
     import torch  # bench modules are imported by the command line, which must start without torch
 
-    from prefeed.stage import CachedDataset
+    from prefeed.stage_cache import CachedDataset
 
     torch.set_num_threads(1)  # as in a loader's worker
     order = np.random.default_rng(0).permutation(job.num_rows).tolist()

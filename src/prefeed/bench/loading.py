@@ -234,7 +234,7 @@ def _torch_dataset(job: LoadingJob) -> Any:
 def _prefeed_dataset(job: LoadingJob) -> Any:
     """Return prefeed's data set, or torchvision's, cached or not."""
     from prefeed.datasets import ImageFolder, ImageList, Objects  # as above
-    from prefeed.stage import CachedDataset
+    from prefeed.stage_cache import CachedDataset
 
     if job.torchvision or job.cached:
         pictures = _torch_dataset(job)

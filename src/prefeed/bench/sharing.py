@@ -109,7 +109,7 @@ def _add_up(loader: Iterable[Any]) -> tuple[int, int]:
 
 
 def _cached(dataset: Any, session: int) -> Any:
-    from prefeed.stage import CachedDataset, DatasetCache  # what makes samples without a cache does without it
+    from prefeed.stage_cache import CachedDataset, DatasetCache  # what makes samples without a cache does without it
 
     return CachedDataset(dataset, DatasetCache(session))
 

@@ -49,7 +49,7 @@ def make_loader(options: argparse.Namespace) -> Iterable[Any]:
     """Return the loader, wrapped in what was asked for."""
     dataset: Any = make_dataset(options)
     if options.cached:
-        from prefeed.stage import CachedDataset
+        from prefeed.stage_cache import CachedDataset
 
         dataset = CachedDataset(dataset)
     loader: Any = DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers)
