@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from prefeed.diagnose.doctor.examination import doctor
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
-    from prefeed.stage.cache import DatasetCache
-    from prefeed.stage.dataset import CachedDataset, map
-    from prefeed.stage.randomness import not_random
+    from prefeed.stage_cache.cache import DatasetCache
+    from prefeed.stage_cache.dataset import CachedDataset, map
+    from prefeed.stage_cache.randomness import not_random
     from prefeed.torch.declared import Accessor
     from prefeed.torch.device import DevicePrefetcher
     from prefeed.torch.loader import DataLoader
@@ -56,10 +56,10 @@ __all__ = [
 _HOMES = {
     "Accessor": "prefeed.torch.declared",
     "BackgroundGenerator": "prefeed.prefetching",
-    "CachedDataset": "prefeed.stage.dataset",
+    "CachedDataset": "prefeed.stage_cache.dataset",
     "Config": "prefeed.config",
     "DataLoader": "prefeed.torch.loader",
-    "DatasetCache": "prefeed.stage.cache",
+    "DatasetCache": "prefeed.stage_cache.cache",
     "DevicePrefetcher": "prefeed.torch.device",
     "Statistics": "prefeed.types",
     "background": "prefeed.prefetching",
@@ -67,8 +67,8 @@ _HOMES = {
     "datasets": None,
     "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
-    "map": "prefeed.stage.dataset",
-    "not_random": "prefeed.stage.randomness",
+    "map": "prefeed.stage_cache.dataset",
+    "not_random": "prefeed.stage_cache.randomness",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from prefeed.stage.making import is_checking
+from prefeed.stage_cache.making import is_checking
 
 
 class Log:

@@ -29,8 +29,8 @@ from prefeed.errors import (
     RandomStageError,
     SessionNotFoundError,
 )
-from prefeed.stage import CacheStatistics
-from prefeed.stage.making import is_checking
+from prefeed.stage_cache import CacheStatistics
+from prefeed.stage_cache.making import is_checking
 
 pytestmark = pytest.mark.timeout(120)
 

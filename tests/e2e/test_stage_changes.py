@@ -24,7 +24,7 @@ from e2e.images import make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage.files_seen import Standing
+from prefeed.stage_cache.files_seen import Standing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -107,7 +107,7 @@ CONF = """
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A module of the user's."""
-    monkeypatch.setattr("prefeed.stage.making.standing", Standing())
+    monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
     (tmp_path / "stage_code.py").write_text(textwrap.dedent(STAGE))
     (tmp_path / "stage_conf.py").write_text(textwrap.dedent(CONF))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -277,7 +277,7 @@ def test_a_package_without_a_version_is_known_by_what_it_says(tmp_path: Path) ->
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("from unversioned.inner import f")
         (folder / "inner.py").write_text(f"def f(): return {word!r}")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import unversioned; from prefeed.stage.fingerprint import fingerprint\n"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import unversioned; from prefeed.stage_cache.fingerprint import fingerprint\n"
     code += "def f(): return unversioned.f()\nprint(fingerprint(f).hex())"
     found = [
         subprocess.run(

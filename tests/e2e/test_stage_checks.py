@@ -22,9 +22,9 @@ from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
-from prefeed.stage.auditing import ON_CREDIT
-from prefeed.stage.files_seen import Standing
-from prefeed.stage.making import is_checking
+from prefeed.stage_cache.auditing import ON_CREDIT
+from prefeed.stage_cache.files_seen import Standing
+from prefeed.stage_cache.making import is_checking
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +48,7 @@ class Numbers:
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process has read for other tests is no part of a sample here."""
-    monkeypatch.setattr("prefeed.stage.making.standing", Standing())
+    monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_audits_wait_until_a_worker_has_nothing_to_do(
 ) -> None:
     made_from = files if below == "files" else prefeed.datasets.Objects(str(files.root))
     told = Told(tmp_path / "told", "got")
-    monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # no others than the first ones
+    monkeypatch.setattr("prefeed.stage_cache.auditing.SHARE", 0.0)  # no others than the first ones
     if is_busy:
         monkeypatch.setattr("prefeed.torch.serving._IDLE_SECONDS", 60.0)  # as if there were always something to do
 
@@ -410,10 +410,10 @@ def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
     def process() -> prefeed.CachedDataset:
         remembered.cache_clear()  # as another process would begin
         of_module.clear()
-        monkeypatch.setattr("prefeed.stage.making.standing", Standing())
+        monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
         return prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
 
-    monkeypatch.setattr("prefeed.stage.auditing.SHARE", 0.0)  # the last pass audits samples 0, 1, 3, 7, ...
+    monkeypatch.setattr("prefeed.stage_cache.auditing.SHARE", 0.0)  # the last pass audits samples 0, 1, 3, 7, ...
     annotate(files.root, 1, seconds=1)
     cached = process()
     assert [cached[index][1] for index in range(NUM_SAMPLES)] == [1] * NUM_SAMPLES
@@ -509,7 +509,7 @@ def test_files_that_are_opened_past_every_replacement(tmp_path: Path, how: str) 
 def test_many_files_that_are_kept_end_the_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefeed.stage.files_seen._MAX_FILES", 3)
+    monkeypatch.setattr("prefeed.stage_cache.files_seen._MAX_FILES", 3)
     kept: dict[int, str] = {}
 
     def make(index: int) -> str:

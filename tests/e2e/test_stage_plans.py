@@ -11,7 +11,7 @@ from torchvision import datasets, transforms
 
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
-from prefeed.stage.auditing import ON_CREDIT
+from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 

@@ -24,7 +24,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import StoreFormatError, UnsafeDirectoryError
 from prefeed.sources.manifest import Manifest
-from prefeed.stage.cache_link import CacheLink, CacheName
+from prefeed.stage_cache.cache_link import CacheLink, CacheName
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
 from prefeed.store.writer import TierWriter

@@ -148,7 +148,7 @@ NO_HOMES: dict[str, dict[str, str | None]] = {
 
 
 PROGRAM = """
-import json, os, sys, prefeed, prefeed.datasets, prefeed.torch.loader, prefeed.stage.dataset
+import json, os, sys, prefeed, prefeed.datasets, prefeed.torch.loader, prefeed.stage_cache.dataset
 data, homes = sys.argv[1], json.loads(sys.argv[2])
 expected = [b"%d" % index * 10 for index in range(10)]
 for how, changes in homes.items():

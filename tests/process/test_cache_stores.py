@@ -18,7 +18,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
 from prefeed.config import KIB, MIB, resolve
 from prefeed.core.shares import OVERHEAD_BYTES
-from prefeed.stage.cache_store import CacheName, CacheStore
+from prefeed.stage_cache.cache_store import CacheName, CacheStore
 from prefeed.store.directory import allocated_bytes
 from prefeed.system.locks import directory_lock
 from process.children import stopped

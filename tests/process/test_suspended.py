@@ -24,7 +24,7 @@ from prefeed.config import MIB, resolve
 from prefeed.errors import PackOccupiedError, ServerUnavailableError
 from prefeed.packing.journal import Journal
 from prefeed.sources.manifest import COLUMNS, Manifest
-from prefeed.stage.cache_store import CacheName, CacheStore
+from prefeed.stage_cache.cache_store import CacheName, CacheStore
 from prefeed.store import shared_writer
 from prefeed.store.shared import SharedTier
 from prefeed.system import locks

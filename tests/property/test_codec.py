@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from prefeed.errors import EntryFormatError
-from prefeed.stage.codec import Encoder, decode, note_of
+from prefeed.stage_cache.codec import Encoder, decode, note_of
 from profiles import examples
 from stage_samples import Colour, Point, Shape, Steps, same
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from prefeed.stage.making import is_checking
+from prefeed.stage_cache.making import is_checking
 
 if TYPE_CHECKING:
     import torch

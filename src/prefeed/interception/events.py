@@ -33,7 +33,7 @@ class Witness(Protocol):
 
 _PREFEED: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BETWEEN: Final = os.path.dirname(__file__) + os.sep
-_ROOMS: Final = ("client", "sources", "stage", "store", "system", "wire")
+_ROOMS: Final = ("client", "sources", "stage_cache", "store", "system", "wire")
 _MODULES: Final = ("config", "places")
 _OWN: Final = (
     "<frozen importlib",

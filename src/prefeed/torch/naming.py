@@ -21,7 +21,7 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from prefeed.stage.identity.installed import is_installed
+from prefeed.stage_cache.identity.installed import is_installed
 from prefeed.torch.items import behind
 
 _SILENT: Final = frozenset(

@@ -34,8 +34,8 @@ from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
-from prefeed.stage import CachedDataset, MappedDataset
-from prefeed.stage.auditing import waiting
+from prefeed.stage_cache import CachedDataset, MappedDataset
+from prefeed.stage_cache.auditing import waiting
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.stages import has_cached_stage
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
-from prefeed.stage import CachedDataset, MappedDataset
+from prefeed.stage_cache import CachedDataset, MappedDataset
 
 _GROUP = 4096
 """Samples looked up in one go: a long look into a cache keeps what is freed from being used again."""

@@ -1,6 +1,6 @@
 """Tensors in entries of stage caches: CPU tensors, torchvision's ``tv_tensors``, and ``torch.Size``.
 
-A plug-in of ``prefeed.stage.plug_ins``; it is imported when the first tensor is met.
+A plug-in of ``prefeed.stage_cache.plug_ins``; it is imported when the first tensor is met.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from prefeed.stage.decoding import Source
-from prefeed.stage.encoding import Parts, RefusedError, take_apart
-from prefeed.stage.layout import Node, Op
-from prefeed.stage.named_types import class_at, is_importable
-from prefeed.stage.plug_ins import CompileNode, Handler, Reader
+from prefeed.stage_cache.decoding import Source
+from prefeed.stage_cache.encoding import Parts, RefusedError, take_apart
+from prefeed.stage_cache.layout import Node, Op
+from prefeed.stage_cache.named_types import class_at, is_importable
+from prefeed.stage_cache.plug_ins import CompileNode, Handler, Reader
 
 _PACKAGE: Final = "torch"
 _TV_TENSORS: Final = "torchvision.tv_tensors"

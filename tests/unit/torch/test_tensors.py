@@ -11,7 +11,7 @@ import torch
 from torchvision import tv_tensors
 
 from prefeed.errors import CannotEncodeError, EntryFormatError
-from prefeed.stage.codec import Encoder, decode
+from prefeed.stage_cache.codec import Encoder, decode
 from prefeed.torch.tensors import _NAMES
 from stage_samples import Point, same
 

@@ -39,7 +39,7 @@ from prefeed.diagnose.loader_clones import (
 )
 from prefeed.diagnose.measurement import Costs, Measurement, Timing
 from prefeed.errors import CannotExamineError, PrefeedError
-from prefeed.stage import CachedDataset
+from prefeed.stage_cache import CachedDataset
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors, tensors_in

@@ -17,7 +17,7 @@ from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
-from prefeed.stage.randomness import left_alone
+from prefeed.stage_cache.randomness import left_alone
 from prefeed.torch.device import default_device, moved
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader

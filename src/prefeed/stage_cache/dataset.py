@@ -1,0 +1,489 @@
+"""``CachedDataset``: a deterministic step of a pipeline is taken once, for every process and every epoch.
+
+sample(i) ─→ store ─found, and still true→ decoded
+               │ absent, or its files have changed
+               ↓
+             claim ─→ make it, watching what it opens and whether it draws ─→ stored with a note of its files
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from prefeed.config import Config
+from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
+from prefeed.stage_cache.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
+from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
+from prefeed.stage_cache.cache_store import CacheStore
+from prefeed.stage_cache.changes import Changes, Looking
+from prefeed.stage_cache.finding import ABSENT, Finder
+from prefeed.stage_cache.fingerprint import describe, fingerprint
+from prefeed.stage_cache.identity.parts import AsFarAsTold
+from prefeed.stage_cache.lineage import Lineage, derived, lineage_of
+from prefeed.stage_cache.making import Maker, is_checking, refusal
+from prefeed.stage_cache.randomness import look_for_chance
+
+_log = logging.getLogger("prefeed")
+
+_WAIT_SECONDS: Final = 0.001
+_LEAST_PATIENCE_SECONDS: Final = 1.0
+_MOST_TIMES: Final = 4.0
+"""An entry that another process is making is waited for so long, or so many times what making one took here at most; then it
+is made here too: the other may be stopped."""
+
+Making = Callable[[int], AbstractContextManager[None]]
+"""Opens the scope in which the sample at this position of a batch is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the samples of a dataset are, as it is now.
+
+    Attributes:
+        lineage: Where they come from.
+        cache: The one that belongs to it.
+        store: The entries; None where there is none to be had: samples are made each time.
+    """
+
+    lineage: Lineage
+    cache: DatasetCache
+    store: CacheStore | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Samples that are asked for together; each list has one item a sample, but for ``made``: where those are that were made."""
+
+    store: CacheStore
+    indices: Sequence[Any]
+    versions: list[bytes]
+    keys: list[bytes]
+    found: list[Any]
+    making: Making
+    made: list[int] = field(default_factory=list)
+
+    def at(self, position: int) -> Audit:
+        """Return one of them as a sample that may be audited."""
+        scope = partial(self.making, position)
+        return Audit(self.store, self.indices[position], self.versions[position], self.keys[position], scope)
+
+
+class CachedDataset:
+    """What ``dataset[i]`` returns, made once and kept, for every process of this node.
+
+    An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
+    opened, each in the version that it has now. A change of any of these makes it anew. All of it is looked at when a
+    process begins and with each pass over the samples; attributes of the dataset, of those below and of their steps that
+    are set anew are noticed with the next batch, and so are globals and variables around functions that steps mention.
+    The first samples that a process makes are made twice, and of those that are found a few are made anew: what differs is
+    not kept. See SEMANTICS.
+
+    Args:
+        dataset: Map-style; its samples must not be drawn at random.
+        cache: Where entries are kept; None: in the node's default session.
+        version: Stands for the code of ``dataset``, and for what nobody can tell of its content; change it whenever these
+            change, and let it name the data: ``"cifar10-train v2"``. What can be told of the content counts as well.
+            None: all of it is looked at.
+        codec: ``"pickle"``: what has no encoding of its own is pickled, and whoever may write the cache may run
+            code in those who read it.
+        config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
+
+    Raises:
+        RandomStageError: A step draws random numbers.
+        CannotFingerprintError: Nobody can tell whether it is the same the next time; pass ``version``.
+        SessionNotFoundError: The cache names a session that is not there.
+
+    **Threads and processes.** Any thread, if the dataset below allows it; may be forked and pickled.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        cache: DatasetCache | None = None,
+        *,
+        version: str | None = None,
+        codec: str | None = None,
+        config: Config | None = None,
+    ) -> None:
+        require_map_style(dataset)
+        if cache is not None and not isinstance(cache, DatasetCache):
+            raise TypeError(f"argument cache with value {cache!r} is not of type DatasetCache")
+        if codec not in (None, "pickle"):
+            raise ValueError(f"codec must be None or 'pickle', not {codec!r}")
+        self.dataset = dataset
+        self._version = version
+        self._allow_pickle = codec == "pickle"
+        self._is_watched = _is_watched(dataset)
+        cache = DatasetCache.default(config) if cache is None else cache
+        self._run = Run()
+        self._num_passes = 0
+        self._here = Looking(dataset, version)
+        self._place = self._opened(cache, self._here.lineage())
+        self._start()
+
+    @property
+    def cache(self) -> DatasetCache:
+        """Where entries are kept; another one once the dataset has changed."""
+        return self._place.cache
+
+    @property
+    def prefeed_lineage(self) -> Lineage:
+        """Where its samples come from."""
+        return self._now().lineage
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.samples((index,))[0]
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        """Return the samples of a batch."""
+        return self.samples(indices)
+
+    def get_stat(self) -> CacheStatistics:
+        """Return what its cache holds; see ``DatasetCache.get_stat``."""
+        return self.cache.get_stat()
+
+    def samples(
+        self, indices: Iterable[Any], *, making: Making | None = None, borrow: ExitStack | None = None
+    ) -> list[Any]:
+        """Return samples, found or made.
+
+        Args:
+            indices: As for ``dataset[i]``.
+            making: Opens the scope in which a sample is made.
+            borrow: Samples that are all found are views, which must not be written to, and are valid until this is
+                closed. None: samples own what they hold.
+
+        Raises:
+            Exception: Whatever ``dataset[i]`` raises.
+        """
+        if not isinstance(indices, Sequence):  # a set, a generator: whatever torch takes for a batch
+            indices = list(indices)
+        making = making or _no_scope
+        place = self._now(indices)
+        store = place.store
+        if store is None:
+            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+        try:
+            keys = [place.lineage.identity(index) for index in indices]
+            versions = [place.lineage.version(index) for index in indices]
+        except CannotFingerprintError:
+            return self._one_by_one(place, indices, making)
+        batch = _Batch(store, indices, versions, keys, [], making)
+        at = self._auditor.choose(len(indices))
+        may_wait = self._auditor.may_wait
+        if at is not None and not may_wait and not self._is_right(batch.at(at)):
+            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+        batch.found.extend(self._finder.found(store, versions, keys, borrow))
+        if at is not None and may_wait and batch.found[at] is not ABSENT:
+            waiting.add(partial(self._audit_now, batch.at(at)))
+        absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
+        try:
+            if absent:
+                num_twice = self._maker.num_twice
+                self._make(batch, absent)
+                if self._maker.num_twice != num_twice:
+                    self._here.leave_out_what_was_filled(self._place.lineage)
+        finally:  # one that another process made meanwhile was found; one that raises was neither
+            if not is_checking():
+                num_missing = sum(batch.found[at] is ABSENT for at in absent)
+                store.count(len(indices) - num_missing - len(batch.made), len(batch.made))
+        store.report()
+        return batch.found
+
+    def begin_pass(self) -> None:
+        """A pass over the samples begins, in this process or in workers: look at everything anew."""
+        self._num_passes += 1
+        if self._num_passes > 1:
+            self._run.end()
+        self._look_again()
+
+    def absent(self, indices: Sequence[int]) -> list[bool]:
+        """Return for each sample whether the cache has no entry of it; files are not asked whether they changed."""
+        place = self._place
+        if place.store is None:
+            return [True] * len(indices)
+        with place.store.reading() as views:
+            return [view is None for view in views.get_views([place.lineage.identity(index) for index in indices])]
+
+    def has_room(self) -> bool:
+        """Return True while the cache takes more entries."""
+        return self._place.store is not None and self._place.store.has_room()
+
+    def prefeed_state(self) -> Any:
+        """Return what tells it from others, by name: how samples are made, and which ones."""
+        dataset = self.dataset if self._version is None else AsFarAsTold(self.dataset)
+        return {"lineage": self.prefeed_lineage.fingerprint, "dataset": dataset}
+
+    def close(self) -> None:
+        """Let go of what this process has open; entries stay, and a later use opens everything again."""
+        self.cache.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._now()
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._here = Looking(self.dataset, self._version, is_new=True)  # other code may have been imported here
+        self._start()
+
+    # ------------------------------------------------------------ what it is now
+
+    def _start(self, changes: Changes | None = None) -> None:
+        self._changes = changes or Changes(self.dataset, CachedDataset)
+        self._finder = Finder(revalidates=self.cache.revalidates, allow_pickle=self._allow_pickle)
+        self._maker = Maker(
+            self.dataset, self._changes, is_watched=self._is_watched, allow_pickle=self._allow_pickle
+        )  # fmt: skip
+        self._auditor = Auditor(self._run)
+
+    def _now(self, indices: Sequence[Any] = ()) -> _Place:
+        """Return the place of samples as the dataset is now.
+
+        Args:
+            indices: Of samples that are asked for; one that was asked for before begins another pass.
+        """
+        if self._changes.is_any():
+            self._follow()
+        if self._here.is_due(indices) and not self._changes.is_making:
+            self._look_again()
+        return self._place
+
+    def _follow(self) -> None:
+        """Look at the dataset anew if anything was set that counts."""
+        snapshot = self._changes.now()
+        if not self._changes.are_in(snapshot):
+            self._changes.note(snapshot)
+            return
+        changes = Changes(self.dataset, CachedDataset)  # first: what is set meanwhile counts the next time
+        self._adopt(changes)
+
+    def _look_again(self) -> None:
+        """Look at the dataset anew, whether anything was set or not."""
+        with self._here.looking():
+            before = self._place
+            try:
+                lineage = self._here.lineage()
+            except PrefeedError:
+                lineage = None  # as below, which says so
+        if lineage is None or lineage.fingerprint != before.lineage.fingerprint:
+            self._adopt(Changes(self.dataset, CachedDataset), lineage)
+        else:
+            self._place = self._with_store(replace(before, lineage=lineage))
+
+    def _with_store(self, place: _Place) -> _Place:
+        """Return the place with its cache, where that could not be opened before, and can be by now."""
+        if place.store is None and place.cache.may_be_tried_again:
+            try:
+                return self._opened(place.cache, place.lineage)
+            except PrefeedError as err:
+                self._say_once("its samples are not cached: %s", err)
+        return place
+
+    def _adopt(self, changes: Changes, lineage: Lineage | None = None) -> None:
+        """Samples are made in another way from now on."""
+        before = self._place
+        try:
+            self._is_watched = _is_watched(self.dataset)
+            lineage = self._here.lineage() if lineage is None else lineage
+            is_same = lineage.fingerprint == before.lineage.fingerprint
+            self._place = self._opened(before.cache if is_same else before.cache.again(), lineage)
+        except PrefeedError as err:
+            self._place = replace(before, store=None)
+            self._say_once("the dataset has changed, its samples are not cached any more: %s", err)
+        self._start(changes)
+
+    def _say_once(self, text: str, err: PrefeedError) -> None:
+        if str(err) != self._here.said:
+            self._here.said = str(err)
+            _log.warning(f"prefeed: {text}", str(err))
+
+    def _opened(self, cache: DatasetCache, lineage: Lineage) -> _Place:
+        number = int.from_bytes(lineage.fingerprint[:4], "little") ^ self._allow_pickle
+        return _Place(lineage, cache, cache.use_for(number, describe(self.dataset)))
+
+    # ------------------------------------------------------------ audits
+
+    def _audit_now(self, asked: Audit) -> None:
+        """Audit a sample that has waited for a moment in which this process has nothing to do."""
+        if self._now().store is asked.store and self._auditor.take_credit():
+            self._is_right(asked)
+
+    def _is_right(self, asked: Audit) -> bool:
+        """Make a sample anew, if it is time; False: the cache is not used any more, since samples differ each time."""
+        failed = self._auditor.audit(asked, self._finder, self._maker)
+        if failed is None:
+            return True
+        is_used = asked.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused
+        _log.warning(
+            "prefeed: stage-audit-failed: sample %r of %s differs from the cached one (%s): the cache is emptied, and %s",
+            asked.index, describe(self.dataset), failed,
+            "its samples are recomputed" if is_used else "this process stops using it",
+        )  # fmt: skip
+        if not is_used:
+            self._place = replace(self._place, store=None)
+        return is_used
+
+    # ------------------------------------------------------------ making
+
+    def _make(self, batch: _Batch, absent: list[int]) -> None:
+        """Make samples of a batch, those first that no other process is making."""
+        for at in [at for at in absent if not self._try_make(batch, at)]:
+            self._wait_and_make(batch, at)
+
+    def _try_make(self, batch: _Batch, at: int) -> bool:
+        """Make a sample, unless another process is at it; then return False."""
+        store, key = batch.store, batch.keys[at]
+        if not store.claims.try_claim(key):
+            return False
+        try:
+            batch.found[at] = self._finder.found(store, (batch.versions[at],), (key,))[0]
+            if batch.found[at] is ABSENT:
+                self._make_one(batch, at)
+        finally:
+            store.claims.release(key)
+        return True
+
+    def _wait_and_make(self, batch: _Batch, at: int) -> None:
+        """Make a sample that another process was making, unless it has done so by now."""
+        deadline = time.monotonic() + max(_LEAST_PATIENCE_SECONDS, _MOST_TIMES * self._maker.longest_seconds)
+        while not self._try_make(batch, at):
+            if time.monotonic() >= deadline:  # it was stopped, say
+                self._make_one(batch, at)
+                return
+            time.sleep(_WAIT_SECONDS)
+
+    def _make_one(self, batch: _Batch, at: int) -> None:
+        batch.found[at] = self._maker.made_and_kept(
+            batch.store, batch.versions[at], batch.indices[at], batch.keys[at], partial(batch.making, at)
+        )
+        batch.made.append(at)
+
+    def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
+        """Return samples of which some have an index that cannot be told from others: these are made each time."""
+        samples = []
+        for at, index in enumerate(indices):
+            try:
+                place.lineage.identity(index)
+                place.lineage.version(index)
+            except CannotFingerprintError:
+                samples.append(self._maker.made(index, partial(making, at)))
+            else:
+                samples += self.samples((index,), making=partial(_at_another, making, at))
+        return samples
+
+
+_OF_PROCESS: Final = frozenset({"_changes", "_finder", "_maker", "_auditor", "_here"})
+
+
+def _is_watched(dataset: Any) -> bool:
+    """Return whether generators are watched while samples of a dataset are made.
+
+    Raises:
+        RandomStageError: It draws.
+    """
+    chance = look_for_chance(dataset)
+    if chance.drawing is not None:
+        raise RandomStageError(refusal(chance.drawing))
+    return not chance.is_vouched
+
+
+def _at_another(making: Making, position: int, _at: int) -> AbstractContextManager[None]:
+    return making(position)
+
+
+def _no_scope(_at: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def require_map_style(dataset: Any) -> None:
+    """Raise a ``TypeError`` unless samples can be asked for by index."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{type(dataset).__name__} has no __getitem__ and __len__: only samples that can be asked for by index can be "
+            "mapped and cached"
+        )
+
+
+def map(
+    dataset: Any,
+    fn: Callable[[Any], Any],
+    cache: DatasetCache | None = None,
+    *,
+    version: str | None = None,
+    codec: str | None = None,
+) -> MappedDataset | CachedDataset:
+    """Return a dataset of ``fn(dataset[i])``, cached or not, so that steps compose.
+
+    Args:
+        dataset: Map-style.
+        fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
+        cache: Keeps what ``fn`` returns; None: it is called each time.
+        version: Stands for the code of ``fn``, of which only the name and what it was made with count then; change it
+            whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
+        codec: ``"pickle"``: what has no encoding of its own is pickled.
+
+    Raises:
+        RandomStageError: A cached step draws random numbers.
+        CannotFingerprintError: Nobody can tell whether ``fn`` is the same the next time; pass ``version``.
+    """
+    mapped = MappedDataset(dataset, fn, version=version)
+    return mapped if cache is None else CachedDataset(mapped, cache, codec=codec)
+
+
+class MappedDataset:
+    """``fn(dataset[i])``, made each time.
+
+    Attributes:
+        dataset: What is mapped.
+        fn: Given a sample, returns a sample.
+    """
+
+    def __init__(self, dataset: Any, fn: Callable[[Any], Any], *, version: str | None = None) -> None:
+        """See ``map``."""
+        require_map_style(dataset)
+        if not callable(fn):
+            raise TypeError(f"the function of a map must be callable, not {fn!r}")
+        self.dataset = dataset
+        self.fn = fn
+        self._version = version
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.fn(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Samples of a batch, where those below are found together; None: they are made one by one, as torch does."""
+        return self._batch if _is_cached(self.dataset) else None
+
+    def _batch(self, indices: Sequence[Any]) -> list[Any]:
+        return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
+
+    @property
+    def prefeed_lineage(self) -> Lineage:
+        """Where its samples come from; looks at the code and the parameters of the function."""
+        stage = fingerprint(self.fn) if self._version is None else fingerprint((self._version, AsFarAsTold(self.fn)))
+        return derived(lineage_of(self.dataset), stage)
+
+    def prefeed_state(self) -> Any:
+        """Return what tells it from others, by name."""
+        fn = self.fn if self._version is None else (self._version, AsFarAsTold(self.fn))
+        return {"dataset": self.dataset, "fn": fn}
+
+
+def _is_cached(dataset: Any) -> bool:
+    while isinstance(dataset, MappedDataset):
+        dataset = dataset.dataset
+    return isinstance(dataset, CachedDataset)

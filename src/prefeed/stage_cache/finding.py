@@ -1,0 +1,127 @@
+"""Samples that are in a cache and still true: of each entry's note, the version and the files are compared with the present."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
+
+from prefeed.errors import EntryFormatError
+from prefeed.interception import current_reader
+from prefeed.stage_cache.cache_store import CacheStore
+from prefeed.stage_cache.codec import decode, note_of
+from prefeed.stage_cache.files_seen import FilesSeen, Note, decode_note, keys_now
+from prefeed.stage_cache.layout import Header, unpack_header
+
+_log = logging.getLogger("prefeed")
+
+ABSENT: Final = object()
+"""Stands for a sample that is to be made."""
+
+
+class Finder:
+    """Reads samples from caches of one stage.
+
+    **Threads and processes.** Any thread; may go on after a fork.
+    """
+
+    def __init__(self, *, revalidates: bool, allow_pickle: bool) -> None:
+        """Note how to read.
+
+        Args:
+            revalidates: Files are asked each time whether they have changed; else once.
+            allow_pickle: Decode pickled values as well.
+        """
+        self._revalidates = revalidates
+        self._allow_pickle = allow_pickle
+        self._trusted: dict[bytes, bytes] = {}
+
+    def found(
+        self,
+        store: CacheStore,
+        versions: Sequence[bytes],
+        keys: Sequence[bytes],
+        borrow: ExitStack | None = None,
+    ) -> list[Any]:
+        """Return samples that are in the cache and still true, ``ABSENT`` for others.
+
+        Args:
+            store: The cache.
+            versions: Of the samples, as their dataset knows them.
+            keys: Their identities.
+            borrow: Samples that are all found are views, valid until this is closed. None: they own what they hold.
+        """
+        with ExitStack() as stack:
+            views = stack.enter_context(store.reading()).get_views(keys)
+            entries = [None if view is None else _opened(view) for view in views]
+            notes = [None if entry is None else entry.note for entry in entries]
+            true = self._true(versions, notes)
+            copy = borrow is None or not all(true)
+            samples = [
+                self._decoded(entry, copy=copy) if is_true and entry is not None else ABSENT
+                for entry, is_true in zip(entries, true, strict=True)
+            ]
+            if borrow is not None and not copy:
+                borrow.push(stack.pop_all())
+        _tell_stage_above(note for note, is_true in zip(notes, true, strict=True) if is_true and note is not None)
+        return samples
+
+    def note(self, store: CacheStore, key: bytes) -> Note | None:
+        """Return the note of an entry, true or not; None if there is none. A few microseconds, however large it is."""
+        with store.reading() as views:
+            view = views.get_views((key,))[0]
+            entry = None if view is None else _opened(view)
+            return None if entry is None else entry.note
+
+    def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, Note] | None:
+        """Return the entry of one sample and its note if it is true; None if it is not."""
+        data = store.get(key)
+        entry = None if data is None else _opened(memoryview(data))
+        if data is None or entry is None or not self._true((version,), (entry.note,))[0]:
+            return None
+        return data, entry.note
+
+    def _true(self, versions: Sequence[bytes], notes: Sequence[Note | None]) -> list[bool]:
+        """Return for each note whether it fits the sample's version, and the files as they are now."""
+        wanted = {path for note in notes if note is not None for path in note.paths}
+        now = {path: self._trusted[path] for path in wanted if path in self._trusted}
+        asked = keys_now([path for path in wanted if path not in now])
+        if not self._revalidates:
+            self._trusted.update(asked)
+        now |= asked
+        return [
+            note is not None
+            and note.version == version
+            and (not note.paths or all(now[path] == key for path, key in note.files()))
+            for version, note in zip(versions, notes, strict=True)
+        ]
+
+    def _decoded(self, entry: _Entry, *, copy: bool) -> Any:
+        try:
+            return decode(entry.view, entry.header, copy=copy, allow_pickle=self._allow_pickle)
+        except EntryFormatError as err:
+            _log.warning("prefeed: a damaged entry is recomputed: %s", str(err))
+            return ABSENT
+
+
+class _Entry(NamedTuple):
+    view: memoryview
+    header: Header
+    note: Note
+
+
+def _opened(view: memoryview) -> _Entry | None:
+    try:
+        header = unpack_header(view)
+        return _Entry(view, header, decode_note(note_of(view, header)))
+    except EntryFormatError:
+        return None
+
+
+def _tell_stage_above(notes: Iterable[Note]) -> None:
+    """A sample of a cached stage above is being made of these entries."""
+    reader = current_reader()
+    if isinstance(reader, FilesSeen):
+        for note in notes:
+            reader.add(note)

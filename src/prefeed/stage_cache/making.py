@@ -1,0 +1,425 @@
+"""Samples made and put into a cache, with a note of the files that they are made of, unless they are drawn at random."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from prefeed.errors import CannotEncodeError, EntryFormatError, RandomStageError
+from prefeed.interception import current_reader, reads_from, watch_opens
+from prefeed.interception.asking import Answer
+from prefeed.stage_cache.cache_store import CacheName, CacheStore
+from prefeed.stage_cache.changes import Changes
+from prefeed.stage_cache.codec import Encoder, decode
+from prefeed.stage_cache.files_seen import FilesSeen, Note, encode_note, standing, way_here
+from prefeed.stage_cache.fingerprint import describe
+from prefeed.stage_cache.layout import Header, unpack_header
+from prefeed.stage_cache.library_state import computing_with
+from prefeed.stage_cache.randomness import Watch, left_alone
+from prefeed.types import Buffer
+
+_SHOWN: Final = 40
+
+
+def difference(kept: Buffer, fresh: Buffer, *, allow_pickle: bool = False) -> str | None:
+    """Return in what two entries differ, their notes left out; None when they are the same, bit for bit.
+
+    What is pickled may have other bytes and be equal: there ``==`` decides.
+
+    Args:
+        kept: An entry.
+        fresh: What it is compared with.
+        allow_pickle: Decode pickled values, in order to say in what they differ.
+
+    Returns:
+        A few words for people: where in the sample, and what: type, dtype, shape, length, key, or the first element.
+    """
+    one, other = memoryview(kept), memoryview(fresh)
+    headers = unpack_header(one), unpack_header(other)
+    if _content(one, headers[0]) == _content(other, headers[1]):
+        return None
+    try:
+        values = [
+            decode(view, header, allow_pickle=allow_pickle) for view, header in zip((one, other), headers, strict=True)
+        ]
+    except EntryFormatError:
+        return "its bytes"
+    if headers[0].has_pickle and headers[1].has_pickle and _are_equal(*values):
+        return None
+    return _difference(values[0], values[1], "sample") or "its bytes"
+
+
+def _content(view: memoryview, header: Header) -> tuple[memoryview, memoryview]:
+    return view[header.note_end : header.values_end], view[header.payload_start : header.payload_end]
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - whatever the comparison of a class of the user's makes of it
+        return False
+
+
+def _difference(one: Any, other: Any, where: str) -> str | None:
+    """Return the first difference of two decoded values."""
+    if type(one) is not type(other):
+        return f"{where}: type {type(one).__qualname__}, now {type(other).__qualname__}"
+    if isinstance(one, dict):
+        return _of_dicts(one, other, where)
+    if isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return f"{where}: length {len(one)}, now {len(other)}"
+        pairs = (_difference(a, b, f"{where}[{at}]") for at, (a, b) in enumerate(zip(one, other, strict=True)))
+        return next(filter(None, pairs), None)
+    arrays = _array(one), _array(other)
+    if arrays[0] is not None and arrays[1] is not None:
+        return _of_arrays(arrays[0], arrays[1], one, other, where)
+    state = getattr(one, "__dict__", None)
+    if type(state) is dict and state and type(getattr(other, "__dict__", None)) is dict:
+        return _of_dicts(state, other.__dict__, where)
+    return None if _are_equal(one, other) else f"{where}: {_short(one)}, now {_short(other)}"
+
+
+def _of_dicts(one: dict[Any, Any], other: dict[Any, Any], where: str) -> str | None:
+    if list(one) != list(other):
+        odd = next((key for key in [*one, *other] if (key in one) != (key in other)), None)
+        return f"{where}: the order of its keys" if odd is None else f"{where}: key {_short(odd)}"
+    return next(filter(None, (_difference(one[key], other[key], f"{where}[{key!r}]") for key in one)), None)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return what numpy makes of an array, a tensor or a picture; None for what it makes nothing of."""
+    if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
+        return None
+    try:
+        return np.asarray(value)
+    except Exception:  # noqa: BLE001 - a layout or a type that numpy does not have
+        return None
+
+
+def _of_arrays(one: Any, other: Any, first: Any, second: Any, where: str) -> str | None:
+    for name in ("dtype", "shape"):
+        was, now = (getattr(value, name, getattr(array, name)) for value, array in ((first, one), (second, other)))
+        if was != now:
+            return f"{where}: {name} {_plain(was)}, now {_plain(now)}"
+    if not one.size or one.dtype.hasobject:
+        return None
+    rows = [np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8).reshape(one.size, -1) for array in (one, other)]
+    differs = (rows[0] != rows[1]).any(axis=1)
+    if not differs.any():
+        return None
+    at = tuple(map(int, np.unravel_index(int(differs.argmax()), one.shape)))
+    count = int(differs.sum())
+    place = f"{where}[{', '.join(map(str, at))}]" if at else where
+    return f"{place}: {one[at]}, now {other[at]} ({count} of {one.size} elements differ)"
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, tuple) else value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+_log = logging.getLogger("prefeed")
+
+_FIRST_SAMPLES: Final = 16
+"""What is wrong with a stage is an error while one of its first samples is made; later its samples are no longer kept."""
+
+_TWICE: Final = 4
+"""So many of the first samples that a process makes of a stage are made twice and compared..."""
+
+_LEAST_TWICE: Final = 2
+_LONG_SECONDS: Final = 0.5
+"""... unless making them again takes longer than this: then ``_LEAST_TWICE`` are."""
+
+Scope = AbstractContextManager[None]
+
+
+class Attempt(NamedTuple):
+    """A sample that was made.
+
+    Attributes:
+        sample: What the dataset returned.
+        files: What was opened.
+        drew: The global generator that moved meanwhile; None: none.
+        seconds: How long it took.
+    """
+
+    sample: Any
+    files: FilesSeen
+    drew: str | None
+    seconds: float
+
+
+class Maker:
+    """Makes samples of one stage.
+
+    **Threads and processes.** Any thread, if the dataset allows it; may go on after a fork.
+    """
+
+    def __init__(self, dataset: Any, changes: Changes, *, is_watched: bool, allow_pickle: bool) -> None:
+        """Note how to make them.
+
+        Args:
+            dataset: What makes them.
+            changes: Of the dataset.
+            is_watched: The global generators are watched while a sample is made, and a stage whose samples differ when they
+                are made again is refused. False: the user has said that chance does not matter.
+            allow_pickle: Pickle what has no encoding of its own.
+        """
+        self._dataset = dataset
+        self._changes = changes
+        self._is_watched = is_watched
+        self._allow_pickle = allow_pickle
+        self._encoders = _Encoders()
+        self._num_made = 0
+        self._num_unsure = 0
+        self._num_twice = 0
+        self._longest_seconds = 0.0
+        self._draws = False
+        self._is_same_again = True
+        self._warned: set[str] = set()
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether a sample that differs from the one kept says anything: not where it does so each time."""
+        return self._is_same_again and not self._draws
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the stage was found to be random: none of its samples are kept."""
+        return self._draws
+
+    @property
+    def num_twice(self) -> int:
+        """How many samples were made a second time here."""
+        return self._num_twice
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest that making a sample took here."""
+        return self._longest_seconds
+
+    def made(self, index: Any, scope: Callable[[], Scope]) -> Any:
+        """Return a sample, which is not kept."""
+        watch_opens()
+        attempt = self._attempt(index, scope())
+        standing.taken(attempt.files)
+        return attempt.sample
+
+    def made_and_kept(
+        self, store: CacheStore, version: bytes, index: Any, key: bytes, scope: Callable[[], Scope]
+    ) -> Any:  # fmt: skip
+        """Return a sample, which is kept if that is possible.
+
+        Args:
+            store: Where it is kept.
+            version: Of the sample, as its dataset knows it.
+            index: Which it is.
+            key: Its identity.
+            scope: Opens what it is made in, and made once more if that is needed.
+
+        Raises:
+            RandomStageError: One of the first samples was drawn at random.
+            CannotEncodeError: One of the first samples holds what cannot be kept.
+            Exception: Whatever ``dataset[index]`` raises.
+        """
+        watch_opens()
+        attempt = self._attempt(index, scope())
+        if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
+            attempt = self._attempt(index, scope())
+            if attempt.drew is not None:
+                self._drew(attempt.drew)
+        if self._is_made_twice(store, attempt.files):
+            self._make_again(store, index, attempt)
+        else:
+            standing.taken(attempt.files)
+        standing.tie(attempt.files)
+        if attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more:
+            self._keep(store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds)))
+        self._num_made += 1
+        return attempt.sample
+
+    def made_to_compare(self, index: Any, scope: Callable[[], Scope], kept: Note) -> bytes | None:
+        """Return the entry of a sample as it is made now, without a note; None when it cannot be told.
+
+        No generator that the user's code can see moves. Which files it opens is in the note: only where one of them is not seen
+        to be opened is Python asked to tell of all (``watch_opens``).
+
+        Args:
+            index: Which it is.
+            scope: Opens what it is made in.
+            kept: The note of the entry that it is compared with; where torch cannot compute with as many threads as then,
+                nothing is made.
+        """
+        try:
+            with left_alone(), checking(), computing_with(kept.threads) as is_comparable:
+                if not is_comparable:
+                    return None
+                made = self._attempt(index, scope())
+                if standing.wants_trial(made.files):
+                    standing.tried(made.files, self._attempt(index, scope()).files)
+                elif standing.audited(made.files, kept):
+                    watch_opens()
+                return self._encoded(made.sample)
+        except Exception:  # noqa: BLE001 - whatever the dataset raises: no loop ends by what it did not ask for
+            _log.debug("prefeed: a sample that was found could not be made", exc_info=True)
+            return None
+
+    def differs(self, one: Buffer, other: Buffer) -> str | None:
+        """Return in what two entries differ; None when they do not."""
+        return difference(one, other, allow_pickle=self._allow_pickle)
+
+    def refuse(self, store: CacheStore, where: str, *, may_raise: bool = True) -> None:
+        """Samples of the stage differ each time: keep none of them, nor those that were kept.
+
+        Raises:
+            RandomStageError: It is found with one of the first samples, unless that is not wanted.
+        """
+        if not self._is_watched:
+            self._is_same_again = False  # the user's own will
+            return
+        store.empty()
+        self._draws = True
+        if may_raise and self._num_made < _FIRST_SAMPLES:
+            raise RandomStageError(refusal(where))
+        self._warn_once("draws", f"{where}: its samples are not kept from now on")
+
+    def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Answer] | None = None) -> Attempt:
+        files = FilesSeen(current_reader(), _way, again)
+        began = time.perf_counter()
+        with scope, self._changes.making(), reads_from(files), Watch() as watch:
+            sample = self._dataset[index]
+        seconds = time.perf_counter() - began
+        self._longest_seconds = max(self._longest_seconds, seconds)
+        return Attempt(sample, files, watch.drew if self._is_watched else None, seconds)
+
+    def _is_made_twice(self, store: CacheStore, files: FilesSeen) -> bool:
+        if self._draws:
+            return False
+        num, seconds = _made_twice.get(store.name, (0, 0.0))
+        return num < (_TWICE if seconds < _LONG_SECONDS else _LEAST_TWICE) or standing.is_new(files)
+
+    def _make_again(self, store: CacheStore, index: Any, first: Attempt) -> None:
+        """Make a sample once more, of the bytes that the reader in charge gave.
+
+        It must be the same, and shows which of its files it opens each time.
+        """
+        entry = self._encoded(first.sample)  # before it is made again: it may be one object each time
+        began = time.perf_counter()
+        try:
+            with left_alone(), checking():
+                second = self._attempt(index, nullcontext(), first.files.served)
+        except Exception as err:  # noqa: BLE001 - it differs in that
+            standing.taken(first.files)
+            found: str | None = f"it was made, and making it again raised {type(err).__name__}: {err}"
+        else:
+            standing.tried(first.files, second.files)
+            again = None if entry is None else self._encoded(second.sample)
+            found = None if entry is None or again is None else self.differs(entry, again)
+            if found is not None and first.files.have_changed(second.files):
+                found, first.files.is_complete = (
+                    None,
+                    False,
+                )  # it was made of other bytes: nobody can tell which these were
+        self._num_twice += 1
+        num, seconds = _made_twice.get(store.name, (0, 0.0))
+        _made_twice[store.name] = (num + 1, seconds + time.perf_counter() - began)
+        if found is not None:
+            self.refuse(store, f"{describe(self._dataset)} made sample {index!r} twice, and they differ: {found}")
+
+    def _encoded(self, sample: Any) -> bytes | None:
+        try:
+            return bytes(self._encoders.mine.encode(sample, allow_pickle=self._allow_pickle))
+        except CannotEncodeError:
+            return None  # who keeps it says so
+
+    def _keep(self, store: CacheStore, key: bytes, sample: Any, note: bytes) -> None:
+        try:
+            entry = self._encoders.mine.encode(sample, note=note, allow_pickle=self._allow_pickle)
+        except CannotEncodeError as err:
+            if self._num_made < _FIRST_SAMPLES:
+                raise
+            self._warn_once("encode", f"a sample is not kept: {err}")
+        else:
+            store.put(key, entry)
+
+    def _drew(self, generator: str) -> None:
+        """A generator moved twice: refuse the stage if it did that from the start, else keep no more of it."""
+        name = describe(self._dataset)
+        if threading.active_count() > 1:
+            self._num_unsure += 1
+            self._draws = self._num_unsure >= _FIRST_SAMPLES
+            self._warn_once(
+                "unsure",
+                f"{generator} was drawn from while {name} made a sample, by it or by another thread: such samples are not "
+                "kept; if it was not the stage, mark it with prefeed.not_random",
+            )
+            return
+        where = f"{name} draws from {generator} while it makes a sample"
+        if self._num_made < _FIRST_SAMPLES:
+            raise RandomStageError(refusal(where))
+        self._draws = True
+        self._warn_once("draws", f"{where}: its samples are not kept from now on")
+
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("prefeed: %s", text)
+
+
+def _way() -> int | None:
+    return way_here(Maker._attempt.__code__)
+
+
+_made_twice: dict[CacheName, tuple[int, float]] = {}
+"""How many samples of a stage this process has made twice, and the seconds that the second ones took."""
+
+os.register_at_fork(after_in_child=_made_twice.clear)
+
+
+class _Checking(threading.local):
+    is_checking = False
+
+
+_checking = _Checking()
+
+
+def is_checking() -> bool:
+    """Return whether this thread makes a sample only to compare it with another."""
+    return _checking.is_checking
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Inside it, samples are made only to be compared."""
+    before, _checking.is_checking = _checking.is_checking, True
+    try:
+        yield
+    finally:
+        _checking.is_checking = before
+
+
+class _Encoders(threading.local):
+    """One for each thread: it keeps what it wrote last."""
+
+    def __init__(self) -> None:
+        self.mine = Encoder()
+
+
+def refusal(where: str) -> str:
+    """Return the text of a ``RandomStageError``."""
+    return (
+        f"a stage that draws random numbers cannot be cached, each epoch would see the same ones: {where}. Cache what comes "
+        "before it, and map the random step on top; if its result does not depend on chance, mark it with prefeed.not_random"
+    )
