@@ -18,11 +18,11 @@ from prefeed.cli.text import printable
 from prefeed.config import Config
 from prefeed.jobs.clearing import clear as clear_entries
 from prefeed.jobs.options import SyncEvents, SyncOptions
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.places import held_sets, located
 from prefeed.jobs.rmr import relative_paths, survey
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
 from prefeed.jobs.work import WorkEvents, remove_named, sync_and_renew
+from prefeed.transfer.patterns import Rule
 
 EXIT_INTERRUPTED: Final = 130
 _RULES: Final = "prefeed.rules"

@@ -14,10 +14,8 @@ from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.text import printable
 from prefeed.config import Config, parse_bytes
-from prefeed.copying.records import MEMORY, place_of
-from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
-from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import list_copies
+from prefeed.copying.copies import MEMORY, list_copies, place_of
+from prefeed.copying.staging import StageEvents, StagePlan, StageRequest, StageResult, stage
 from prefeed.errors import ConfigError
 from prefeed.jobs.places import refuse_credentials
 from prefeed.store.capacity import is_tmpfs

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
-from prefeed.copying.engine import CopyProgress
-from prefeed.copying.records import COMPLETE, COPYING, GONE, INTERRUPTED, PARTIAL, REMOVING, CopyRecord
-from prefeed.copying.runs import StagePlan, StageResult
+from prefeed.copying.copies import COMPLETE, COPYING, GONE, INTERRUPTED, PARTIAL, REMOVING, CopyRecord
+from prefeed.copying.staging import StagePlan, StageResult
+from prefeed.transfer.engine import CopyProgress
 
 _MOST_FAILURES: Final = 5
 _COLUMNS: Final = ("source", "path", "state", "files", "size", "when")

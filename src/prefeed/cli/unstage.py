@@ -6,7 +6,7 @@ import click
 
 from prefeed.cli import render, stage_view
 from prefeed.cli.options import config_of, home_option, json_option
-from prefeed.copying.unstaging import find_copies, list_copies, unstage
+from prefeed.copying.copies import find_copies, list_copies, unstage
 from prefeed.jobs.places import refuse_credentials
 
 

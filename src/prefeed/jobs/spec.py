@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.patterns import Rule, Rules
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmupOptions
 from prefeed.sampleset.locations import require_no_credentials
 from prefeed.sampleset.spec import API_VERSION, take_metadata
 from prefeed.sampleset.yaml_fields import Section
+from prefeed.transfer.patterns import Rule, Rules
 
 KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"

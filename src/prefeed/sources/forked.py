@@ -70,7 +70,7 @@ class Reply(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """Part of a listing: path, size, version of each object; an empty one, or a failure, ends it."""
 
-    objects: list[tuple[bytes, int, str]]
+    objects: list[tuple[bytes, int, str, int]]
     failure: Reply | None = None
 
 
@@ -158,7 +158,10 @@ class ForkedReader:
             try:
                 pipe = self._ask(Request(None))
                 while (batch := msgspec.msgpack.decode(read_frame(pipe), type=Batch)).objects:
-                    yield [ObjectInfo(path=os.fsdecode(p), size_bytes=n, version=v) for p, n, v in batch.objects]
+                    yield [
+                        ObjectInfo(path=os.fsdecode(path), size_bytes=size, version=version, modified_seconds=modified)
+                        for path, size, version, modified in batch.objects
+                    ]
                 complete = True
             except (OSError, EOFError, msgspec.DecodeError) as err:
                 raise self._gone() from err

@@ -66,7 +66,7 @@ def _list(source: Source, replies: IO[bytes]) -> None:
 
 def _batches(source: Source) -> Iterator[Batch]:
     for infos in source.list_objects():
-        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version) for info in infos])
+        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version, info.modified_seconds) for info in infos])
 
 
 def _failure(err: SourceError) -> Reply:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import SpecError
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.spec import JobSpec, parse_job
 from prefeed.sampleset.yaml_fields import load_documents
+from prefeed.transfer.patterns import Rule
 
 HEAD = "apiVersion: batch.paddlepaddle.org/v1alpha1\nkind: SampleJob\nmetadata: {name: one, namespace: paddle-system}\nspec:\n"
 

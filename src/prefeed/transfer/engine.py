@@ -2,8 +2,8 @@
 
 ::
 
-    items ──→ thread: body = what the origin has ──chunks──→ sink.write(path, body) ──→ counted
-                 │ failed, may pass: again, later            │ full: nothing more is begun
+    entries ──→ thread: body = what the origin has ──chunks──→ sink.write(entry, body) ──→ counted
+                   │ failed, may pass: again, later            │ full: nothing more is begun
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
-from prefeed.copying.bodies import open_body
-from prefeed.copying.flow import CopyLimits, Flow
 from prefeed.core.retry import RetryPolicy
 from prefeed.errors import (
     BadTargetNameError,
@@ -26,8 +24,13 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
-from prefeed.sources.protocol import Source
-from prefeed.types import Buffer, ObjectInfo
+from prefeed.sources.answers import Listed, require_listed
+from prefeed.sources.file_versions import changed_ns_of
+from prefeed.sources.manifest import version_hash
+from prefeed.sources.protocol import RangeSource, Source
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.flow import PIECE_BYTES, CopyLimits, Flow
+from prefeed.types import Buffer
 
 _STACK_BYTES: Final = 512 * 1024
 _PROGRESS_SECONDS: Final = 0.1
@@ -57,7 +60,7 @@ class Body(Protocol):
 class Sink(Protocol):
     """Where objects go. **Threads**: ``write`` is called from many at once, for different paths."""
 
-    def write(self, path: str, body: Body) -> None:
+    def write(self, entry: Entry, body: Body) -> None:
         """Put the object there under its path, whole or not at all.
 
         Raises:
@@ -108,7 +111,7 @@ class CopySummary:
 
 def copy_objects(
     source: Source,
-    items: Iterable[ObjectInfo],
+    entries: Iterable[Entry],
     sink: Sink,
     *,
     limits: CopyLimits | None = None,
@@ -116,13 +119,13 @@ def copy_objects(
 ) -> CopySummary:
     """Copy objects in about the given order; those that fail are reported, the rest is done.
 
-    **Blocking**: until all is tried or the sink is full. **Threads**: starts its own and ends them; ``items`` is
+    **Blocking**: until all is tried or the sink is full. **Threads**: starts its own and ends them; ``entries`` is
     consumed under a lock, ``progress`` is called in the caller's thread, ten times a second. On Ctrl-C, and whatever
     else is raised there, nothing more is begun, and what is under way may be abandoned.
 
     Args:
         source: Where the objects are.
-        items: What to copy; each path once.
+        entries: What to copy; each path once.
         sink: Where they go.
         limits: What may be in flight.
         progress: Told how far it is.
@@ -131,7 +134,7 @@ def copy_objects(
         SourceError: The origin does not answer any more.
         CopyError: The sink cannot be written.
     """
-    run = _Run(source, items, sink, limits or CopyLimits())
+    run = _Run(source, entries, sink, limits or CopyLimits())
     run.wait(progress or (lambda _: None))
     return run.summary()
 
@@ -139,9 +142,9 @@ def copy_objects(
 class _Run:
     """One copy: its threads and what came of it. The counts are under ``_changed``."""
 
-    def __init__(self, source: Source, items: Iterable[ObjectInfo], sink: Sink, limits: CopyLimits) -> None:
+    def __init__(self, source: Source, entries: Iterable[Entry], sink: Sink, limits: CopyLimits) -> None:
         self._source, self._sink = source, sink
-        self._flow = Flow(items, limits)
+        self._flow = Flow(entries, limits)
         self._policy = RetryPolicy(deadline_seconds=limits.retry_deadline_seconds)
         self._random = random.Random()  # not the global generator: the user's seed stays theirs
         self._started = time.monotonic()
@@ -219,11 +222,11 @@ class _Run:
 
     def _work(self, number: int) -> None:
         try:
-            while (info := self._flow.take(number)) is not None:
+            while (entry := self._flow.take(number)) is not None:
                 try:
-                    self._copy(info)
+                    self._copy(entry)
                 finally:
-                    self._flow.give_back(info)
+                    self._flow.give_back(entry)
         except BaseException as err:  # noqa: BLE001 - raised again in the caller's thread
             self._stop(err)
         finally:
@@ -231,18 +234,18 @@ class _Run:
                 self._num_working -= 1
                 self._changed.notify_all()
 
-    def _copy(self, info: ObjectInfo) -> None:
+    def _copy(self, entry: Entry) -> None:
         """Copy one object, trying again while that may help, and count how it ended."""
         try:
-            size_bytes, seconds = self._try(info)
+            size_bytes, seconds = self._try(entry)
         except TargetFullError as err:
             self._full = self._full or str(err)
             self._stop()
         except BadTargetNameError as err:
             with self._changed:
-                self._failures.append(CopyFailure(path=info.path, code=err.code, message=str(err)))
+                self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
         except SourceError as err:
-            self._failed(info, err)
+            self._failed(entry, err)
         else:
             self._flow.succeeded(size_bytes, seconds)
             with self._changed:
@@ -252,15 +255,15 @@ class _Run:
             if len(self._threads) < self._flow.num_threads:
                 self._start_threads()
 
-    def _try(self, info: ObjectInfo) -> tuple[int, float]:
+    def _try(self, entry: Entry) -> tuple[int, float]:
         """Return size in bytes and time in seconds of the try that succeeded."""
         started, attempts = time.monotonic(), 0
         while True:
             attempts += 1
             begun = time.monotonic()
             try:
-                body = open_body(self._source, info)
-                self._sink.write(info.path, body)
+                body = open_body(self._source, entry)
+                self._sink.write(entry, body)
                 return body.size_bytes, time.monotonic() - begun
             except SourceError as err:
                 if isinstance(err, ThrottledError):
@@ -276,12 +279,12 @@ class _Run:
         keeps_changing = isinstance(err, TruncatedBodyError) and attempts >= _MOST_CHANGES
         return err.retryable and delay is not None and not keeps_changing and not self._stopped.wait(delay)
 
-    def _failed(self, info: ObjectInfo, err: SourceError) -> None:
+    def _failed(self, entry: Entry, err: SourceError) -> None:
         is_silent = isinstance(err, TransientSourceError) and not isinstance(err, TruncatedBodyError)
         with self._changed:
             if self._stopped.is_set() and err.retryable:
                 return  # it was not tried to the end
-            self._failures.append(CopyFailure(path=info.path, code=err.code, message=str(err)))
+            self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
             self._num_silent = self._num_silent + 1 if is_silent else 0
             is_gone = self._num_silent >= _MOST_SILENCE
         if is_gone:
@@ -293,3 +296,83 @@ class _Run:
             self._fatal = self._fatal or err
         self._stopped.set()
         self._flow.stop()
+
+
+# ---------------------------------------------------------------- what an origin has of one object
+
+
+class WholeBody:
+    """An object in memory."""
+
+    def __init__(self, data: Buffer, version: str) -> None:
+        self._data = data
+        self.version = version
+        self.size_bytes = memoryview(data).nbytes
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield all of it."""
+        yield self._data
+
+
+class PiecewiseBody:
+    """An object whose pieces are asked for one after another, all of one version."""
+
+    def __init__(self, source: RangeSource, entry: Entry, version: str) -> None:
+        self._source = source
+        self._path = entry.path
+        self.version = version
+        self.size_bytes = entry.size_bytes
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the pieces in order; see ``Body.chunks``."""
+        for start in range(0, self.size_bytes, PIECE_BYTES):
+            yield self._piece(start, min(PIECE_BYTES, self.size_bytes - start))
+        self._piece(0, 1)  # a file may have changed while its last piece was read
+
+    def _piece(self, start: int, size_bytes: int) -> Buffer:
+        piece = self._source.fetch_range(self._path, start, size_bytes)
+        if piece.version != self.version:
+            raise TruncatedBodyError(
+                f"{self._source.locate(self._path)} changed while it was copied; do not write to training data meanwhile",
+                path=self._path,
+            )
+        return piece.data
+
+
+def open_body(source: Source, entry: Entry) -> Body:
+    """Return the object as it is at the origin now.
+
+    Raises:
+        WrongAnswerError: It has another size than was listed, though not another version.
+        SourceError: The origin's own.
+    """
+    if entry.size_bytes > PIECE_BYTES and entry.version and hasattr(source, "fetch_range"):
+        ranged = cast(RangeSource, source)
+        version = _listed_version(ranged, entry)
+        if version:
+            return PiecewiseBody(ranged, entry, version)
+    return _whole(source, entry)
+
+
+def _listed_version(source: RangeSource, entry: Entry) -> str:
+    """Return the version of an object that is as it was listed; empty for others, and where a server cannot send a part."""
+    try:
+        version = source.fetch_range(entry.path, 0, 1).version
+    except SourceError as err:
+        if err.retryable:
+            raise
+        return ""
+    changed_ns = changed_ns_of(version)
+    is_listed = version == entry.version if changed_ns is None else changed_ns == entry.mtime_ns
+    return version if is_listed else ""
+
+
+def _whole(source: Source, entry: Entry) -> WholeBody:
+    fetched = source.fetch(entry.path)
+    # A file's time goes with its bytes. A store's version stays as it was listed: some spell it differently there.
+    is_of_file = changed_ns_of(fetched.version) is not None
+    version = fetched.version if is_of_file else entry.version or fetched.version
+    require_listed(
+        fetched, Listed(entry.size_bytes, version_hash(entry.version)), lambda: source.locate(entry.path)
+    )  # fmt: skip
+    return WholeBody(fetched.data, version)

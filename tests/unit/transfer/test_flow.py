@@ -4,26 +4,26 @@ import threading
 
 import pytest
 
-from prefeed.copying.flow import CopyLimits, Flow
-from prefeed.types import ObjectInfo
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.flow import CopyLimits, Flow
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-ITEMS = [ObjectInfo(path=str(number), size_bytes=1000, version="") for number in range(10)]
+ITEMS = [Entry(str(number), 1000) for number in range(10)]
 
 
 class Taker:
     """Takes one object in a thread of its own."""
 
     def __init__(self, flow: Flow, number: int) -> None:
-        self.taken: ObjectInfo | None = None
+        self.taken: Entry | None = None
         self._thread = threading.Thread(target=self._take, args=(flow, number), daemon=True)
         self._thread.start()
 
     def _take(self, flow: Flow, number: int) -> None:
         self.taken = flow.take(number)
 
-    def wait(self) -> ObjectInfo | None:
+    def wait(self) -> Entry | None:
         self._thread.join(60)
         assert not self._thread.is_alive()
         return self.taken

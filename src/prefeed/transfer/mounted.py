@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ from prefeed.errors import JobError
 from prefeed.sources.mounts import Mount, mounts_by_number
 from prefeed.system.files import sync, write_private
 from prefeed.system.machine import mount_number
+from prefeed.system.paths import overlap_by_name
+from prefeed.transfer.entries import parents_of
 
 FORMAT: Final = 1
 SOURCE, TARGET = "source", "target"
@@ -84,7 +86,7 @@ class MetMounts:
             there = now.get(number)
             if there is not None and (there.point, there.type) == (mount.point, mount.type):
                 continue
-            if number in self._numbers.values() or any(_are_in_one_another(mount.point, one) for one in self._places):
+            if number in self._numbers.values() or any(overlap_by_name(mount.point, one) for one in self._places):
                 said.append(f"{mount.point} was mounted when the sync began, and is not any more")
         if not said and _identity_of(self._root) != self._identity:
             said.append(f"{self._root} was unmounted, mounted over or replaced while the sync went on")
@@ -160,13 +162,6 @@ class MountRecord:
             ) from err
 
 
-def parents_of(path: str) -> Iterator[str]:
-    """Yield the directories that a path lies in, the nearest first, the root, ``""``, last."""
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
 def lies_in(path: str, directories: Collection[str]) -> bool:
     """Return whether a path lies in one of these directories, at any depth."""
     return bool(directories) and any(above in directories for above in parents_of(path))
@@ -189,11 +184,6 @@ def _comes_by_itself(mount: Mount | None, mounts: Mapping[int, Mount]) -> bool:
     if mount is None or above is None:
         return False
     return above.type == _AUTOMOUNTER or (above.type == mount.type and mount.type in _SUBMOUNTED)
-
-
-def _are_in_one_another(one: str, other: str) -> bool:
-    one, other = one.rstrip("/") + "/", other.rstrip("/") + "/"
-    return one.startswith(other) or other.startswith(one)
 
 
 def _identity_of(path: str) -> tuple[int, int, int | None] | None:

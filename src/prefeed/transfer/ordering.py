@@ -11,7 +11,7 @@ from typing import IO, Final
 import msgspec
 
 from prefeed.errors import JobError
-from prefeed.jobs.entries import Listed, key_of
+from prefeed.transfer.entries import Entry, key_of
 
 _IN_MEMORY: Final = 100_000
 """Objects sorted at a time: some 40 MB."""
@@ -19,15 +19,15 @@ _IN_MEMORY: Final = 100_000
 _LENGTH_BYTES: Final = 4
 
 
-def checked_order(listed: Iterable[Listed], where: str) -> Iterator[Listed]:
+def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
     """Yield what a store lists, each path once, without the empty objects that consoles make for directories.
 
     Raises:
         JobError: It does not list in key order, so that nothing can be compared.
     """
     last = b""
-    held: Listed | None = None
-    for one in listed:
+    held: Entry | None = None
+    for one in entries:
         if held is not None and not one.path.startswith(held.path + "/"):
             yield held
         held = None
@@ -45,25 +45,25 @@ def checked_order(listed: Iterable[Listed], where: str) -> Iterator[Listed]:
         yield held
 
 
-def sorted_on_disk(listed: Iterable[Listed], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Listed]:
+def sorted_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Entry]:
     """Yield a listing in key order, each path once; of those that it has twice the last counts.
 
     Args:
-        listed: In any order.
+        entries: In any order.
         directory: Where parts lie meanwhile, in files without a name.
         in_memory: Most objects that are in memory.
     """
     runs: list[IO[bytes]] = []
-    part: dict[str, Listed] = {}
+    part: dict[str, Entry] = {}
     try:
-        for one in listed:
+        for one in entries:
             part[one.path] = one
             if len(part) >= in_memory:
                 runs.append(_written(_sorted(part), directory))
                 part = {}
-        parts: list[Iterator[Listed]] = [_read(run) for run in runs]
-        last: Listed | None = None
-        for one in heapq.merge(*parts, iter(_sorted(part)), key=lambda listed: key_of(listed.path)):
+        parts: list[Iterator[Entry]] = [_read(run) for run in runs]
+        last: Entry | None = None
+        for one in heapq.merge(*parts, iter(_sorted(part)), key=lambda entry: key_of(entry.path)):
             if last is not None and last.path != one.path:
                 yield last
             last = one  # merge is stable: of equal paths the later part comes last
@@ -74,11 +74,11 @@ def sorted_on_disk(listed: Iterable[Listed], directory: Path, *, in_memory: int 
             run.close()
 
 
-def _sorted(part: dict[str, Listed]) -> list[Listed]:
-    return sorted(part.values(), key=lambda listed: key_of(listed.path))
+def _sorted(part: dict[str, Entry]) -> list[Entry]:
+    return sorted(part.values(), key=lambda entry: key_of(entry.path))
 
 
-def _written(part: list[Listed], directory: Path) -> IO[bytes]:
+def _written(part: list[Entry], directory: Path) -> IO[bytes]:
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - whoever merges closes it
     for one in part:
         _write(file, one)
@@ -86,34 +86,32 @@ def _written(part: list[Listed], directory: Path) -> IO[bytes]:
     return file
 
 
-def _write(file: IO[bytes], one: Listed) -> None:
+def _write(file: IO[bytes], one: Entry) -> None:
     record = msgspec.msgpack.encode((key_of(one.path), *one[1:]))
     file.write(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
 
 
-def _read(file: IO[bytes]) -> Iterator[Listed]:
-    decoder = msgspec.msgpack.Decoder(tuple[bytes, int, int, str, bool])
+def _read(file: IO[bytes]) -> Iterator[Entry]:
+    decoder = msgspec.msgpack.Decoder(tuple[bytes, int, int | None, str, bool])
     while length := file.read(_LENGTH_BYTES):
         path, size_bytes, mtime_ns, etag, is_file = decoder.decode(file.read(int.from_bytes(length, "little")))
-        yield Listed(path.decode("utf-8", "surrogateescape"), size_bytes, mtime_ns, etag, is_file)
+        yield Entry(path.decode("utf-8", "surrogateescape"), size_bytes, mtime_ns, etag, is_file)
 
 
 class Spool:
-    """Listed objects put by until the end, in a file without a name: nobody finds it, and a kill takes it along.
+    """Entries put by until the end, in a file without a name: nobody finds it, and a kill takes it along.
 
     **Threads**: ``add`` under a lock of the caller's, or from one thread; ``close`` at the end.
     """
 
     def __init__(self, directory: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by close()
-        self.num_listed = 0
 
-    def add(self, listed: Listed) -> None:
+    def add(self, entry: Entry) -> None:
         """Put one by."""
-        _write(self._file, listed)
-        self.num_listed += 1
+        _write(self._file, entry)
 
-    def __iter__(self) -> Iterator[Listed]:
+    def __iter__(self) -> Iterator[Entry]:
         """Yield all, in the order in which they came."""
         self._file.seek(0)
         return _read(self._file)

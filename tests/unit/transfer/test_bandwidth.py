@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.jobs.bandwidth import Bandwidth, PacedSource
 from prefeed.testing.sources import MemorySource
+from prefeed.transfer.flow import Bandwidth, PacedSource
 
 
 def test_bytes_are_paid_for_one_after_the_other() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import TransientSourceError
-from prefeed.jobs import ordered_walk
-from prefeed.jobs.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer import ordered_walk
+from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
 from unit.jobs.trees import make
 
 

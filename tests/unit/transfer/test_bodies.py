@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import resolve
-from prefeed.copying.bodies import PIECE_BYTES, PiecewiseBody, open_body
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
 from prefeed.testing.sources import Fault, FaultySource, MemorySource
-from prefeed.types import ObjectInfo
+from prefeed.transfer.engine import PIECE_BYTES, PiecewiseBody, open_body
+from prefeed.transfer.entries import Entry, stamp_of
 from servers import http_server, nginx_server, write_index
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 LARGE = PIECE_BYTES * 2 + 12345
 
 
-def listed(source: Source) -> dict[str, ObjectInfo]:
-    return {info.path: info for batch in source.list_objects() for info in batch}
+def listed(source: Source) -> dict[str, Entry]:
+    return {info.path: Entry.of(info) for batch in source.list_objects() for info in batch}
 
 
 def large_file(directory: Path) -> bytes:
@@ -37,7 +37,7 @@ def test_a_small_file_comes_whole_with_its_version(tmp_path: Path) -> None:
 
     body = open_body(source, info)
 
-    assert ([*body.chunks()], body.version, body.size_bytes) == ([b"abc"], info.version, 3)
+    assert ([*body.chunks()], body.version, body.size_bytes) == ([b"abc"], source.fetch("a").version, 3)
 
 
 def test_a_file_that_changed_since_it_was_listed_comes_as_it_is_now(tmp_path: Path) -> None:
@@ -48,7 +48,8 @@ def test_a_file_that_changed_since_it_was_listed_comes_as_it_is_now(tmp_path: Pa
 
     body = open_body(source, info)
 
-    assert (body.size_bytes, body.version) == (5, listed(source)["a"].version)
+    assert (body.size_bytes, body.version) == (5, source.fetch("a").version)
+    assert stamp_of(info, body.version) == (tmp_path / "a").stat().st_mtime_ns
 
 
 def test_a_large_file_comes_in_pieces(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_large_object_of_a_server_comes_in_pieces(tmp_path: Path) -> None:
     with nginx_server(root, tmp_path / "nginx") as url:
         source = open_source(url, resolve())
         version = source.fetch("large").version
-        body = open_body(source, ObjectInfo(path="large", size_bytes=LARGE, version=version))
+        body = open_body(source, Entry("large", LARGE, None, version))
         assert isinstance(body, PiecewiseBody)
         assert b"".join(bytes(piece) for piece in body.chunks()) == data
         source.close()
@@ -94,7 +95,7 @@ def test_a_server_without_ranges_sends_it_whole(tmp_path: Path) -> None:
     with http_server(tmp_path) as server:
         source = open_source(server.url, resolve())
         version = source.fetch("large").version
-        body = open_body(source, ObjectInfo(path="large", size_bytes=LARGE, version=version))
+        body = open_body(source, Entry("large", LARGE, None, version))
         assert b"".join(bytes(piece) for piece in body.chunks()) == data
         source.close()
 
@@ -121,4 +122,4 @@ def test_too_few_bytes_of_the_same_version_are_an_error() -> None:
 
 def test_what_is_gone_is_the_origins_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
-        open_body(PosixSource(str(tmp_path)), ObjectInfo(path="a", size_bytes=1, version="v"))
+        open_body(PosixSource(str(tmp_path)), Entry("a", 1, None, "v"))

@@ -1,10 +1,9 @@
-"""A directory as a place of jobs."""
+"""A directory as a place: listed, written to, removed from."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import stat
@@ -12,28 +11,36 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from prefeed.copying.engine import Body
-from prefeed.copying.versions import COARSEST_STEP, TIME_STEPS
-from prefeed.errors import JobConflictError, JobError, PrefeedError, TruncatedBodyError
-from prefeed.jobs.entries import Listed, is_same_in_directory, stamp_of
-from prefeed.jobs.mounted import MetMounts, lies_in, parents_of
-from prefeed.jobs.ordered_walk import WORK_NAME, Problem, Tree, TreeEvents
-from prefeed.jobs.patterns import Rules
-from prefeed.jobs.rooted_dir import Beneath, raise_translated
+from prefeed.errors import CopyError, JobConflictError, JobError, PrefeedError, TruncatedBodyError
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
+from prefeed.system.locks import is_named, locked_at_once
 from prefeed.system.machine import process_mark
 from prefeed.system.removing import Boundary, emptied
+from prefeed.transfer.engine import Body
+from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of
+from prefeed.transfer.mounted import MetMounts, lies_in
+from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.patterns import WORK_NAME, Rules
+from prefeed.transfer.rooted_dir import NO_ROOM, RootedDir, raise_translated
 
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_PROBED_TIME: Final = 1_700_000_001_123_456_789
 _RESERVED_FROM_BYTES: Final = 1024**2
+"""Larger files get their blocks before they are written: one that does not fit is found out at its begin."""
+
 _MODE_BITS: Final = 0o7777
 _MOST_PROBLEMS: Final = 10_000
 """That are told one by one."""
 
 _NOT_SINGLE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """What file systems answer that cannot sync a directory by itself."""
+
+_PROBED_TIME: Final = 1_700_000_001_123_456_789
+_TIME_STEPS: Final = (1, 100, 1000, 10**6, 10**9)
+"""Differences in time, in nanoseconds, that file systems may be able to keep, smallest first."""
+
+_COARSEST_STEP: Final = 2 * 10**9
 
 
 class DirectoryPlace:
@@ -56,8 +63,8 @@ class DirectoryPlace:
         self.num_problems = 0
         self._hidden: set[str] = set()
         self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
-        self._step_ns = TIME_STEPS[0]
-        self._beneath: Beneath | None = None
+        self._step_ns = _TIME_STEPS[0]
+        self._rooted: RootedDir | None = None
         self._made_in = _nearest_above(root)
         try:
             if make:
@@ -67,21 +74,21 @@ class DirectoryPlace:
         self.mounts = MetMounts(root)
 
     @property
-    def beneath(self) -> Beneath:
+    def rooted(self) -> RootedDir:
         """The directory, open from now on.
 
         Raises:
             JobError: It cannot be opened.
         """
-        if self._beneath is None:
+        if self._rooted is None:
             try:
-                self._beneath = Beneath(self.url)
+                self._rooted = RootedDir(self.url)
             except OSError as err:
                 raise JobError(f"{self.url} cannot be used: {err.strerror}", path=self.url) from err
-            self._beneath.one_file_system = self.one_file_system is not False
-        return self._beneath
+            self._rooted.one_file_system = self.one_file_system is not False
+        return self._rooted
 
-    def list_in_order(self, rules: Rules) -> Iterator[Listed]:
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
         """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``.
 
         What leads nowhere is put by in ``broken_links``, and what cannot be looked at in ``problems``: what is there is not
@@ -111,7 +118,7 @@ class DirectoryPlace:
         )
         return _taken(tree, rules, self.mounts)
 
-    def list_target(self, rules: Rules) -> Iterator[Listed]:
+    def list_target(self, rules: Rules) -> Iterator[Entry]:
         """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
         if not os.path.isdir(self.url):  # a dry run makes nothing
             return iter(())
@@ -178,46 +185,30 @@ class DirectoryPlace:
         """See ``Root.source``."""
         return PosixSource(self.url)
 
-    def is_same(self, source: Listed, found: Listed) -> bool:
+    def is_same(self, source: Entry, found: Entry) -> bool:
         """See ``Target.is_same``."""
-        return is_same_in_directory(source, found, step_ns=self._step_ns)
+        return is_copy(source, found, step_ns=self._step_ns)
 
     def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> DirectorySink:
         """See ``Target.open_sink``."""
-        sink = DirectorySink(
-            self.beneath, modes_of=origin if perms else None, durable_up_to=self._made_in if durable else None
-        )
+        try:
+            sink = DirectorySink(
+                self.rooted, modes_of=origin if perms else None, durable_up_to=self._made_in if durable else None
+            )
+        except OSError as err:
+            raise JobError(f"{self.url} cannot be written to: {err.strerror}", path=self.url) from err
         self._step_ns = sink.step_ns
         return sink
 
-    def remove_unchanged(self, listed: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
         """See ``Root.remove_unchanged``. What lies behind a link stays: it is not below the root."""
-        for one in listed:
-            yield one, self._remove_unchanged(one)
+        for one in entries:
+            yield one, self.rooted.remove_unchanged(one)
 
     def close(self) -> None:
         """See ``Root.close``."""
-        if self._beneath is not None:
-            self._beneath.close()
-
-    def _remove_unchanged(self, one: Listed) -> str:
-        try:
-            with self.beneath.parent_of(one.path, removes=True) as (parent, name):
-                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if one.is_file and not stat.S_ISREG(status.st_mode):
-                    return "is a link, which is left alone"
-                if (status.st_size, status.st_mtime_ns) != (one.size_bytes, one.mtime_ns):
-                    return "has changed since it was listed"
-                os.unlink(name, dir_fd=parent)
-        except FileNotFoundError:
-            return ""
-        except PrefeedError as err:
-            return str(err)
-        except OSError as err:
-            if err.errno == errno.EBUSY:
-                return "is in use, perhaps by a mount on it"
-            return err.strerror or str(err)
-        return ""
+        if self._rooted is not None:
+            self._rooted.close()
 
     def status(self, path: str) -> os.stat_result | None:
         """Return what a path leads to; None when nothing is there.
@@ -230,7 +221,7 @@ class DirectoryPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def why_not_kept(self, one: Listed, original: os.stat_result | None, *, folds_case: bool) -> str:
+    def why_not_kept(self, one: Entry, original: os.stat_result | None, *, folds_case: bool) -> str:
         """Return why this place would have no copy of an object once its original is removed; empty when it would.
 
         Args:
@@ -239,7 +230,7 @@ class DirectoryPlace:
             folds_case: Its copy may be there under another spelling.
         """
         try:
-            found = self.beneath.status(one.path)
+            found = self.rooted.status(one.path)
         except (OSError, PrefeedError) as err:
             return f"its copy cannot be looked at: {err}"
         if found is None and folds_case:
@@ -252,7 +243,7 @@ class DirectoryPlace:
         return ""
 
 
-def _taken(tree: Iterable[Listed], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Listed]:
+def _taken(tree: Iterable[Entry], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Entry]:
     for one in tree:
         if mounts is not None and mounts.empty:
             mounts.fill(one.path)
@@ -263,70 +254,114 @@ def _taken(tree: Iterable[Listed], rules: Rules, mounts: MetMounts | None = None
 
 
 class DirectorySink:
-    """Makes files in a directory of its own below the destination, reads them back, and renames them.
+    """Makes files in a directory of its own, reads them back, and renames them: each is whole under its name, or not there.
 
-    What a killed one left there is removed by the next. See ``places.TargetSink``.
+    What a killed one left where files are made is removed by the next. See ``places.TargetSink``.
+
+    **Threads**: ``write`` and ``link`` from many at once, for different paths.
+
+    Args:
+        root: Where files go.
+        work: The directory that files are made in, by the directory that it lies in and its name; by default it is below the
+            root. Both are on one file system.
+        mode: Of new files, less the umask.
+        modes_of: Files keep the mode and the owner that they have there.
+        durable_up_to: Each file is on its disk when it has its name, and the directories up to this one are put there by
+            ``make_durable``; None: the machine writes them when it likes.
+
+    Attributes:
+        step_ns: The smallest difference in time, in nanoseconds, that files there keep.
+        folds_case: Whether ``A`` and ``a`` are one name there.
+        num_same: See ``TargetSink``.
+        bytes_same: See ``TargetSink``.
+
+    Raises:
+        JobConflictError: Another one writes there.
+        OSError: Nothing can be written there.
     """
 
     def __init__(
-        self, beneath: Beneath, *, modes_of: RangeSource | None, durable_up_to: str | None = None
-    ) -> None:  # fmt: skip
+        self,
+        root: RootedDir,
+        *,
+        work: tuple[RootedDir, str] | None = None,
+        mode: int = 0o666,
+        modes_of: RangeSource | None = None,
+        durable_up_to: str | None = None,
+    ) -> None:
         self.num_same = self.bytes_same = 0
         self._lock = threading.Lock()
-        self._beneath = beneath
+        self._root, self._mode = root, mode
         self._modes_of = modes_of
         self._durable_up_to = durable_up_to
         self._changed_directories = {""}
-        self._expected: dict[str, tuple[Listed, bool]] = {}
+        self._compared: set[str] = set()
         self._names = itertools.count()
         self._mark = process_mark()
-        try:
-            self._work = _made_and_held(beneath)
-        except OSError as err:
-            raise JobError(f"{beneath.root} cannot be written to: {err.strerror}", path=beneath.root) from err
+        self._holder, self._work_name = work or (root, WORK_NAME)
+        self._work = _made_and_held(self._holder, self._work_name)
         try:
             self.step_ns, self.folds_case = _probe(self._work)
-        except OSError as err:
+        except BaseException:
             os.close(self._work)
-            raise JobError(f"{beneath.root} cannot be written to: {err.strerror}", path=beneath.root) from err
+            raise
 
-    def expect(self, listed: Listed, *, compare: bool) -> None:
-        """See ``TargetSink.expect``."""
-        self._expected[listed.path] = (listed, compare)
+    def expect_same(self, path: str) -> None:
+        """See ``TargetSink.expect_same``."""
+        self._compared.add(path)
 
-    def write(self, path: str, body: Body) -> None:
+    def write(self, entry: Entry, body: Body) -> None:
         """See ``Sink.write``."""
-        listed, compare = self._expected[path]
-        where = f"{self._beneath.root}/{path}"
+        path = entry.path
         try:
-            if compare and self._holds(path, body):
-                self._stamp_there(path, listed)
+            if path in self._compared and self._holds(path, body):
+                self._stamp_there(path, stamp_of(entry, body.version))
                 with self._lock:
                     self.num_same += 1
                     self.bytes_same += body.size_bytes
             else:
-                self._make(path, listed, body)
+                self._make(entry, body)
         except OSError as err:
             if isinstance(err, PrefeedError):  # some of the origin's are OSErrors too
                 raise
-            raise_translated(err, where)
-        self._expected.pop(path, None)  # kept for another try when this one failed
+            raise_translated(err, self._root.locate(path))
         if self._durable_up_to is not None:
             with self._lock:
                 self._changed_directories.update(parents_of(path))
 
+    def link(self, path: str, target: str) -> None:
+        """Put a symbolic link there, in place of a file or link that is there."""
+        temporary = self._new_name()
+        try:
+            os.symlink(target, temporary, dir_fd=self._work)
+            self._publish(temporary, path)
+        except OSError as err:
+            self._drop(temporary)
+            raise_translated(err, self._root.locate(path))
+        except PrefeedError:
+            self._drop(temporary)
+            raise
+
+    def make_directory(self, path: str) -> None:
+        """See ``TargetSink.make_directory``."""
+        try:
+            with self._root.directory(path, make=True):
+                pass
+        except OSError as err:
+            raise_translated(err, self._root.locate(path))
+
     def make_durable(self) -> None:
         """See ``TargetSink.make_durable``: directories, from the lowest up to the one in which the first was made."""
         assert self._durable_up_to is not None, "files were not written so"
-        where = self._beneath.root
+        where = self._root.root
         try:
             for path in sorted(self._changed_directories, key=len, reverse=True):
-                where = f"{self._beneath.root}/{path}"
-                with self._beneath.directory(path) as descriptor:
+                where = self._root.locate(path)
+                with self._root.directory(path) as descriptor:
                     _sync_directory(descriptor)
-            for where in _up_to(self._beneath.root, self._durable_up_to):
+            for where in _up_to(self._root.root, self._durable_up_to):
                 try:
-                    descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    descriptor = os.open(where, _DIRECTORY)
                 except PermissionError:
                     os.sync()  # this user may not open it, and so cannot sync it alone
                     break
@@ -339,36 +374,37 @@ class DirectorySink:
                 f"{where} cannot be written to its disk: {err.strerror}; nothing was deleted", path=where
             ) from err
 
-    def make_directory(self, path: str) -> None:
-        """See ``TargetSink.make_directory``."""
-        try:
-            with self._beneath.directory(path, make=True):
-                pass
-        except OSError as err:
-            raise_translated(err, f"{self._beneath.root}/{path}")
-
     def close(self) -> None:
         """See ``TargetSink.close``."""
         _empty(self._work)
         with contextlib.suppress(OSError):
-            os.rmdir(WORK_NAME, dir_fd=self._beneath.descriptor)
+            os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
         os.close(self._work)  # and with it the lock
 
-    def _make(self, path: str, listed: Listed, body: Body) -> None:
-        temporary = (
-            f"{self._mark}-{next(self._names)}"  # the lock may not reach another node, which empties the directory
-        )
+    def _make(self, entry: Entry, body: Body) -> None:
+        temporary = self._new_name()
         try:
-            self._write(temporary, path, listed, body)
-            with self._beneath.parent_of(path, make=True) as (parent, name):
-                os.rename(temporary, name, src_dir_fd=self._work, dst_dir_fd=parent)
+            self._write(temporary, entry, body)
+            self._publish(temporary, entry.path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=self._work)
+            self._drop(temporary)
             raise
 
-    def _write(self, temporary: str, path: str, listed: Listed, body: Body) -> None:
-        file = os.open(temporary, _FLAGS, 0o666, dir_fd=self._work)
+    def _new_name(self) -> str:
+        # The lock may not reach another node, which empties the directory: names of two processes are never the same.
+        return f"{self._mark}-{next(self._names)}"
+
+    def _publish(self, temporary: str, path: str) -> None:
+        with self._root.parent_of(path, make=True) as (parent, name):
+            os.rename(temporary, name, src_dir_fd=self._work, dst_dir_fd=parent)
+
+    def _drop(self, temporary: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=self._work)
+
+    def _write(self, temporary: str, entry: Entry, body: Body) -> None:
+        where = self._root.locate(entry.path)
+        file = os.open(temporary, _FLAGS, self._mode, dir_fd=self._work)
         try:
             if body.size_bytes >= _RESERVED_FROM_BYTES:
                 _reserve(file, body.size_bytes)
@@ -377,13 +413,15 @@ class DirectorySink:
                 view = memoryview(chunk).cast("B")
                 _write_all(file, view)
                 if not _reads_back(file, written, view):
-                    raise JobError(f"{self._beneath.root}/{path}: what was read back is not what was written")
+                    raise CopyError(f"{where}: what was read back is not what was written", path=where)
                 written += len(view)
             if written != body.size_bytes:
-                raise TruncatedBodyError(f"{path}: {written} bytes came, {body.size_bytes} were announced", path=path)
+                raise TruncatedBodyError(f"{where}: {written} bytes came, {body.size_bytes} were announced", path=where)
             if self._modes_of is not None:
-                _take_over(file, self._modes_of.locate(path))
-            _stamp(file, listed)
+                _take_over(file, self._modes_of.locate(entry.path))
+            stamp = stamp_of(entry, body.version)
+            if stamp is not None:
+                os.utime(file, ns=(stamp, stamp))
             if self._durable_up_to is not None:
                 os.fsync(file)
         finally:
@@ -391,7 +429,7 @@ class DirectorySink:
 
     def _holds(self, path: str, body: Body) -> bool:
         try:
-            with self._beneath.parent_of(path) as (parent, name):
+            with self._root.parent_of(path) as (parent, name):
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
         except OSError:
             return False
@@ -411,10 +449,9 @@ class DirectorySink:
         finally:
             os.close(file)
 
-    def _stamp_there(self, path: str, listed: Listed) -> None:
-        with self._beneath.parent_of(path) as (parent, name):
-            stamp = stamp_of(listed)
-            if stamp is not None:
+    def _stamp_there(self, path: str, stamp: int | None) -> None:
+        if stamp is not None:
+            with self._root.parent_of(path) as (parent, name):
                 os.utime(name, ns=(stamp, stamp), dir_fd=parent, follow_symlinks=False)
 
 
@@ -436,12 +473,6 @@ def _reads_back(file: int, offset: int, view: memoryview) -> bool:
     return True
 
 
-def _stamp(file: int, listed: Listed) -> None:
-    stamp = stamp_of(listed)
-    if stamp is not None:
-        os.utime(file, ns=(stamp, stamp))
-
-
 def _take_over(file: int, original: str) -> None:
     status = os.stat(original)
     if os.geteuid() == 0:
@@ -453,8 +484,9 @@ def _reserve(file: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(file, 0, size_bytes)
     except OSError as err:
-        if err.errno in (28, 122):  # ENOSPC, EDQUOT: found out at the begin
+        if err.errno in NO_ROOM:
             raise
+        # Some file systems cannot: there it is found out when it is written.
 
 
 def _sync_directory(descriptor: int) -> None:
@@ -482,37 +514,31 @@ def _up_to(root: str, last: str) -> Iterator[str]:
         yield root
 
 
-def _made_and_held(beneath: Beneath) -> int:
+def _made_and_held(holder: RootedDir, name: str) -> int:
     """Return the open directory for files being made, empty, this process's alone until it is closed."""
-    while True:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(WORK_NAME, 0o700, dir_fd=beneath.descriptor)
-        try:
-            work = os.open(
-                WORK_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=beneath.descriptor
-            )
-        except FileNotFoundError:
-            continue  # another one removes it at this moment
-        except OSError as err:
-            raise JobError(f"{beneath.root}/{WORK_NAME} cannot be used: {err.strerror}; remove it") from err
-        try:
-            fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(work), os.stat(WORK_NAME, dir_fd=beneath.descriptor, follow_symlinks=False)):
-                if Boundary.of(work) != Boundary.of(beneath.descriptor):
-                    raise OSError(errno.EXDEV, f"{WORK_NAME} in it is a mount; unmount that")
-                _empty(work)
-                return work
-        except FileNotFoundError:
-            pass
-        except BlockingIOError as err:
-            os.close(work)
-            raise JobConflictError(
-                f"another sync writes to {beneath.root}; wait until it is done, or stop it", path=beneath.root
-            ) from err
-        except OSError:
-            os.close(work)
-            raise
+
+    def opened() -> int:
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=holder.descriptor)
+            try:
+                return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=holder.descriptor)
+            except FileNotFoundError:
+                continue  # another one removes it at this moment
+            except OSError as err:
+                raise OSError(err.errno, f"{name} in it cannot be used: {err.strerror}; remove it") from err
+
+    try:
+        work = locked_at_once(opened, lambda work: is_named(work, name, within=holder.descriptor))
+    except BlockingIOError as err:
+        raise JobConflictError(
+            f"another sync writes to {holder.root}; wait until it is done, or stop it", path=holder.root
+        ) from err
+    if Boundary.of(work) != Boundary.of(holder.descriptor):
         os.close(work)
+        raise OSError(errno.EXDEV, f"{name} in it is a mount; unmount that")
+    _empty(work)
+    return work
 
 
 def _empty(work: int) -> None:
@@ -529,7 +555,7 @@ def _probe(work: int) -> tuple[int, bool]:
     seen = os.stat(name, dir_fd=work).st_mtime_ns
     folds_case = _is_there(work, name.upper())
     os.unlink(name, dir_fd=work)
-    return next((step for step in TIME_STEPS if _PROBED_TIME // step * step == seen), COARSEST_STEP), folds_case
+    return next((step for step in _TIME_STEPS if _PROBED_TIME // step * step == seen), _COARSEST_STEP), folds_case
 
 
 def _is_there(directory: int, name: str) -> bool:

@@ -13,11 +13,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PrefeedError, TransientSourceError
-from prefeed.jobs.entries import Listed, key_of
 from prefeed.system.machine import mount_number
-
-WORK_NAME: Final = ".prefeed-sync"
-"""Directory in a destination where files are made; never listed, copied or removed as if it were data."""
+from prefeed.system.trust import beneath
+from prefeed.transfer.entries import Entry, key_of
 
 _THREADS: Final = 16
 _CHUNK: Final = 32
@@ -79,7 +77,7 @@ class _Chunk:
     """Entries that follow one another, with what was asked for them."""
 
     names: list[_Name]
-    found: Future[list[Listed | Problem | None]]
+    found: Future[list[Entry | Problem | None]]
     scans: dict[str, Future[_Scan]] = field(default_factory=dict)
 
 
@@ -112,6 +110,7 @@ class Tree:
 
     Args:
         root: Absolute path of the directory.
+        descriptor: Of the root, open already: this very directory is listed, whatever comes to its name.
         follow: Links are what they lead to, and broken ones are left out; if not, they are listed as no files.
         never: Device and inode of directories that are not gone into.
         enters: Says of a directory's path whether to go into it.
@@ -123,15 +122,18 @@ class Tree:
         root: str,
         *,
         follow: bool,
+        descriptor: int | None = None,
         never: frozenset[tuple[int, int]] = frozenset(),
         enters: Callable[[str], bool] = lambda _: True,
         events: TreeEvents | None = None,
     ) -> None:
-        self._root, self._prefix = root, root.rstrip("/") + "/"
+        self._shown = root.rstrip("/") + "/"
+        self._root = root if descriptor is None else beneath(descriptor)
+        self._prefix = self._root.rstrip("/") + "/"
         self._follow, self._enters, self._never = follow, enters, never
         self._events = events or TreeEvents()
 
-    def __iter__(self) -> Iterator[Listed]:
+    def __iter__(self) -> Iterator[Entry]:
         """Yield all files.
 
         Raises:
@@ -142,9 +144,9 @@ class Tree:
         try:
             scan = self._scan_open("", None)
         except NotADirectoryError as err:
-            raise ObjectNotFoundError(f"{self._root} is no directory; name the one that holds the files") from err
+            raise ObjectNotFoundError(f"{self._shown[:-1]} is no directory; name the one that holds the files") from err
         except OSError as err:
-            raise _translated(err, self._root) from err
+            raise _translated(err, self._shown[:-1] or "/") from err
         assert scan.directory is not None, "never has no directory that is the root"
         root = scan.directory
         self._events.mount("", root.identity[2])
@@ -154,9 +156,11 @@ class Tree:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         if self._identity("") != root.identity:
-            raise TransientSourceError(f"{self._root} was unmounted or replaced while it was listed", path=self._root)
+            raise TransientSourceError(
+                f"{self._shown[:-1]} was unmounted or replaced while it was listed", path=self._shown[:-1]
+            )
 
-    def _walk(self, pool: ThreadPoolExecutor, scan: _Scan) -> Iterator[Listed]:
+    def _walk(self, pool: ThreadPoolExecutor, scan: _Scan) -> Iterator[Entry]:
         assert scan.directory is not None, "it was gone into"
         for problem in scan.problems:
             self._events.problem(problem)
@@ -171,12 +175,12 @@ class Tree:
             for name, found in zip(done.names, done.found.result(), strict=True):
                 if name.is_directory:
                     yield from self._below(pool, name, done.scans[name.path].result(), scan.directory)
-                elif isinstance(found, Listed):
+                elif isinstance(found, Entry):
                     yield found
                 elif found is not None:
                     self._events.problem(found)
 
-    def _below(self, pool: ThreadPoolExecutor, name: _Name, scan: _Scan, above: _Directory) -> Iterator[Listed]:
+    def _below(self, pool: ThreadPoolExecutor, name: _Name, scan: _Scan, above: _Directory) -> Iterator[Entry]:
         if scan.directory is None:
             for problem in scan.problems:
                 self._events.problem(problem)
@@ -202,7 +206,7 @@ class Tree:
         try:
             return self._scan_open(path, above)
         except OSError as err:
-            gone = self._gone(path, above) if err.errno in _NOTHING_THERE else _problem(err, self._prefix, path)
+            gone = self._gone(path, above) if err.errno in _NOTHING_THERE else _problem(err, self._shown, path)
             return _Scan(None, problems=[gone] if gone is not None else [])
 
     def _scan_open(self, path: str, above: _Directory | None) -> _Scan:
@@ -218,13 +222,12 @@ class Tree:
             try:
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        if (name := entry.name) == WORK_NAME:
-                            continue
+                        name = entry.name
                         try:
                             is_directory = entry.is_dir(follow_symlinks=self._follow)
                         except OSError as err:
                             if err.errno not in _NOTHING_THERE:
-                                scan.problems.append(_problem(err, self._prefix, relative + name))
+                                scan.problems.append(_problem(err, self._shown, relative + name))
                                 continue
                             is_directory = False  # the question after its status tells more
                         if not is_directory:
@@ -234,7 +237,7 @@ class Tree:
             except OSError as err:
                 if above is None:
                     raise
-                scan.problems.append(_problem(err, self._prefix, path))
+                scan.problems.append(_problem(err, self._shown, path))
             scan.names.extend(name for _, name in sorted(found, key=lambda pair: pair[0]))
             return scan
         finally:
@@ -244,15 +247,15 @@ class Tree:
         no_link = 0 if self._follow or not path else os.O_NOFOLLOW
         return os.open(self._prefix + path if path else self._root, _DIRECTORY | no_link)
 
-    def _statuses(self, names: list[_Name], above: _Directory) -> list[Listed | Problem | None]:
+    def _statuses(self, names: list[_Name], above: _Directory) -> list[Entry | Problem | None]:
         return [None if name.is_directory else self._status(name.path, above) for name in names]
 
-    def _status(self, path: str, above: _Directory) -> Listed | Problem | None:
+    def _status(self, path: str, above: _Directory) -> Entry | Problem | None:
         try:
             status = os.stat(self._prefix + path, follow_symlinks=self._follow)
         except OSError as err:
             if err.errno not in _NOTHING_THERE:
-                return _problem(err, self._prefix, path)
+                return _problem(err, self._shown, path)
             if self._follow and os.path.islink(self._prefix + path):
                 self._events.broken(path)
                 return None
@@ -260,7 +263,7 @@ class Tree:
         is_file = stat.S_ISREG(status.st_mode)
         if not is_file and self._follow:
             return None
-        return Listed(path, status.st_size, status.st_mtime_ns, "", is_file)
+        return Entry(path, status.st_size, status.st_mtime_ns, "", is_file)
 
     def _gone(self, path: str, above: _Directory | None) -> Problem | None:
         """Return None where a name was removed: the directory that had it is as it was, and has it no more.
@@ -273,17 +276,17 @@ class Tree:
                 descriptor = self._open(above.path.rstrip("/"))
             except OSError as err:
                 if err.errno not in _NOTHING_THERE or above.above is None:
-                    return _problem(err, self._prefix, above.path.rstrip("/"))
+                    return _problem(err, self._shown, above.path.rstrip("/"))
                 path, above = above.path.rstrip("/"), above.above  # removed with all that was in it, perhaps
                 continue
             try:
                 if _identity_of(descriptor) != above.identity:
-                    return _changed(self._prefix, above.path.rstrip("/"))
+                    return _changed(self._shown, above.path.rstrip("/"))
                 if os.path.basename(path) in os.listdir(descriptor):
-                    return _changed(self._prefix, path)
+                    return _changed(self._shown, path)
                 return None
             except OSError as err:
-                return _problem(err, self._prefix, above.path.rstrip("/"))
+                return _problem(err, self._shown, above.path.rstrip("/"))
             finally:
                 os.close(descriptor)
         return None

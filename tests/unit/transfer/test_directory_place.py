@@ -10,14 +10,16 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import JobError, JobSpecError
-from prefeed.jobs import directory_place
 from prefeed.jobs import sync as sync_module
-from prefeed.jobs.directory_place import DirectorySink
-from prefeed.jobs.entries import Listed
 from prefeed.jobs.options import SyncOptions, SyncResult
-from prefeed.jobs.ordered_walk import WORK_NAME
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.sync import sync
+from prefeed.sources.protocol import Source
+from prefeed.transfer import directory as directory_module
+from prefeed.transfer import engine
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.engine import Body
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.patterns import WORK_NAME, Rule
 from unit.jobs.trees import make, tree
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -32,7 +34,7 @@ def run(source: object, target: object, **options: object) -> SyncResult:
 @pytest.fixture
 def mounted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links stand for bind mounts: their real path is their own."""
-    monkeypatch.setattr(sync_module, "refuse_overlap", lambda _: None)
+    monkeypatch.setattr(sync_module, "refuse_overlap", lambda *_: None)
 
 
 @pytest.mark.usefixtures("mounted_twice")
@@ -113,14 +115,14 @@ def test_what_a_killed_sync_left_is_no_data_wherever_it_came_to(tmp_path: Path) 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in the target is there under any spelling, and a new one takes the place of the old."""
-    rename, is_there = os.rename, directory_place._is_there
+    rename, is_there = os.rename, directory_module._is_there
 
     def renamed(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         there = next((name for name in os.listdir(dst_dir_fd) if name.casefold() == new.casefold()), new)
         rename(old, there, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "rename", renamed)
-    monkeypatch.setattr(directory_place, "_is_there", lambda work, name: is_there(work, name.lower()))
+    monkeypatch.setattr(directory_module, "_is_there", lambda work, name: is_there(work, name.lower()))
 
 
 @pytest.mark.usefixtures("folding")
@@ -245,8 +247,8 @@ def test_a_file_system_that_syncs_no_single_directory_is_synced_whole(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "sync", lambda: whole.append(set(tree(source))))
-    monkeypatch.setattr(directory_place.os, "fsync", refuse)
-    monkeypatch.setattr("prefeed.jobs.mounted.write_private", lambda *_: None)
+    monkeypatch.setattr(directory_module.os, "fsync", refuse)
+    monkeypatch.setattr("prefeed.transfer.mounted.write_private", lambda *_: None)
     assert run(source, target, delete_src=True).num_deleted_src == 2
     assert whole[0] == set(FILES)
 
@@ -272,18 +274,18 @@ def test_a_file_that_is_removed_before_it_is_copied_is_no_failure(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = make(tmp_path / "source", FILES), make(tmp_path / "target", {"b/c": b"old", "extra": b"e"})
-    expect = DirectorySink.expect
+    open_body = engine.open_body
 
-    def remove_then(self: DirectorySink, listed: Listed, *, compare: bool) -> None:
-        expect(self, listed, compare=compare)
-        if listed.path == "b/c":
+    def remove_then(origin: Source, listed: Entry) -> Body:
+        if listed.path == "b/c" and (source / "b/c").is_file():
             (source / "b/c").unlink()
             if what == "directory":
                 (source / "b").rmdir()
             elif what == "comes back":  # as something that cannot be opened
                 (source / "b/c").symlink_to("nowhere")
+        return open_body(origin, listed)
 
-    monkeypatch.setattr(DirectorySink, "expect", remove_then)
+    monkeypatch.setattr(engine, "open_body", remove_then)
     result = run(source, target, delete_dst=True)
 
     assert result.is_complete == (what != "comes back")

@@ -13,12 +13,13 @@ from moto.s3.responses import S3Response
 
 from prefeed.config import resolve
 from prefeed.errors import TruncatedBodyError
-from prefeed.jobs import store_place
 from prefeed.jobs.options import SyncOptions, SyncResult
-from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.rmr import remove
-from prefeed.jobs.store_place import StorePlace, StoreSink
 from prefeed.jobs.sync import sync
+from prefeed.transfer import store as store_module
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.patterns import WORK_NAME
+from prefeed.transfer.store import StorePlace, StoreSink
 from servers import S3_ENVIRONMENT, moto_server, put_into_moto
 from unit.jobs.trees import make, tree
 
@@ -97,7 +98,7 @@ def test_a_listing_that_fails_at_its_second_page_deletes_nothing(
         return real(self)
 
     monkeypatch.setattr(S3Response, "list_objects_v2", refuse_the_second)
-    monkeypatch.setattr(store_place, "_BATCH", 20)  # the client gives as many as these at a time, or the error
+    monkeypatch.setattr(store_module, "_BATCH", 20)  # the client gives as many as these at a time, or the error
     result = run(f"{bucket.url}/set", target, delete_dst=True, delete_src=True, threads=4)
 
     assert (result.num_listed, result.num_failed) == (20, 1)
@@ -131,7 +132,7 @@ def test_a_store_that_keeps_other_bytes_is_found_out_each_time(monkeypatch: pyte
 
     for _ in range(3):
         with pytest.raises(TruncatedBodyError, match="has other bytes than were sent"):
-            sink.write("a", body)
+            sink.write(Entry("a", 3), body)
 
 
 def test_digests_that_are_none_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_digests_that_are_none_are_not_asked_for_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(place, "head", lambda _path: SimpleNamespace(size_bytes=1))
     body = SimpleNamespace(version="", size_bytes=1, chunks=lambda: iter([b"x"]))
 
-    sink.write("a", body)
-    sink.write("b", body)
+    sink.write(Entry("a", 3), body)
+    sink.write(Entry("b", 3), body)
 
     assert asked == ["a"]

@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefeed.errors import JobSpecError
-from prefeed.jobs.ordered_walk import WORK_NAME
+from prefeed.transfer.entries import key_of
+
+WORK_NAME: Final = ".prefeed-sync"
+"""Directory in a destination where files are made; never listed, copied or removed as if it were data."""
 
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 
@@ -49,7 +52,7 @@ class Rules:
 
     def __init__(self, rules: Sequence[Rule] = (), *, start: str = "", end: str = "") -> None:
         self._rules = [(compiled(rule.pattern), rule.pattern.endswith("/"), rule.excludes) for rule in rules]
-        self._start, self._end = _key(start), _key(end)
+        self._start, self._end = key_of(start), key_of(end)
 
     def takes(self, path: str) -> bool:
         """Return whether a file or object of this path is taken; what a killed sync left never is, wherever it came to."""
@@ -63,16 +66,17 @@ class Rules:
 
     def takes_below(self, directory: str) -> bool:
         """Return False when nothing in a directory can be taken; those above it were asked already."""
-        return not self._excludes(directory.rstrip("/"), is_directory=True)
+        directory = directory.rstrip("/")
+        return directory.rpartition("/")[2] != WORK_NAME and not self._excludes(directory, is_directory=True)
 
     def is_past_end(self, path: str) -> bool:
         """Return True when neither this path nor any that sorts behind it is taken."""
-        return bool(self._end) and _key(path) > self._end
+        return bool(self._end) and key_of(path) > self._end
 
     def _is_in_range(self, path: str) -> bool:
         if not self._start and not self._end:
             return True
-        key = _key(path)
+        key = key_of(path)
         return self._start <= key and (not self._end or key <= self._end)
 
     def _excludes(self, path: str, *, is_directory: bool = False) -> bool:
@@ -121,7 +125,3 @@ def _translated(body: str, pattern: str) -> str:
             out.append(re.escape(body[at]))
             at += 1
     return "".join(out)
-
-
-def _key(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")

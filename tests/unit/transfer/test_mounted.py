@@ -6,9 +6,9 @@ import pytest
 
 from prefeed.config import Config
 from prefeed.errors import JobError
-from prefeed.jobs import mounted
-from prefeed.jobs.mounted import SOURCE, TARGET, MetMounts, MountRecord, first_below, lies_in
 from prefeed.sources.mounts import mounts_by_number
+from prefeed.transfer import mounted
+from prefeed.transfer.mounted import SOURCE, TARGET, MetMounts, MountRecord, first_below, lies_in
 
 BEFORE = """\
 20 1 0:20 / / rw - ext4 /dev/a rw

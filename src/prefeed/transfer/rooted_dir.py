@@ -14,12 +14,12 @@ import stat
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
-from prefeed.copying.names import why_unsafe
-from prefeed.errors import BadTargetNameError, JobError, PrefeedError, TargetFullError
-from prefeed.system.removing import Boundary
+from prefeed.errors import BadTargetNameError, CopyError, JobError, PrefeedError, TargetFullError
+from prefeed.system.removing import IS_MOUNT, Boundary, Failed, emptied, removed_at
+from prefeed.transfer.entries import Entry, why_unsafe
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 LEFT_ALONE: Final = "nothing in it is removed. Name it itself, or give --no-one-file-system to remove in it too"
 _IN_THE_WAY: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
 _NOT_THERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
@@ -28,30 +28,36 @@ _NOT_THERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
 
 
-class Beneath:
+class RootedDir:
     """One directory, and what may be done below it.
 
     **Threads**: any. **Ownership**: whoever makes it closes it; also a context manager.
 
     Args:
         root: A directory that is there; it may be a link itself, for it was named.
+        descriptor: Of the same, open already; it is this object's from now on.
+        is_own: prefeed has made it: where the kernel does not tell mounts apart, a removal stays on the file system.
 
     Attributes:
         one_file_system: What is mounted below is left alone by what removes; False: it is a part of the directory.
+        identity: Device and inode.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, descriptor: int | None = None, is_own: bool = False) -> None:
         self.root = root
         self.one_file_system = True
-        self.descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._is_own = is_own
+        self.descriptor = (
+            os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptor is None else descriptor
+        )
         status = os.fstat(self.descriptor)
         self.identity = (status.st_dev, status.st_ino)
         self._boundary = Boundary.of(self.descriptor)
 
-    def __enter__(self) -> Beneath:
+    def __enter__(self) -> RootedDir:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,6 +66,30 @@ class Beneath:
     def close(self) -> None:
         """Let go of the directory."""
         os.close(self.descriptor)
+
+    def locate(self, path: str) -> str:
+        """Return the full path, for messages."""
+        return f"{self.root.rstrip('/')}/{path}"
+
+    def inner(self, name: str) -> RootedDir:
+        """Return a directory in this one, made if it is not there, as the root of its own; it is no link, and no mount.
+
+        Raises:
+            OSError: It is, or cannot be opened.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        try:
+            descriptor = os.open(name, _DIRECTORY, dir_fd=self.descriptor)
+        except OSError as err:
+            if _is_link(self.descriptor, name):
+                raise OSError(errno.ELOOP, "is a link, which is not followed; remove it", self.locate(name)) from err
+            raise OSError(err.errno, err.strerror, self.locate(name)) from err
+        inner = RootedDir(self.locate(name), descriptor=descriptor, is_own=self._is_own)
+        if inner._boundary != self._boundary:
+            inner.close()
+            raise OSError(errno.EXDEV, "is a mount; unmount it", self.locate(name))
+        return inner
 
     @property
     def within(self) -> Boundary | None:
@@ -70,7 +100,7 @@ class Beneath:
         """
         if not self.one_file_system:
             return None
-        if self._boundary.mount is None:
+        if self._boundary.mount is None and not self._is_own:
             raise JobError(
                 f"nothing below {self.root} is removed: the kernel does not say what is mounted there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
@@ -89,8 +119,8 @@ class Beneath:
 
         Raises:
             BadTargetNameError: The path could lead out of the root, by its own parts or by a link on the way.
-            JobError: It leads into a mount, and something is to be removed.
-            OSError: A directory on the way is missing, or cannot be opened.
+            OSError: A directory on the way is missing, or cannot be opened; EXDEV, with the full path of a mount, when
+                something is to be removed behind one.
         """
         parts = safe_parts(path)
         with self.directory("/".join(parts[:-1]), make=make, removes=removes) as descriptor:
@@ -108,8 +138,7 @@ class Beneath:
                 os.close(descriptor)
                 descriptor = following
                 if within is not None and Boundary.of(descriptor) != within:
-                    where = f"{self.root.rstrip('/')}/{'/'.join(parts[: at + 1])}"
-                    raise JobError(f"{where} is a mount, or a file system of its own: {LEFT_ALONE}", path=where)
+                    raise OSError(errno.EXDEV, IS_MOUNT, self.locate("/".join(parts[: at + 1])))
             yield descriptor
         finally:
             os.close(descriptor)
@@ -122,6 +151,42 @@ class Beneath:
         except FileNotFoundError:
             return None
 
+    def remove(self, path: str, *, failed: Failed) -> Iterator[int]:
+        """Remove what lies at a path, with all that is below it; of the root, all that is in it.
+
+        Yields the size of each file and link that went. Raises as ``parent_of``.
+
+        Args:
+            path: Relative to the root; empty: the root.
+            failed: Told the relative path of what stays, and why.
+        """
+        within = self.within
+        if not path:
+            yield from emptied(self.descriptor, "", within=within, failed=failed)
+            return
+        with contextlib.suppress(FileNotFoundError), self.parent_of(path, removes=True) as (parent, name):
+            yield from removed_at(parent, name, path, within=within, failed=failed)
+
+    def remove_unchanged(self, entry: Entry) -> str:
+        """Remove a file or link that is as it was listed; return why it is still there, or an empty text."""
+        try:
+            with self.parent_of(entry.path, removes=True) as (parent, name):
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if entry.is_file and not stat.S_ISREG(status.st_mode):
+                    return "is a link, which is left alone"
+                if (status.st_size, status.st_mtime_ns) != (entry.size_bytes, entry.mtime_ns):
+                    return "has changed since it was listed"
+                os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            return ""
+        except PrefeedError as err:
+            return str(err)
+        except OSError as err:
+            if err.errno == errno.EBUSY:
+                return "is in use, perhaps by a mount on it"
+            return why_left(err)
+        return ""
+
     def remove_empty(self, path: str) -> bool:
         """Remove a directory; return False when something is in it, or it is none."""
         try:
@@ -130,6 +195,14 @@ class Beneath:
         except (OSError, PrefeedError):
             return False
         return True
+
+
+def why_left(err: OSError) -> str:
+    """Return why something that was to be removed is still there."""
+    reason = err.strerror or str(err)
+    if err.errno != errno.EXDEV:
+        return reason
+    return f"{err.filename}: {reason}: {LEFT_ALONE}" if err.filename else f"{reason}: {LEFT_ALONE}"
 
 
 def safe_parts(path: str) -> list[str]:
@@ -160,17 +233,21 @@ def _step(descriptor: int, part: str, *, make: bool, path: str) -> int:
 
 
 def _kind(descriptor: int, part: str) -> str:
-    try:
-        is_link = stat.S_ISLNK(os.stat(part, dir_fd=descriptor, follow_symlinks=False).st_mode)
-    except OSError:
-        is_link = False
+    is_link = _is_link(descriptor, part)
     return f"{part!r}, which is a link and is not followed" if is_link else f"{part!r}, which is no directory"
 
 
+def _is_link(descriptor: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
 def raise_translated(err: OSError, where: str) -> NoReturn:
-    """Raise the error of the tree that stands for one of a file below the root."""
+    """Raise the error of the tree that stands for one of a file or directory that was to be written."""
     reason = err.strerror or str(err)
-    if err.errno in _NO_ROOM:
+    if err.errno in NO_ROOM:
         raise TargetFullError(f"the file system is full: {where}: {reason}", path=where) from err
     if err.errno in _IN_THE_WAY:
         raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
@@ -182,4 +259,4 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
         ) from err
     if err.errno in _BAD_NAME or err.errno in _NOT_THERE:
         raise BadTargetNameError(f"{where}: {reason}", path=where) from err
-    raise JobError(f"{where} cannot be changed: {reason}; what was done stays", path=where) from err
+    raise CopyError(f"{where} cannot be written: {reason}; what was copied stays", path=where) from err

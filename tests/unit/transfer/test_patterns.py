@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from prefeed.errors import JobSpecError
-from prefeed.jobs.patterns import Rule, Rules
+from prefeed.transfer.patterns import Rule, Rules
 
 EXCLUDED = [
     ("*.tmp", "a/b.tmp", True),

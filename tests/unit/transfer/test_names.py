@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.copying.names import directories_of, sort_out, why_unsafe
-from prefeed.types import ObjectInfo
+from prefeed.transfer.entries import Entry, directories_of, sort_out, why_unsafe
 
 
-def info(path: str, size: int = 1) -> ObjectInfo:
-    return ObjectInfo(path=path, size_bytes=size, version="v")
+def info(path: str, size: int = 1) -> Entry:
+    return Entry(path, size, None, "v")
 
 
 @pytest.mark.parametrize(

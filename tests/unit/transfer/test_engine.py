@@ -6,9 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from leaks import wait_until
-from prefeed.copying import engine
-from prefeed.copying.engine import Body, CopyProgress, CopySummary, copy_objects
-from prefeed.copying.flow import CopyLimits
 from prefeed.errors import (
     AccessDeniedError,
     BadTargetNameError,
@@ -19,7 +16,10 @@ from prefeed.errors import (
 )
 from prefeed.sources.protocol import Source
 from prefeed.testing.sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
-from prefeed.types import ObjectInfo
+from prefeed.transfer import engine
+from prefeed.transfer.engine import Body, CopyProgress, CopySummary, copy_objects
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.flow import CopyLimits
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -34,15 +34,15 @@ class DictSink:
         self.objects: dict[str, bytes] = {}
         self.errors = errors or {}
 
-    def write(self, path: str, body: Body) -> None:
+    def write(self, entry: Entry, body: Body) -> None:
         data = b"".join(bytes(chunk) for chunk in body.chunks())
-        if path in self.errors:
-            raise self.errors[path]
-        self.objects[path] = data
+        if entry.path in self.errors:
+            raise self.errors[entry.path]
+        self.objects[entry.path] = data
 
 
-def items_of(source: Source) -> list[ObjectInfo]:
-    return [info for batch in source.list_objects() for info in batch]
+def items_of(source: Source) -> list[Entry]:
+    return [Entry.of(info) for batch in source.list_objects() for info in batch]
 
 
 def copy(source: Source, sink: DictSink, **more: object) -> CopySummary:
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_it_though_the_origin_stalls(monkeypatch: pytest.Monke
 
 
 def test_items_that_cannot_be_had_are_the_callers_error() -> None:
-    def broken() -> Iterator[ObjectInfo]:
+    def broken() -> Iterator[Entry]:
         yield from items_of(MemorySource(OBJECTS))[:5]
         raise RuntimeError("the list ended badly")
 

@@ -1,4 +1,4 @@
-"""A place in an object store, or on an HTTP server, as a place of jobs."""
+"""A place in an object store, or on a web server: listed, written to, removed from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import obstore
 
 from prefeed.config import Config
-from prefeed.copying.engine import Body
 from prefeed.errors import JobError, ObjectNotFoundError, TruncatedBodyError
-from prefeed.jobs.entries import Listed, is_same_in_store, md5_of
-from prefeed.jobs.ordering import checked_order, sorted_on_disk
-from prefeed.jobs.patterns import Rules
-from prefeed.jobs.rooted_dir import safe_parts
 from prefeed.prefetching import BackgroundGenerator
-from prefeed.sources.listing import version_of
+from prefeed.sources.listing import modified_of, version_of
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.store_errors import cause_of, translate
+from prefeed.transfer.engine import Body
+from prefeed.transfer.entries import Entry, is_same_in_store, md5_of
+from prefeed.transfer.ordering import checked_order, sorted_on_disk
+from prefeed.transfer.patterns import Rules
+from prefeed.transfer.rooted_dir import safe_parts
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:
@@ -48,18 +48,17 @@ class HttpPlace:
         self._config = config
         self._source = ObjectStoreSource(root, config)
 
-    def list_in_order(self, rules: Rules) -> Iterator[Listed]:
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
         """See ``Root.list_in_order``; more than 100,000 objects are sorted on disk, in the home."""
         infos = (info for batch in self._source.list_objects() for info in batch if rules.takes(info.path))
-        listed = (Listed(info.path, info.size_bytes, 0, info.version) for info in infos)
         self._config.home.mkdir(parents=True, exist_ok=True)
-        return sorted_on_disk(listed, self._config.home)
+        return sorted_on_disk(map(Entry.of, infos), self._config.home)
 
     def source(self) -> RangeSource:
         """See ``Root.source``."""
         return self._source
 
-    def remove_unchanged(self, listed: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
         """Raise: nothing can be removed there."""
         raise JobError(f"nothing can be removed from {self.url}: it is a web server")
 
@@ -79,7 +78,7 @@ class StorePlace:
         self._lock = threading.Lock()
         self._client: ObjectStore | None = None
 
-    def list_in_order(self, rules: Rules) -> Iterator[Listed]:
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
         """See ``Root.list_in_order``."""
         for one in checked_order(self._list(), self.url):
             if rules.is_past_end(one.path):
@@ -87,11 +86,11 @@ class StorePlace:
             if rules.takes(one.path):
                 yield one
 
-    def list_target(self, rules: Rules) -> Iterator[Listed]:
+    def list_target(self, rules: Rules) -> Iterator[Entry]:
         """See ``Target.list_target``."""
         return self.list_in_order(rules)
 
-    def list_below(self, path: str) -> Iterator[Listed]:
+    def list_below(self, path: str) -> Iterator[Entry]:
         """Yield the object of this path, and those below it, in key order; others are not asked for."""
         found = self.head(path) if path else None
         if found is not None:
@@ -102,7 +101,7 @@ class StorePlace:
         """See ``Root.source``."""
         return self._source
 
-    def is_same(self, source: Listed, found: Listed) -> bool:
+    def is_same(self, source: Entry, found: Entry) -> bool:
         """See ``Target.is_same``."""
         return is_same_in_store(source, found)
 
@@ -110,9 +109,9 @@ class StorePlace:
         """See ``Target.open_sink``. Two at once are no harm: each object is put whole. There are no modes to keep."""
         return StoreSink(self)
 
-    def remove_unchanged(self, listed: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
         """See ``Root.remove_unchanged``."""
-        rest = iter(listed)
+        rest = iter(entries)
         with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
             while batch := list(islice(rest, _BATCH)):
                 found = list(pool.map(self.head, (one.path for one in batch)))
@@ -126,13 +125,13 @@ class StorePlace:
         if paths:
             self.ask(self.url, lambda client: obstore.delete(client, paths))
 
-    def head(self, path: str) -> Listed | None:
+    def head(self, path: str) -> Entry | None:
         """Return what the store says of one object now; None when it is not there."""
         try:
             meta = self.ask(self._source.locate(path), lambda client: obstore.head(client, path))
         except ObjectNotFoundError:
             return None
-        return _listed(meta, path)
+        return _entry(meta, path)
 
     def read(self, path: str) -> Iterator[Buffer]:
         """Yield the bytes of an object."""
@@ -166,20 +165,19 @@ class StorePlace:
                 self._client = self._source.open_for_writing()
             return self._client
 
-    def _list(self, prefix: str = "") -> Iterator[Listed]:
+    def _list(self, prefix: str = "") -> Iterator[Entry]:
         try:
             for batch in obstore.list(self._open_client(), prefix or None, chunk_size=_BATCH):
                 for meta in batch:
-                    yield _listed(meta, meta["path"])
+                    yield _entry(meta, meta["path"])
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
             raise translate(err, self.url, timeout=self._config.request_timeout) from cause_of(err)
 
 
-def _listed(meta: ObjectMeta, path: str) -> Listed:
-    seconds = int(meta["last_modified"].timestamp())
-    return Listed(path, meta["size"], seconds * _NANOSECONDS, version_of(meta))
+def _entry(meta: ObjectMeta, path: str) -> Entry:
+    return Entry(path, meta["size"], modified_of(meta) * _NANOSECONDS, version_of(meta))
 
 
 class StoreSink:
@@ -194,13 +192,13 @@ class StoreSink:
         self._lock = threading.Lock()
         self._tells_md5 = True
 
-    def expect(self, listed: Listed, *, compare: bool) -> None:
-        """See ``TargetSink.expect``."""
-        if compare:
-            self._compared.add(listed.path)
+    def expect_same(self, path: str) -> None:
+        """See ``TargetSink.expect_same``."""
+        self._compared.add(path)
 
-    def write(self, path: str, body: Body) -> None:
+    def write(self, entry: Entry, body: Body) -> None:
         """See ``Sink.write``; large objects go in parts, and appear when the last one is there."""
+        path = entry.path
         safe_parts(path)
         if path in self._compared and self._holds(path, body):
             with self._lock:
