@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
@@ -119,6 +120,10 @@ class StorePlace:
                 self.remove(gone)
                 for one, now in zip(batch, found, strict=True):
                     yield one, "" if now is None or now == one else "has changed since it was listed"
+
+    def put_file(self, path: str, file: Path) -> None:
+        """Put a file there, in several parts when it is large."""
+        self.ask(self.locate(path), lambda client: obstore.put(client, path, file))
 
     def remove(self, paths: list[str]) -> None:
         """Delete objects by path; those that are not there are passed over."""
