@@ -14,7 +14,6 @@ from prefeed.config import resolve
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.sync import sync
 from prefeed.system.machine import process_mark
-from prefeed.transfer import directory as directory_module
 from prefeed.transfer.directory import DirectorySink
 from prefeed.transfer.patterns import WORK_NAME
 from process.children import child_running
@@ -41,7 +40,7 @@ def _die_at(seed: int, source: Path, target: Path, pipe: Connection) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    setattr(directory_module.os, point, call)
+    setattr(os, point, call)
     sync(str(source), str(target), SyncOptions(delete_dst=True, delete_src=seed % 3 == 0, threads=4), resolve())
 
 

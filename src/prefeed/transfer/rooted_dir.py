@@ -36,7 +36,8 @@ class RootedDir:
     Args:
         root: A directory that is there; it may be a link itself, for it was named.
         descriptor: Of the same, open already; it is this object's from now on.
-        is_own: prefeed has made it: where the kernel does not tell mounts apart, a removal stays on the file system.
+        is_own: prefeed has made it: nothing at all is done behind a mount below it. Where the kernel does not tell mounts apart,
+            the file systems do.
 
     Attributes:
         one_file_system: What is mounted below is left alone by what removes; False: it is a part of the directory.
@@ -129,7 +130,7 @@ class RootedDir:
     @contextlib.contextmanager
     def directory(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[int]:
         """Yield the open directory of this path; the empty path is the root. Raises as ``parent_of``."""
-        within = self.within if removes else None
+        within = self.within if removes or self._is_own else None
         descriptor = os.dup(self.descriptor)
         try:
             parts = safe_parts(path) if path else []
@@ -184,7 +185,7 @@ class RootedDir:
         except OSError as err:
             if err.errno == errno.EBUSY:
                 return "is in use, perhaps by a mount on it"
-            return why_left(err)
+            return why_left(err, advice="" if self._is_own else LEFT_ALONE)
         return ""
 
     def remove_empty(self, path: str) -> bool:
@@ -197,12 +198,12 @@ class RootedDir:
         return True
 
 
-def why_left(err: OSError) -> str:
-    """Return why something that was to be removed is still there."""
+def why_left(err: OSError, *, advice: str = LEFT_ALONE) -> str:
+    """Return why something that was to be removed is still there; ``advice`` is given where a mount is the reason."""
     reason = err.strerror or str(err)
     if err.errno != errno.EXDEV:
         return reason
-    return f"{err.filename}: {reason}: {LEFT_ALONE}" if err.filename else f"{reason}: {LEFT_ALONE}"
+    return ": ".join(filter(None, (err.filename, reason, advice)))
 
 
 def safe_parts(path: str) -> list[str]:
