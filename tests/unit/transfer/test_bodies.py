@@ -13,6 +13,8 @@ from prefeed.sources.urls import open_source
 from prefeed.testing.sources import Fault, FaultySource, MemorySource
 from prefeed.transfer.engine import PIECE_BYTES, PiecewiseBody, open_body
 from prefeed.transfer.entries import Entry, stamp_of
+from prefeed.transfer.flow import Bandwidth, PacedSource
+from prefeed.transfer.ordered_walk import Tree
 from servers import http_server, nginx_server, write_index
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -61,6 +63,17 @@ def test_a_large_file_comes_in_pieces(tmp_path: Path) -> None:
 
     assert max(map(len, pieces)) == PIECE_BYTES
     assert b"".join(pieces) == data
+
+
+def test_a_large_file_comes_in_pieces_also_as_a_sync_lists_it(tmp_path: Path) -> None:
+    """Else all of it would be in memory."""
+    data = large_file(tmp_path)
+    [entry] = Tree(str(tmp_path), follow=True)
+
+    body = open_body(PacedSource(PosixSource(str(tmp_path)), Bandwidth(1e12), wait=lambda _: None), entry)
+
+    assert isinstance(body, PiecewiseBody)
+    assert b"".join(bytes(piece) for piece in body.chunks()) == data
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
