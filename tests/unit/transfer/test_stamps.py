@@ -73,3 +73,11 @@ def test_times_are_compared_as_finely_as_the_file_system_keeps_them(tmp_path: Pa
 
     assert is_copy(entry, found, step_ns=SECOND)
     assert not is_copy(entry, found, step_ns=1)
+
+
+def test_the_time_0_is_a_time(tmp_path: Path) -> None:
+    """Files in images of containers often have it: another file of the same size is no copy of one."""
+    source = copy_at(tmp_path / "a", b"abc", 0)
+
+    assert is_copy(source, source._replace(mtime_ns=0), step_ns=1)
+    assert not is_copy(source, copy_at(tmp_path / "b", b"xyz", None), step_ns=1)
