@@ -299,11 +299,12 @@ class DirectorySink:
         self._names = itertools.count()
         self._mark = process_mark()
         self._holder, self._work_name = work or (root, WORK_NAME)
-        self._work = _made_and_held(self._holder, self._work_name)
+        made = _made_and_held(self._holder, self._work_name)
+        self._work = RootedDir(self._holder.locate(self._work_name), descriptor=made)
         try:
-            self.step_ns, self.folds_case = _probe(self._work)
+            self.step_ns, self.folds_case = _probe(made)
         except BaseException:
-            os.close(self._work)
+            self._work.close()
             raise
 
     def expect_same(self, path: str) -> None:
@@ -333,7 +334,7 @@ class DirectorySink:
         """Put a symbolic link there, in place of a file or link that is there."""
         temporary = self._new_name()
         try:
-            os.symlink(target, temporary, dir_fd=self._work)
+            os.symlink(target, temporary, dir_fd=self._work.descriptor)
             self._publish(temporary, path)
         except OSError as err:
             self._drop(temporary)
@@ -376,10 +377,10 @@ class DirectorySink:
 
     def close(self) -> None:
         """See ``TargetSink.close``."""
-        _empty(self._work)
+        _empty(self._work.descriptor)
         with contextlib.suppress(OSError):
             os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
-        os.close(self._work)  # and with it the lock
+        self._work.close()  # and with it the lock
 
     def _make(self, entry: Entry, body: Body) -> None:
         temporary = self._new_name()
@@ -396,15 +397,15 @@ class DirectorySink:
 
     def _publish(self, temporary: str, path: str) -> None:
         with self._root.parent_of(path, make=True) as (parent, name):
-            os.rename(temporary, name, src_dir_fd=self._work, dst_dir_fd=parent)
+            os.rename(temporary, name, src_dir_fd=self._work.descriptor, dst_dir_fd=parent)
 
     def _drop(self, temporary: str) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=self._work)
+            os.unlink(temporary, dir_fd=self._work.descriptor)
 
     def _write(self, temporary: str, entry: Entry, body: Body) -> None:
         where = self._root.locate(entry.path)
-        file = os.open(temporary, _FLAGS, self._mode, dir_fd=self._work)
+        file = os.open(temporary, _FLAGS, self._mode, dir_fd=self._work.descriptor)
         try:
             if body.size_bytes >= _RESERVED_FROM_BYTES:
                 _reserve(file, body.size_bytes)

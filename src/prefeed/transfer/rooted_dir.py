@@ -51,7 +51,7 @@ class RootedDir:
         self.root = root
         self.one_file_system = True
         self._is_own = is_own
-        self.descriptor = (
+        self._descriptor: int | None = (
             os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptor is None else descriptor
         )
         status = os.fstat(self.descriptor)
@@ -66,7 +66,19 @@ class RootedDir:
 
     def close(self) -> None:
         """Let go of the directory."""
-        os.close(self.descriptor)
+        descriptor, self._descriptor = self.descriptor, None
+        os.close(descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the open directory.
+
+        Raises:
+            OSError: It was closed: a thread that was left behind finds no other directory under the same number.
+        """
+        if self._descriptor is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.root)
+        return self._descriptor
 
     def locate(self, path: str) -> str:
         """Return the full path, for messages."""

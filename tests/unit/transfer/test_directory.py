@@ -164,3 +164,23 @@ def test_where_files_are_made_is_gone_in_the_end(tmp_path: Path) -> None:
     with contextlib.closing(Place(tmp_path)) as place:
         assert place.leftovers() == []
     assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_thread_that_was_left_behind_writes_nowhere_else(tmp_path: Path) -> None:
+    """After Ctrl-C: the number of a closed directory may be another one's by now."""
+    (tmp_path / "own").mkdir()
+    with contextlib.closing(Place(tmp_path / "own")) as place:
+        pass
+    (tmp_path / "other").mkdir()
+    opened = [os.open(tmp_path / "other", os.O_RDONLY | os.O_DIRECTORY) for _ in range(8)]
+    try:
+        with pytest.raises(CopyError, match="Bad file descriptor"):
+            place.write("a/b", WholeBody(b"late", ""))
+        with pytest.raises(CopyError, match="Bad file descriptor"):
+            place.sink.make_directory("a")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            list(place.inner.remove("", failed=lambda _, err: pytest.fail(str(err))))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    assert os.listdir(tmp_path / "other") == []
