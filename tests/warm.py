@@ -321,7 +321,7 @@ def spare_the_disk() -> None:
 
     ``os`` itself stays as it is: a function that was put into its place is seen in stages' fingerprints.
     """
-    for name in ("system.files", "sources.manifest_writer", "jobs.directory_place"):
+    for name in ("system.files", "sources.manifest_writer", "transfer.directory"):
         importlib.import_module(f"prefeed.{name}").os = _PatientOs()  # type: ignore[attr-defined]
 
 

@@ -31,11 +31,13 @@ class ObjectInfo:
         path: Relative to the source's root, ``/`` between parts, no leading ``/``.
         size_bytes: Size in bytes; -1 when the listing does not say.
         version: Changes whenever the bytes do: an etag, or ``mtime_ns-size``; ``""`` if unknown.
+        modified_seconds: When a store says that it was last changed, in seconds since 1970; 0 when nothing says so.
     """
 
     path: str
     size_bytes: int
     version: str
+    modified_seconds: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,11 @@ from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, wi
 from prefeed.cli.main import cli
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobError, PrefeedError
-from prefeed.jobs.directory_place import DirectoryPlace
 from prefeed.jobs.options import SyncOptions, SyncResult
-from prefeed.jobs.ordered_walk import WORK_NAME
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
+from prefeed.transfer.directory import DirectoryPlace
+from prefeed.transfer.patterns import WORK_NAME, Rule
 from unit.jobs.trees import make, tree
 
 pytestmark = needs_root
@@ -440,8 +439,8 @@ def _meanwhile(what: str, side: str, tmp_path: Path) -> None:
 def test_a_kernel_that_does_not_tell_mounts_apart_deletes_nothing(
     lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefeed.jobs import mounted, ordered_walk
     from prefeed.system import removing
+    from prefeed.transfer import mounted, ordered_walk
 
     source, target = make(tmp_path / "source", {"own": b"o"}), make(tmp_path / "target", {"extra": b"e"})
     if lacks == "numbers":

@@ -9,10 +9,8 @@ import pytest
 
 from mounting import bind, needs_root, unmount, with_own_mounts
 from prefeed.config import resolve
-from prefeed.copying.records import DATA
-from prefeed.copying.runs import StageRequest
-from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import unstage
+from prefeed.copying.copies import DATA, unstage
+from prefeed.copying.staging import StageRequest, stage
 from prefeed.errors import CopyError
 from prefeed.system.removing import remove_tree
 from sandbox import Sandbox

@@ -17,14 +17,12 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import resolve
-from prefeed.copying import directory as directory_module
 from prefeed.copying import staging as staging_module
-from prefeed.copying import unstaging as unstaging_module
-from prefeed.copying.directory import DirectorySink
-from prefeed.copying.records import INTERRUPTED
-from prefeed.copying.runs import StageRequest, StageResult
-from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import find_copies, list_copies, unstage
+from prefeed.copying.copies import INTERRUPTED, find_copies, list_copies, unstage
+from prefeed.copying.staging import StageRequest, StageResult, stage
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.rooted_dir import RootedDir
 from process.children import child_running
 from process.conditions import wait_for
 from sandbox import Sandbox
@@ -63,7 +61,7 @@ def die() -> None:
 
 
 def _stage_and_die(origin: Path, sandbox: Sandbox, step: str, pipe: Connection) -> None:
-    place, write_record = DirectorySink._place, staging_module.write_record
+    place, write_record = DirectorySink._publish, staging_module.write_record
     placed, counting = 0, threading.Lock()
 
     class HalfBody:
@@ -80,7 +78,7 @@ def _stage_and_die(origin: Path, sandbox: Sandbox, step: str, pipe: Connection) 
             placed += 1
             number = placed
         if number == DIE_AT and step == "a file is half written":
-            directory_module._write_file(f"{temporary}-half", HalfBody())
+            self._write(f"{temporary}-half", Entry("half", HalfBody.size_bytes), HalfBody())
         if number == DIE_AT and step == "a file is written":
             die()
         place(self, temporary, path)
@@ -92,7 +90,7 @@ def _stage_and_die(origin: Path, sandbox: Sandbox, step: str, pipe: Connection) 
             die()
         write_record(record, config)  # type: ignore[arg-type]
 
-    DirectorySink._place = dying_place  # type: ignore[method-assign]
+    DirectorySink._publish = dying_place  # type: ignore[method-assign]
     staging_module.write_record = dying_write_record
     staged(origin, sandbox)
 
@@ -119,12 +117,12 @@ def test_a_killed_run_leaves_whole_files_and_the_next_goes_on(origin: Path, sand
 
 
 def _unstage_and_die(origin: Path, pipe: Connection) -> None:
-    def removing_some(path: Path) -> None:
-        for file in sorted(path.rglob("*.jpg"))[:DIE_AT]:
+    def removing_some(self: RootedDir, path: str, *, failed: object) -> None:
+        for file in sorted(Path(self.root, path).rglob("*.jpg"))[:DIE_AT]:
             file.unlink()
         die()
 
-    unstaging_module.remove_tree = removing_some  # type: ignore[assignment]
+    RootedDir.remove = removing_some  # type: ignore[method-assign, assignment]
     for copy in find_copies(str(origin), resolve()):
         unstage(copy, resolve())
 

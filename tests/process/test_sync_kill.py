@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import resolve
-from prefeed.jobs import directory_place
-from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.ordered_walk import WORK_NAME
 from prefeed.jobs.sync import sync
 from prefeed.system.machine import process_mark
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.patterns import WORK_NAME
 from process.children import child_running
 from unit.jobs.trees import make, tree
 
@@ -41,7 +40,7 @@ def _die_at(seed: int, source: Path, target: Path, pipe: Connection) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    setattr(directory_place.os, point, call)
+    setattr(os, point, call)
     sync(str(source), str(target), SyncOptions(delete_dst=True, delete_src=seed % 3 == 0, threads=4), resolve())
 
 

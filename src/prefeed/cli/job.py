@@ -27,7 +27,6 @@ from prefeed.config import Config
 from prefeed.errors import SpecError
 from prefeed.jobs.clearing import clear as clear_entries
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.places import held_sets, located
 from prefeed.jobs.records import FAILED, JobRecord, all_jobs, find_job
 from prefeed.jobs.rmr import Doomed, RmrResult, relative_paths, survey
@@ -44,6 +43,7 @@ from prefeed.jobs.running import (
 from prefeed.jobs.spec import RMR, Job, parse_job, resolve_job
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
 from prefeed.sampleset.yaml_files import load_documents
+from prefeed.transfer.patterns import Rule
 
 EXIT_TERMINATED: Final = 143
 _RULES: Final = "prefeed.rules"

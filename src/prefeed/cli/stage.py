@@ -20,8 +20,7 @@ from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.config import Config, parse_bytes
-from prefeed.copying.engine import CopyProgress
-from prefeed.copying.records import (
+from prefeed.copying.copies import (
     COMPLETE,
     COPYING,
     GONE,
@@ -30,14 +29,16 @@ from prefeed.copying.records import (
     PARTIAL,
     REMOVING,
     CopyRecord,
+    find_copies,
+    list_copies,
     place_of,
+    unstage,
 )
-from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
-from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import find_copies, list_copies, unstage
+from prefeed.copying.staging import StageEvents, StagePlan, StageRequest, StageResult, stage
 from prefeed.errors import ConfigError
 from prefeed.jobs.places import refuse_credentials
 from prefeed.store.capacity import is_tmpfs
+from prefeed.transfer.engine import CopyProgress
 
 _MOST_FAILURES: Final = 5
 _COLUMNS: Final = ("source", "path", "state", "files", "size", "when")

@@ -1,16 +1,25 @@
-"""How many bytes a copy may still write: what is free, less what must stay free and what the node cache counts on.
+"""How many bytes a copy may still write, and which objects get one when there is no room for all.
 
-Reading the machine and deciding are kept apart: ``plan_room`` is pure.
+The room is what is free, less what must stay free and what the node cache counts on. Reading the machine and deciding are
+kept apart: ``plan_room`` and ``choose`` are pure.
+
+Every sample is read once per epoch, in any order: a byte of one file saves as much as a byte of another, but each
+file saves an open, which is what slow storage charges for. So small files first: 1 GiB of files of 84 KB saves 12,800
+opens per epoch, 1 GiB of files of 1 MiB saves 1,024. A user who knows better (only a part of the files is read, some are
+read often) gives an order.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prefeed.config import Config
 from prefeed.errors import TargetFullError
@@ -18,12 +27,14 @@ from prefeed.store.capacity import is_tmpfs, plan_disk_floor
 from prefeed.system.memory import Memory, read_memory
 from prefeed.system.trust import is_mine
 from prefeed.system.units import in_gib
+from prefeed.transfer.entries import Entry
 
 BLOCK_BYTES: Final = 4096
 INODE_BYTES: Final = 1024
 """What a file takes beside its blocks, in a tmpfs as on a disk: inode and directory entry."""
 
 _LOOK_EVERY_BYTES: Final = 64 * 1024**2
+_LAST: Final = np.iinfo(np.int64).max
 
 
 def room_of(size_bytes: int) -> int:
@@ -143,3 +154,72 @@ def _cache_bytes(place: Path, config: Config) -> int:
         except OSError:  # removed meanwhile
             continue
     return total
+
+
+# ---------------------------------------------------------------- what is copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is to be copied.
+
+    Attributes:
+        chosen: Whether each object gets a copy, shape (num_objects,).
+        order: Indices of the chosen ones, first to last.
+        room_bytes: What their copies take.
+    """
+
+    chosen: NDArray[np.bool_]
+    order: NDArray[np.int64]
+    room_bytes: int
+
+
+def choose(
+    entries: Sequence[Entry], *, budget_bytes: int, is_there: NDArray[np.bool_], ranks: Mapping[str, int] | None
+) -> Choice:
+    """Return which objects fit into the budget.
+
+    Args:
+        entries: All objects.
+        budget_bytes: The most that their copies may take together.
+        is_there: Which of them have a copy already, shape (num_objects,): without ``ranks`` those are kept before
+            others are copied.
+        ranks: Place of paths in an order; what is not in it comes after it, small ones first.
+    """
+    rooms = np.fromiter((room_of(entry.size_bytes) for entry in entries), np.int64, len(entries))
+    if ranks is None:
+        places = (~is_there).astype(np.int64)
+    else:
+        places = np.fromiter((ranks.get(entry.path, _LAST) for entry in entries), np.int64, len(entries))
+    sizes = np.fromiter(
+        (entry.size_bytes if entry.size_bytes >= 0 else _LAST for entry in entries), np.int64, len(entries)
+    )
+    order = np.lexsort((sizes, places))  # stable: of equal sizes, those that come first
+    taken = _fitting(rooms[order], budget_bytes)
+    chosen = np.zeros(len(entries), np.bool_)
+    chosen[order[taken]] = True
+    return Choice(chosen=chosen, order=order[taken], room_bytes=int(rooms[chosen].sum()))
+
+
+def _fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:
+    """Return which are taken when each in turn is taken if it still fits."""
+    taken = np.cumsum(rooms) <= budget_bytes
+    if taken.all():
+        return taken
+    left = budget_bytes - int(rooms[taken].sum())
+    for index in np.flatnonzero(~taken):
+        if rooms[index] <= left:
+            taken[index] = True
+            left -= int(rooms[index])
+    return taken
+
+
+def ranks_of(lines: Sequence[str], *, root: str) -> dict[str, int]:
+    """Return the place of each path in an order: one per line, relative to the root or absolute below it."""
+    prefix = root.rstrip("/") + "/"
+    ranks: dict[str, int] = {}
+    for line in lines:
+        path = line.removeprefix(prefix).removeprefix("./")
+        if path:
+            ranks.setdefault(path, len(ranks))
+    return ranks

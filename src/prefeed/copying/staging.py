@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from prefeed.config import Config
-from prefeed.copying.comparison import Comparison, compare
-from prefeed.copying.directory import DirectorySink, probe_folds_case, probe_time_step
-from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
-from prefeed.copying.flow import CopyLimits
-from prefeed.copying.holding import made_and_held
-from prefeed.copying.records import (
+from prefeed.copying.copies import (
     COMPLETE,
     COPYING,
     DATA,
@@ -31,31 +30,124 @@ from prefeed.copying.records import (
     PARTIAL,
     CopyRecord,
     copy_directory,
+    made_and_held,
     read_record,
+    remove_held,
     write_record,
 )  # fmt: skip
-from prefeed.copying.room import Ledger, look_at, machine_room
-from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
-from prefeed.copying.survey import PosixTree, list_all, scan_copy
-from prefeed.copying.unstaging import remove_held
-from prefeed.copying.versions import FoundFile, is_copy_of
-from prefeed.errors import BadTargetNameError, CopyError, DoesNotFitError, PrefeedError, TargetFullError
+from prefeed.copying.room import Ledger, choose, look_at, machine_room, ranks_of, room_of
+from prefeed.errors import (
+    BadTargetNameError,
+    CopyError,
+    DoesNotFitError,
+    EmptyListingError,
+    PrefeedError,
+    TargetFullError,
+)
+from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.system.machine import host_name
 from prefeed.system.paths import overlap
-from prefeed.system.removing import remove_tree
-from prefeed.types import ObjectInfo
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.engine import Body, CopyFailure, CopyProgress, CopySummary, copy_objects
+from prefeed.transfer.entries import Entry, directories_of, is_copy, sort_out
+from prefeed.transfer.flow import CopyLimits
+from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.rooted_dir import RootedDir
+from prefeed.types import ListingProgress
 
 _RECORD_SECONDS: Final = 1.0
 _SPARE: Final = "room-for-the-record"
 _SPARE_BYTES: Final = 1 << 14
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRequest:
+    """What is wanted.
+
+    Attributes:
+        url: The origin, as it was typed: credentials in it are used, and appear nowhere.
+        place: Directory on the file system that gets the copy.
+        size_bytes: The most that it may take; None: what there is.
+        order: Paths in the order in which they are to get a copy when not all can; None: small files first.
+        allow_partial: A part of an origin that is no directory will do.
+    """
+
+    url: str
+    place: Path
+    size_bytes: int | None = None
+    order: Sequence[str] | None = None
+    allow_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """What a run is about to do.
+
+    Attributes:
+        num_objects: Objects of the origin.
+        total_bytes: Their size.
+        num_kept: Copies that are there already, and right.
+        num_to_copy: Copies to be made.
+        bytes_to_copy: Their size.
+        num_left: Objects without room for a copy.
+        left_bytes: Their size.
+        num_removed: Copies removed because the origin has their objects no more.
+        opens_per_gib: Opens that a GiB of the chosen copies saves.
+        room_bytes: What the copy may take.
+        why: What leaves no more room.
+        has_links: Whether objects without a copy are links to the origin.
+    """
+
+    num_objects: int
+    total_bytes: int
+    num_kept: int
+    num_to_copy: int
+    bytes_to_copy: int
+    num_left: int
+    left_bytes: int
+    num_removed: int
+    opens_per_gib: int
+    room_bytes: int
+    why: str
+    has_links: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEvents:
+    """Who is told how far a run is, in the caller's thread."""
+
+    waiting: Callable[[int], None] = lambda _: None
+    listing: ListingProgress = lambda _objects, _bytes: None
+    planned: Callable[[StagePlan], None] = lambda _: None
+    copying: Callable[[CopyProgress], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """How a run ended.
+
+    Attributes:
+        record: The copy as it is now.
+        plan: What was to be done.
+        summary: What was copied in this run.
+        failures: Objects that could not be copied, and why.
+        is_usable: Whether each name of the origin is there, as a copy or as a link: what was asked for.
+    """
+
+    record: CopyRecord
+    plan: StagePlan
+    summary: CopySummary
+    failures: tuple[CopyFailure, ...]
+    is_usable: bool
+
+
 def stage(request: StageRequest, config: Config, events: StageEvents | None = None) -> StageResult:
     """A copy of the origin lies in the place, as far as there is room; what a former run left there is used.
 
-    Whatever ends this, the next call goes on from there: a file that is in the copy is whole.
+    Whatever ends this, the next call resumes there: a file that is in the copy is whole.
 
     **Blocking**: for as long as it takes, and before that while another process works at the same copy.
 
@@ -69,11 +161,11 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
     events = events or StageEvents()
     _refuse_overlap(url, directory)
     with (
-        made_and_held(directory, on_wait=events.waiting),
+        made_and_held(directory, on_wait=events.waiting) as own,
         contextlib.closing(_open(request.url, url, directory, config)) as source,
     ):
         try:
-            return _Staging(source, directory, request, config, events).run()
+            return _Staging(source, own, request, config, events).run()
         except OSError as err:
             if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
                 raise
@@ -91,17 +183,16 @@ def _refuse_overlap(url: str, directory: Path) -> None:
 
 
 class _Staging:
-    """One run, in the caller's thread; the directory is held."""
+    """One run, in the caller's thread; the directory of the copy is held."""
 
     def __init__(
-        self, source: Source, directory: Path, request: StageRequest, config: Config, events: StageEvents
-    ) -> None:
-        self._source, self._directory, self._request = source, directory, request
+        self, source: Source, own: RootedDir, request: StageRequest, config: Config, events: StageEvents
+    ) -> None:  # fmt: skip
+        self._source, self._own, self._request = source, own, request
         self._config, self._events = config, events
-        self._data, self._incoming = directory / DATA, directory / INCOMING
-        before = read_record(directory)
+        before = read_record(Path(own.root))
         self._is_new = before is None
-        before = before or CopyRecord(source=source.url, directory=str(directory), state=COPYING)
+        before = before or CopyRecord(source=source.url, directory=own.root, state=COPYING)
         self._record = replace(
             before, state=COPYING, started=time.time(), finished=0.0, pid=os.getpid(), host=host_name()
         )
@@ -109,55 +200,54 @@ class _Staging:
         self._has_links = isinstance(source, PosixTree)
 
     def run(self) -> StageResult:
-        self._prepare()
-        step_ns = probe_time_step(self._incoming)
+        with self._own.inner(DATA) as self._data:
+            with contextlib.closing(DirectorySink(self._data, work=(self._own, INCOMING), mode=0o600)) as sink:
+                result = self._run(sink)
+            self._save(result.record)  # in the room of what was in the sink's own directory
+        return result
+
+    def _run(self, sink: DirectorySink) -> StageResult:
+        if self._is_new:
+            write_record(self._record, self._config)
+        self._keep_room()
         try:
-            found = self._survey(step_ns)
+            found = self._survey(sink)
             plan = self._plan_of(found)
             self._events.planned(plan)
             self._require_room(found, plan)
         except BaseException:
             if self._is_new:
-                remove_held(self._directory, self._config)
+                remove_held(self._own, self._config)
             raise
         self._save(replace(self._record, num_files=found.num_kept, bytes=found.kept_bytes))
         self._remove(found)
-        sink = DirectorySink(self._data, self._incoming, Ledger(found.left_bytes, self._look))
         full = self._arrange(found, sink)
-        summary = self._copy(found, sink)
-        return self._finish(found, plan, sink, summary, step_ns=step_ns, full=full)
+        summary = self._copy(found, _BoundedSink(sink, Ledger(found.left_bytes, self._look)))
+        return self._finish(found, plan, sink, summary, full=full)
 
     # ---------------------------------------------------------------- before
 
-    def _prepare(self) -> None:
-        """An empty directory for files that are being written: what a killed run left of them goes."""
-        if self._data.is_symlink():  # what is removed below it would be somebody else's
-            raise CopyError(
-                f"{self._data} is a link, which is not followed: remove it, and stage again", path=str(self._data)
-            )
-        self._data.mkdir(mode=0o700, exist_ok=True)
-        if self._incoming.exists():
-            remove_tree(self._incoming)
-        self._incoming.mkdir(mode=0o700)
-        if self._is_new:
-            write_record(self._record, self._config)
-        with contextlib.suppress(OSError):  # goes with the directory, before the last record is written
-            (self._incoming / _SPARE).write_bytes(bytes(_SPARE_BYTES))
+    def _keep_room(self) -> None:
+        """The last record can be written where the place is full: this file goes before it."""
+        with contextlib.suppress(OSError), self._own.directory(INCOMING) as incoming:
+            file = os.open(_SPARE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=incoming)
+            with open(file, "wb") as spare:
+                spare.write(bytes(_SPARE_BYTES))
 
-    def _survey(self, step_ns: int) -> Comparison:
+    def _survey(self, sink: DirectorySink) -> Comparison:
         order = None if self._request.order is None else list(self._request.order)
         return compare(
-            list_all(self._source, self._events.listing),
-            *scan_copy(self._data),
+            _list_all(self._source, self._events.listing),
+            *_scan(self._data),
             root=self._source.url,
             order=order,
-            step_ns=step_ns,
-            folds_case=probe_folds_case(self._incoming),
+            step_ns=sink.step_ns,
+            folds_case=sink.folds_case,
             room=self._room,
         )
 
     def _look(self) -> tuple[int, str]:
-        return look_at(self._data, self._config)
+        return look_at(Path(self._data.root), self._config)
 
     def _room(self, own_bytes: int) -> tuple[int, str]:
         """Return what the copy may take with what it takes already, and why not more."""
@@ -177,7 +267,7 @@ class _Staging:
             num_to_copy=len(found.to_copy),
             bytes_to_copy=found.bytes_to_copy,
             num_left=len(found.left),
-            left_bytes=sum(max(0, info.size_bytes) for info in found.left),
+            left_bytes=sum(max(0, entry.size_bytes) for entry in found.left),
             num_removed=len(found.vanished),
             opens_per_gib=num_chosen * 1024**3 // max(1, chosen_bytes),
             room_bytes=found.room_bytes,
@@ -194,7 +284,7 @@ class _Staging:
                 needed_bytes=plan.total_bytes,
                 room_bytes=plan.room_bytes,
             )
-        free = machine_room(self._data, self._config).free_files
+        free = machine_room(Path(self._data.root), self._config).free_files
         new = plan.num_to_copy + (plan.num_left if self._has_links else 0)
         if free is not None and new > free:
             raise DoesNotFitError(
@@ -208,13 +298,14 @@ class _Staging:
 
     def _remove(self, found: Comparison) -> None:
         """What is not to be there goes, before anything is written: its room is part of the plan."""
-        for path in (*found.vanished, *(() if self._has_links else found.dropped)):
-            (self._data / path).unlink(missing_ok=True)
+        for one in (*found.vanished, *(() if self._has_links else found.dropped)):
+            if reason := self._data.remove_unchanged(one):
+                where = self._data.locate(one.path)
+                raise CopyError(f"{where} cannot be removed: {reason}; stage again", path=where)
         wanted = found.directories | set(self._source.directories if isinstance(self._source, PosixTree) else ())
         for directory in reversed(found.directories_there):
             if directory not in wanted:
-                with contextlib.suppress(OSError):  # something else lies in it
-                    (self._data / directory).rmdir()
+                self._data.remove_empty(directory)  # it stays where something else lies in it
 
     def _arrange(self, found: Comparison, sink: DirectorySink) -> str | None:
         """Directories and links are there; returns why not all, when the place is full."""
@@ -223,22 +314,23 @@ class _Staging:
         try:
             for directory in self._source.directories:
                 sink.make_directory(directory)
-            for info in found.left:
-                self._link(info, sink)
+            for entry in found.left:
+                self._link(entry, sink)
         except TargetFullError as err:
             return str(err)
         return None
 
-    def _link(self, info: ObjectInfo, sink: DirectorySink) -> None:
-        target = self._source.locate(info.path)
+    def _link(self, entry: Entry, sink: DirectorySink) -> None:
+        target = self._source.locate(entry.path)
         try:
-            if os.readlink(self._data / info.path) == target:
-                return
+            with self._data.parent_of(entry.path) as (parent, name):
+                if os.readlink(name, dir_fd=parent) == target:
+                    return
         except OSError:  # no link, or nothing
             pass
-        sink.link(info.path, target)
+        sink.link(entry.path, target)
 
-    def _copy(self, found: Comparison, sink: DirectorySink) -> CopySummary:
+    def _copy(self, found: Comparison, sink: _BoundedSink) -> CopySummary:
         limits = CopyLimits(
             max_in_flight=self._config.max_in_flight, retry_deadline_seconds=self._config.retry_deadline
         )  # fmt: skip
@@ -254,18 +346,18 @@ class _Staging:
     # ---------------------------------------------------------------- after
 
     def _finish(
-        self, found: Comparison, plan: StagePlan, sink: DirectorySink, summary: CopySummary, *, step_ns: int, full: str | None
+        self, found: Comparison, plan: StagePlan, sink: DirectorySink, summary: CopySummary, *, full: str | None
     ) -> StageResult:  # fmt: skip
         """Names without a copy become links where they can; the record says how it stands."""
-        absent = self._not_copied(found, summary, step_ns=step_ns)
+        absent = self._not_copied(found, summary, step_ns=sink.step_ns)
         linked = list(found.left) if self._has_links else []
         missing = [] if self._has_links else [*found.left, *absent]
-        for info in absent if self._has_links else []:
+        for entry in absent if self._has_links else []:
             try:
-                self._link(info, sink)
-                linked.append(info)
+                self._link(entry, sink)
+                linked.append(entry)
             except (TargetFullError, BadTargetNameError) as err:
-                missing.append(info)
+                missing.append(entry)
                 full = full or (str(err) if isinstance(err, TargetFullError) else None)
         num_missing = len(missing) + len(found.refused)
         refused = (
@@ -276,12 +368,10 @@ class _Staging:
             self._with(summary.num_copied, summary.bytes_copied),
             state=PARTIAL if linked or num_missing or full else COMPLETE,
             num_linked=len(linked),
-            linked_bytes=sum(max(0, info.size_bytes) for info in linked),
+            linked_bytes=sum(max(0, entry.size_bytes) for entry in linked),
             num_missing=num_missing,
             finished=time.time(),
         )
-        remove_tree(self._incoming, ignore_errors=True)
-        self._save(record)
         return StageResult(
             record=record,
             plan=plan,
@@ -290,18 +380,23 @@ class _Staging:
             is_usable=not num_missing or self._request.allow_partial,
         )
 
-    def _not_copied(self, found: Comparison, summary: CopySummary, *, step_ns: int) -> list[ObjectInfo]:
+    def _not_copied(self, found: Comparison, summary: CopySummary, *, step_ns: int) -> list[Entry]:
         failed = {failure.path for failure in summary.failures}
         if summary.full is None:
-            return [info for info in found.to_copy if info.path in failed]
-        return [info for info in found.to_copy if info.path in failed or not self._is_copied(info, step_ns)]
+            return [entry for entry in found.to_copy if entry.path in failed]
+        return [entry for entry in found.to_copy if entry.path in failed or not self._is_copied(entry, step_ns)]
 
-    def _is_copied(self, info: ObjectInfo, step_ns: int) -> bool:
+    def _is_copied(self, entry: Entry, step_ns: int) -> bool:
         try:
-            found = FoundFile.of(os.lstat(self._data / info.path))
-        except OSError:
+            status = self._data.status(entry.path)
+        except (OSError, BadTargetNameError):
             return False
-        return is_copy_of(info, found, step_ns=step_ns)
+        found = (
+            None
+            if status is None
+            else Entry(entry.path, status.st_size, status.st_mtime_ns, "", stat.S_ISREG(status.st_mode))
+        )
+        return _is_there(entry, found, step_ns)
 
     def _with(self, num_copied: int, bytes_copied: int) -> CopyRecord:
         record = self._record
@@ -310,3 +405,195 @@ class _Staging:
     def _save(self, record: CopyRecord) -> None:
         self._record = record
         write_record(record, self._config)
+
+
+class _BoundedSink:
+    """A sink that takes no more than there is room for."""
+
+    def __init__(self, sink: DirectorySink, ledger: Ledger) -> None:
+        self._sink, self._ledger = sink, ledger
+
+    def write(self, entry: Entry, body: Body) -> None:
+        """See ``Sink.write``."""
+        taken = self._ledger.take(body.size_bytes)
+        try:
+            self._sink.write(entry, body)
+        except BaseException:
+            self._ledger.give_back(taken)
+            raise
+
+
+# ---------------------------------------------------------------- what is there, and what is to be done
+
+
+class PosixTree(PosixSource):
+    """A directory whose listing also notes the directories: empty ones are classes of an ImageFolder too.
+
+    Args:
+        root: Directory.
+        target: Where the copy goes; a link of the data set that leads there is not followed, or each copy would have
+            the one before it in it.
+    """
+
+    def __init__(self, root: str, target: Path) -> None:
+        super().__init__(root)
+        self.directories: list[str] = []
+        status = target.stat()
+        self._target = (status.st_dev, status.st_ino)
+
+    def list_names(self, *, progress: ListingProgress | None = None) -> FileNames:
+        """Return the names of every file, and note the directories."""
+        names = list_names(self.url, progress=progress, avoid=frozenset({self._target}))
+        self.directories = [os.fsdecode(directory.path) for directory in names.directories if directory.path]
+        return names
+
+
+def _list_all(source: Source, progress: ListingProgress) -> list[Entry]:
+    """Return every object of the origin; about 300 bytes of memory each.
+
+    Raises:
+        EmptyListingError: There are none: a storage that is not mounted must not empty its copy.
+        SourceError: The listing failed.
+    """
+    entries: list[Entry] = []
+    listed_bytes = 0
+    for batch in source.list_objects():
+        entries += map(Entry.of, batch)
+        listed_bytes += sum(max(0, info.size_bytes) for info in batch)
+        progress(len(entries), listed_bytes)
+    if not entries:
+        raise EmptyListingError(f"{source.url} has no objects below it; check the path, and that it is mounted")
+    return entries
+
+
+def _scan(data: RootedDir) -> tuple[dict[str, Entry], list[str]]:
+    """Return all files and links of a copy by relative path, and its directories, those above before those below.
+
+    Raises:
+        CopyError: Something is mounted in it, which is not prefeed's to write over and to remove; or cannot be looked at.
+    """
+    directories: list[str] = []
+
+    def on_mount(path: str, _: int | None) -> bool:
+        if path:
+            where = data.locate(path)
+            raise CopyError(f"{where} is a mount, in a copy: unmount it, and stage again", path=where)
+        return True
+
+    def on_problem(problem: Problem) -> None:
+        raise CopyError(f"{problem.error}; what was copied stays", path=data.root)
+
+    events = TreeEvents(directory=directories.append, problem=on_problem, mount=on_mount)
+    return {
+        one.path: one for one in Tree(data.root, descriptor=data.descriptor, follow=False, events=events)
+    }, directories
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A listing beside what is there.
+
+    Attributes:
+        num_objects: Objects that are listed.
+        total_bytes: Their size.
+        to_copy: What gets a copy and has none, or an old one, first to last.
+        bytes_to_copy: Its size.
+        left: What has no room for a copy.
+        dropped: The copies of ``left`` that are there: they make room for others.
+        vanished: Files and links that are there and are not listed.
+        refused: Paths that can be no file there, and why.
+        num_kept: Copies that are right.
+        kept_bytes: Their size.
+        directories: Those that the listed objects lie in.
+        directories_there: Those that are there, above before below.
+        room_bytes: The most that the copy may take.
+        left_bytes: What of it is left beside the copies that stay.
+        why: What leaves no more room.
+    """
+
+    num_objects: int
+    total_bytes: int
+    to_copy: list[Entry]
+    bytes_to_copy: int
+    left: list[Entry]
+    dropped: list[Entry]
+    vanished: list[Entry]
+    refused: Mapping[str, str]
+    num_kept: int
+    kept_bytes: int
+    directories: set[str]
+    directories_there: list[str]
+    room_bytes: int
+    left_bytes: int
+    why: str
+
+
+def compare(
+    listed: Sequence[Entry],
+    files: Mapping[str, Entry],
+    directories: list[str],
+    *,
+    root: str,
+    order: Sequence[str] | None,
+    step_ns: int,
+    folds_case: bool,
+    room: Callable[[int], tuple[int, str]],
+) -> Comparison:
+    """Return what is to be done.
+
+    Args:
+        listed: All objects of the origin.
+        files: What is there, links included, by path.
+        directories: Directories that are there.
+        root: URL of the origin.
+        order: See ``StageRequest.order``.
+        step_ns: See ``is_copy``.
+        folds_case: See ``sort_out``.
+        room: Told what the copies there take, returns what all may take in bytes, and why not more.
+
+    Raises:
+        CopyError: The order names nothing that is at the origin.
+    """
+    entries, refused = sort_out(listed, folds_case=folds_case)
+    are_there = np.fromiter(
+        (_is_there(entry, files.get(entry.path), step_ns) for entry in entries), np.bool_, len(entries)
+    )
+    room_bytes, why = room(sum(room_of(found.size_bytes) for found in files.values() if found.is_file))
+    ranks = None if order is None else ranks_of(order, root=root)
+    if ranks and not any(entry.path in ranks for entry in entries):
+        raise CopyError(
+            f"none of the {len(ranks):,} paths of the order, such as {next(iter(ranks))!r}, is at {root}; write them one per "
+            "line, relative to it"
+        )
+    choice = choose(entries, budget_bytes=room_bytes, is_there=are_there, ranks=ranks)
+    to_copy = [entries[i] for i in choice.order.tolist() if not are_there[i]]
+    left = [entries[i] for i in np.flatnonzero(~choice.chosen).tolist()]
+    kept = [entries[i] for i in np.flatnonzero(choice.chosen & are_there).tolist()]
+    # An old copy makes room for the new one when that takes its place: until then, what is in flight takes a little more.
+    kept_room = sum(room_of(files[entry.path].size_bytes) for entry in kept)
+    paths = {entry.path for entry in entries}
+    return Comparison(
+        num_objects=len(listed),
+        total_bytes=sum(max(0, entry.size_bytes) for entry in listed),
+        to_copy=to_copy,
+        bytes_to_copy=sum(max(0, entry.size_bytes) for entry in to_copy),
+        left=left,
+        dropped=[files[entry.path] for entry in left if entry.path in files],
+        vanished=[found for path, found in files.items() if path not in paths],
+        refused=refused,
+        num_kept=len(kept),
+        kept_bytes=sum(files[entry.path].size_bytes for entry in kept),
+        directories=directories_of(paths),
+        directories_there=directories,
+        room_bytes=room_bytes,
+        left_bytes=room_bytes - kept_room,
+        why=why,
+    )
+
+
+def _is_there(entry: Entry, found: Entry | None, step_ns: int) -> bool:
+    if found is None:
+        return False
+    if entry.size_bytes < 0 and not entry.version:
+        return found.is_file  # the origin tells nothing of it: an interrupted run has to resume
+    return is_copy(entry, found, step_ns=step_ns)

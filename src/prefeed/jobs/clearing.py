@@ -14,6 +14,7 @@ from prefeed.jobs.rmr import relative_paths
 from prefeed.sampleset.records import SampleSet, note_progress, read_progress, set_of_home
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.urls import is_of_store, open_source
+from prefeed.system.paths import overlap_by_name
 from prefeed.types import ClearResult
 
 
@@ -55,10 +56,10 @@ def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) ->
             freed = clear(place, [path for path in paths if path], autostart=False)
     library = ManifestLibrary(settings.home)
     for manifest in library.list():
-        if _overlap(manifest.url, root):
+        if overlap_by_name(manifest.url, root):
             library.forget(manifest.url)
     found = place.sample_set or set_of_home(settings.home)
-    if found is not None and _overlap(found.read_url, root):
+    if found is not None and overlap_by_name(found.read_url, root):
         _list_anew(found, library, settings)
     return freed
 
@@ -80,14 +81,9 @@ def _use_listings(client: NodeClient, root: str, config: Config) -> None:
     """Let the server know what listings of this home name below the root: entries of others it cannot tell apart."""
     library = ManifestLibrary(config.home)
     for manifest in library.list():
-        if not _overlap(manifest.url, root):
+        if not overlap_by_name(manifest.url, root):
             continue
         directory, url = manifest.directory, manifest.url
         if is_of_store(url) and not library.is_of(directory.parent, url, open_source(url, config).mark):
             continue  # of another endpoint or account: this process does not speak for it
         client.open_dataset(url, manifest_dir=str(directory))
-
-
-def _overlap(one: str, other: str) -> bool:
-    one, other = one.rstrip("/") + "/", other.rstrip("/") + "/"
-    return one.startswith(other) or other.startswith(one)

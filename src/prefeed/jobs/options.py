@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefeed.copying.engine import CopyFailure, CopyProgress
-from prefeed.jobs.patterns import Rule
+from prefeed.transfer.engine import CopyFailure, CopyProgress
+from prefeed.transfer.patterns import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

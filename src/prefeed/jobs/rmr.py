@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from itertools import islice
 from typing import Final
 
 from prefeed.config import Config
-from prefeed.copying.names import why_unsafe
-from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError
-from prefeed.jobs.entries import Listed
+from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError, SourceError
 from prefeed.jobs.places import root_of
-from prefeed.jobs.rooted_dir import LEFT_ALONE, Beneath
-from prefeed.jobs.store_place import WRITABLE, StorePlace
 from prefeed.system.paths import really_in
-from prefeed.system.removing import Boundary, emptied, removed_at
+from prefeed.transfer.entries import Entry, why_unsafe
+from prefeed.transfer.ordered_walk import Tree, TreeEvents
+from prefeed.transfer.rooted_dir import RootedDir, why_left
+from prefeed.transfer.store import WRITABLE, StorePlace
 
 _BATCH: Final = 1000
 
@@ -157,79 +155,73 @@ class DirectoryRemover:
 
     def __init__(self, root: str, *, one_file_system: bool = True) -> None:
         try:
-            self._beneath = Beneath(root)
+            self._rooted = RootedDir(root)
         except OSError as err:
             raise ObjectNotFoundError(f"{root} is no directory that can be opened: {err.strerror}", path=root) from err
-        self._beneath.one_file_system = one_file_system
+        self._rooted.one_file_system = one_file_system
 
     def survey(self, path: str) -> Doomed:
         """Return what lies there."""
         self._require_inside(path)
         count = size = 0
         mounts: list[str] = []
-        for _, status in self._files(path, mounts):
-            count += 1
-            size += status.st_size
+        within = self._rooted.within
+
+        def on_mount(below: str, _: int | None) -> bool:
+            if below and within is not None:
+                mounts.append(f"{path}/{below}" if path else below)
+            return not below or within is None
+
+        try:
+            status = self._rooted.status(path) if path else None
+            if status is None or stat.S_ISDIR(status.st_mode):
+                with self._rooted.directory(path, removes=True) as descriptor:
+                    for entry in Tree(path, descriptor=descriptor, follow=False, events=TreeEvents(mount=on_mount)):
+                        count += 1
+                        size += entry.size_bytes
+            else:
+                count, size = 1, status.st_size
+        except (OSError, BadTargetNameError, SourceError) as err:
+            if isinstance(err, OSError) and err.errno == errno.EXDEV:
+                mounts.append(path)  # else gone, or closed to this user: the removal will say so
         return Doomed(path=path, num_files=count, bytes=size, mounts=tuple(mounts))
 
     def exists(self, path: str) -> bool:
         """Return whether something is there, an empty directory too."""
-        return not path or self._beneath.status(path) is not None
+        return not path or self._rooted.status(path) is not None
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
         """Remove what lies there; yield the size of each file that went."""
 
         def failed(where: str, err: OSError) -> None:
-            reason = f"{err.strerror}: {LEFT_ALONE}" if err.errno == errno.EXDEV else err.strerror
-            failures.append(f"{self._beneath.root.rstrip('/')}/{where}: {reason}")
+            failures.append(f"{self._rooted.locate(where)}: {why_left(err)}")
 
         self._require_inside(path)
-        within = self._beneath.within
-        if not path:
-            yield from emptied(self._beneath.descriptor, "", within=within, failed=failed)
-            return
-        with contextlib.suppress(FileNotFoundError), self._beneath.parent_of(path, removes=True) as (parent, name):
-            yield from removed_at(parent, name, path, within=within, failed=failed)
+        try:
+            yield from self._rooted.remove(path, failed=failed)
+        except OSError as err:
+            failed(path, err)
 
     def close(self) -> None:
         """Let go of the directory."""
-        self._beneath.close()
+        self._rooted.close()
 
     def _require_inside(self, path: str) -> None:
         try:
-            status = self._beneath.status(path) if path else None
+            status = self._rooted.status(path) if path else None
             if status is not None:
-                with self._beneath.parent_of(path, removes=True):
+                with self._rooted.parent_of(path, removes=True):
                     pass
         except BadTargetNameError as err:
             raise JobSpecError(f"{err}: name the path that it really has; nothing was removed") from err
         except OSError as err:
-            raise JobError(f"{self._beneath.root}/{path}: {err.strerror}") from err
+            raise JobError(f"{self._rooted.locate(path)}: {why_left(err)}") from err
         if status is not None and stat.S_ISLNK(status.st_mode):
-            if not really_in(f"{self._beneath.root}/{path}", self._beneath.root):
+            if not really_in(self._rooted.locate(path), self._rooted.root):
                 raise JobSpecError(
-                    f"{path!r} is a link that leaves {self._beneath.root}: nothing was removed; unlink it yourself if that is "
+                    f"{path!r} is a link that leaves {self._rooted.root}: nothing was removed; unlink it yourself if that is "
                     "what you want"
                 )
-
-    def _files(self, path: str, mounts: list[str]) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield what is no directory, at the path and below it; put by what is mounted there and stays."""
-        try:
-            status = self._beneath.status(path) if path else os.fstat(self._beneath.descriptor)
-            if status is None:
-                return
-            if not stat.S_ISDIR(status.st_mode):
-                yield path, status
-                return
-            with self._beneath.directory(path) as descriptor:
-                if self._beneath.within not in (None, Boundary.of(descriptor)):
-                    mounts.append(path)
-                    return
-                names = os.listdir(descriptor)
-        except (OSError, BadTargetNameError):
-            return  # gone, or closed to this user: the removal will say so
-        for name in names:
-            yield from self._files(f"{path}/{name}" if path else name, mounts)
 
 
 class StoreRemover:
@@ -252,7 +244,7 @@ class StoreRemover:
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
         """Remove what lies there; yield the size of each object that went."""
-        empty: list[Listed] = []
+        empty: list[Entry] = []
         listed = self._place.list_below(path)
         while batch := list(islice(listed, _BATCH)):
             try:

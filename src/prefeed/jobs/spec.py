@@ -19,7 +19,6 @@ from msgspec import Meta
 from prefeed.config import Config
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.patterns import Rule, Rules
 from prefeed.jobs.places import Place, located, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
@@ -40,6 +39,7 @@ from prefeed.sampleset.records import SampleSet, find
 from prefeed.sampleset.spec import API_VERSION
 from prefeed.sources.credentials import FILE
 from prefeed.sources.objectstore import endpoint_of
+from prefeed.transfer.patterns import Rule, Rules
 
 KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"

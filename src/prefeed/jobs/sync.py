@@ -24,20 +24,20 @@ from functools import partial
 from typing import Final
 
 from prefeed.config import Config
-from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
-from prefeed.copying.flow import CopyLimits
-from prefeed.errors import EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
-from prefeed.jobs.bandwidth import MBIT_BYTES, Bandwidth, PacedSource
-from prefeed.jobs.directory_place import DirectoryPlace
-from prefeed.jobs.entries import Listed, is_newer, side_by_side
-from prefeed.jobs.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in, parents_of
+from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.ordering import Spool
-from prefeed.jobs.patterns import Rules
-from prefeed.jobs.places import Ends, Place, Root, Target, TargetSink, located, open_root, open_target, refuse_overlap
+from prefeed.jobs.places import Place, located
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.protocol import RangeSource
-from prefeed.types import ObjectInfo
+from prefeed.system.paths import really_in
+from prefeed.transfer.directory import DirectoryPlace
+from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
+from prefeed.transfer.entries import Entry, is_newer, parents_of, side_by_side
+from prefeed.transfer.flow import MBIT_BYTES, Bandwidth, CopyLimits, PacedSource
+from prefeed.transfer.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in
+from prefeed.transfer.ordering import Spool
+from prefeed.transfer.patterns import Rules
+from prefeed.transfer.places import Root, Target, TargetSink, open_root, open_target
 
 MOST_FAILURES: Final = 10_000
 """Objects that cannot be copied before the rest is not tried."""
@@ -45,7 +45,7 @@ MOST_FAILURES: Final = 10_000
 _CHUNK: Final = 256
 _CHUNKS_AHEAD: Final = 16
 
-_Task = tuple[Listed, bool]
+_Task = tuple[Entry, bool]
 """What is to be copied, and whether only if its bytes differ from those that are there."""
 
 
@@ -80,19 +80,19 @@ def sync_between(
         SourceError, JobError: A place cannot be listed at all, or nothing more can be written; what was copied stays, and
             nothing was deleted.
     """
-    ends = Ends(source=_plain(source.url, options), target=_plain(target.url, options))
-    refuse_overlap(ends)
-    _refuse_contradictions(ends, options)
+    source_root, target_root = _plain(source.url, options), _plain(target.url, options)
+    refuse_overlap(source_root, target_root)
+    _refuse_contradictions(source_root, target_root, options)
     with contextlib.ExitStack() as stack:
-        origin = stack.enter_context(contextlib.closing(open_root(ends.source, source.settings)))
-        place = stack.enter_context(contextlib.closing(open_target(ends.target, target.settings, make=not options.dry)))
+        origin = stack.enter_context(contextlib.closing(open_root(source_root, source.settings)))
+        place = stack.enter_context(contextlib.closing(open_target(target_root, target.settings, make=not options.dry)))
         for one in (origin, place):
             if isinstance(one, DirectoryPlace):
                 one.one_file_system = options.one_file_system
-        if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(ends.target):
+        if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(target_root):
             _keep_apart(origin, place)
         if isinstance(origin, DirectoryPlace) and options.delete_src and not options.dry:
-            _ = origin.beneath  # open from now on: what is deleted is of the directory that is listed
+            _ = origin.rooted  # open from now on: what is deleted is of the directory that is listed
         return _Sync(origin, place, options, config, events or SyncEvents()).run()
 
 
@@ -102,26 +102,39 @@ def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
     Raises:
         JobSpecError: They are one directory, under two names.
     """
-    if origin.beneath.identity == place.beneath.identity:
+    if origin.rooted.identity == place.rooted.identity:
         raise JobSpecError(f"{origin.url} and {place.url} are the same directory, mounted at two places")
-    origin.enters_not, place.enters_not = frozenset({place.beneath.identity}), frozenset({origin.beneath.identity})
+    origin.enters_not, place.enters_not = frozenset({place.rooted.identity}), frozenset({origin.rooted.identity})
 
 
 def _plain(root: str, options: SyncOptions) -> str:
     return root.replace("https://", "http://", 1) if options.no_https else root
 
 
-def _refuse_contradictions(ends: Ends, options: SyncOptions) -> None:
-    for url in (ends.source, ends.target) if options.no_https else ():
+def refuse_overlap(source: str, target: str) -> None:
+    """Refuse places that lie in one another.
+
+    Raises:
+        JobSpecError: They do, or are the same.
+    """
+    lies = really_in(source, target), really_in(target, source)
+    if all(lies):
+        raise JobSpecError(f"{source} and {target} are the same place")
+    if any(lies):
+        raise JobSpecError(f"{source} and {target} lie in one another: name places beside each other")
+
+
+def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> None:
+    for url in (source, target) if options.no_https else ():
         if not url.startswith(("/", "http://")):
             raise JobSpecError(
                 f"--no-https: the endpoint of {url} says how it is spoken to; give one that begins with http:// in "
                 "credentials.json or AWS_ENDPOINT_URL"
             )
-    if ends.source.startswith("http") and (options.update or options.delete_src):
+    if source.startswith("http") and (options.update or options.delete_src):
         what = "--update needs the times of objects" if options.update else "--delete-src removes"
         raise JobSpecError(
-            f"{what}, and {ends.source} is a web server, which {'tells none' if options.update else 'cannot'}"
+            f"{what}, and {source} is a web server, which {'tells none' if options.update else 'cannot'}"
         )
     if options.update and options.force_update:
         raise JobSpecError("give either --update, which copies what is newer, or --force-update, which copies all")
@@ -193,7 +206,7 @@ class _Sync:
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
 
-    def _ours(self) -> Iterator[Listed]:
+    def _ours(self) -> Iterator[Entry]:
         """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
 
         Raises:
@@ -219,7 +232,7 @@ class _Sync:
                 "tell upper from lower case: rename or --exclude one of them; nothing was deleted"
             )
 
-    def _task_of(self, our: Listed, their: Listed | None) -> _Task | None:
+    def _task_of(self, our: Entry, their: Entry | None) -> _Task | None:
         options = self._options
         if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
             return None  # a newer one may be there, and could not be looked at
@@ -247,6 +260,8 @@ class _Sync:
                 summary = copy_objects(
                     source, self._expected(chunks, sink), sink, limits=self._limits(), progress=self._progressed
                 )
+            except CopyError as err:
+                raise JobError(err.message, **err.details) from err
             finally:
                 self._stopped.set()
             self._make_directories(sink)
@@ -272,13 +287,14 @@ class _Sync:
             return False
         return self._origin.has_lost(failure.path)
 
-    def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[ObjectInfo]:
+    def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[Entry]:
         for chunk in chunks:
-            for listed, compare in chunk:
+            for entry, compare in chunk:
                 if self._num_failed >= MOST_FAILURES:
                     raise JobError(f"{MOST_FAILURES:,} objects could not be copied; the rest is not tried")
-                sink.expect(listed, compare=compare)
-                yield listed.info
+                if compare:
+                    sink.expect_same(entry.path)
+                yield entry
 
     def _limits(self) -> CopyLimits:
         return CopyLimits(
@@ -311,12 +327,12 @@ class _Sync:
 
     def _pretend(self, extra: Spool, done: Spool) -> CopySummary:
         count = 0
-        for listed, compare in self._tasks(extra, done):
+        for entry, compare in self._tasks(extra, done):
             if compare:
                 self._num_skipped += 1
             else:
                 count += 1
-                self._events.would("copy", self._origin.source().locate(listed.path))
+                self._events.would("copy", self._origin.source().locate(entry.path))
         return CopySummary(num_copied=count, bytes_copied=self._bytes_to_copy, failures=(), full=None, seconds=0.0)
 
     # ---------------------------------------------------------------- what is not known
@@ -429,7 +445,7 @@ class _Sync:
             for place in (self._origin, self._place) if isinstance(place, DirectoryPlace) and not place.mounts.is_known
         ]  # fmt: skip
 
-    def _deletable(self, extra: Iterable[Listed]) -> Iterator[Listed]:
+    def _deletable(self, extra: Iterable[Entry]) -> Iterator[Entry]:
         """Yield what the source does not have, and may have: with ``one_file_system`` not what is below mounts, on either side."""
         points: set[str] = set()
         if self._options.one_file_system:
@@ -441,7 +457,7 @@ class _Sync:
         """As ``_delete_from``, of what the target has."""
         kept: list[CopyFailure] = []
 
-        def safe() -> Iterator[Listed]:
+        def safe() -> Iterator[Entry]:
             for one in done:
                 reason = self._why_not_kept(one)
                 if reason:
@@ -452,7 +468,7 @@ class _Sync:
         num_deleted, failures = self._delete_from(self._origin, safe())
         return num_deleted, [*kept, *failures]
 
-    def _why_not_kept(self, one: Listed) -> str:
+    def _why_not_kept(self, one: Entry) -> str:
         origin, place, original = self._origin, self._place, None
         if self._options.dry or not isinstance(place, DirectoryPlace):
             return ""
@@ -466,7 +482,7 @@ class _Sync:
         return place.why_not_kept(one, original, folds_case=self._folded is not None)
 
     def _delete_from(
-        self, place: Root, listed: Iterable[Listed], *, keep: Collection[str] = ()
+        self, place: Root, listed: Iterable[Entry], *, keep: Collection[str] = ()
     ) -> tuple[int, list[CopyFailure]]:
         """Return how many went, and what did not; ``keep``: names in lower case that others have by now."""
         num_deleted, failures = 0, []
@@ -482,7 +498,7 @@ class _Sync:
                 num_deleted += 1
         return num_deleted, failures
 
-    def _not_deleted(self, place: Root, one: Listed, reason: str) -> CopyFailure:
+    def _not_deleted(self, place: Root, one: Entry, reason: str) -> CopyFailure:
         where = place.source().locate(one.path)
         return CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
 
@@ -496,7 +512,7 @@ class _Sync:
             not_entered = origin.mounts.points.keys() - {""} if self._options.one_file_system else set()
             for path in reversed(place.directories_there(self._rules)):
                 if path not in wanted and not lies_in(path, not_entered):
-                    place.beneath.remove_empty(path)
+                    place.rooted.remove_empty(path)
 
     def _result_of(self, summary: CopySummary) -> SyncResult:
         return SyncResult(

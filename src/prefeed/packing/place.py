@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-import obstore
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
@@ -18,16 +17,12 @@ from prefeed.errors import CannotPackError, ObjectNotFoundError, PackFullError, 
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE
 from prefeed.packing.journal import JOURNAL_NAME
 from prefeed.sources.listing import ENCODING
-from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.pack_index import INDEX_NAME, PackIndex
 from prefeed.sources.packed import PackedSource
-from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
 from prefeed.system.files import make_private, sync, write_durably
+from prefeed.transfer import store
 from prefeed.types import Buffer
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
 
 PARTIAL: Final = ".partial"
 _OURS: Final = re.compile(
@@ -85,7 +80,7 @@ def open_place(url_or_path: str | os.PathLike[str], config: Config) -> Place:
     url = canonical_url(url_or_path)
     if url.startswith("/"):
         return LocalPlace(Path(url), config)
-    if url.startswith(("s3://", "gs://", "az://")):
+    if url.startswith(store.WRITABLE):
         return StorePlace(url, config)
     raise CannotPackError(f"{url} cannot be written to: pack into a directory, or into s3://, gs:// or az://")
 
@@ -173,13 +168,9 @@ class StorePlace:
         make_private(self.work)
         if (self.work / JOURNAL_NAME).exists():
             return
-        source = open_plain_source(self.url, self._config)
-        try:
-            _require_free(self.url, {info.path for infos in source.list_objects() for info in infos})
-        except ObjectNotFoundError:
-            pass
-        finally:
-            source.close()
+        with contextlib.suppress(ObjectNotFoundError), contextlib.closing(self._store()) as place:
+            infos = (info for batch in place.source().list_objects() for info in batch)
+            _require_free(self.url, {info.path for info in infos})
 
     def publish(self, written: Path, name: str) -> None:
         """See ``Place.publish``."""
@@ -188,8 +179,10 @@ class StorePlace:
 
     def withdraw(self, names: Iterable[str]) -> None:
         """See ``Place.withdraw``."""
-        for name in names:
-            self._delete(name)
+        with contextlib.closing(self._store()) as place:
+            for name in names:
+                with contextlib.suppress(ObjectNotFoundError):
+                    place.remove([name])
 
     def finish(self, parts: Iterable[Buffer]) -> None:
         """See ``Place.finish``."""
@@ -208,22 +201,11 @@ class StorePlace:
         Raises:
             SourceError: The store refuses it, or does not answer.
         """
-        self._change(name, lambda store: obstore.put(store, name, file))
+        with contextlib.closing(self._store()) as place:
+            place.put_file(name, file)
 
-    def _delete(self, name: str) -> None:
-        with contextlib.suppress(ObjectNotFoundError):
-            self._change(name, lambda store: obstore.delete(store, name))
-
-    def _change(self, name: str, change: Callable[[ObjectStore], object]) -> None:
-        source = open_plain_source(self.url, self._config)
-        assert isinstance(source, ObjectStoreSource)
-        try:
-            change(source.open_for_writing())
-        except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            timeout = self._config.request_timeout
-            raise translate(err, source.locate(name), timeout=timeout) from cause_of(err)
-        finally:
-            source.close()
+    def _store(self) -> store.StorePlace:
+        return store.StorePlace(self.url, self._config)
 
 
 def _require_free(url: str, names: set[str]) -> None:

@@ -70,9 +70,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Part of a listing: path, size, version of each object; an empty one, or a failure, ends it."""
+    """Part of a listing: path, size, version and time of each object; an empty one, or a failure, ends it."""
 
-    objects: list[tuple[bytes, int, str]]
+    objects: list[tuple[bytes, int, str, int]]
     failure: Reply | None = None
 
 
@@ -156,7 +156,10 @@ class ForkedReader:
             try:
                 pipe = self._ask(Request(None))
                 while (batch := msgspec.msgpack.decode(_read_frame(pipe), type=Batch)).objects:
-                    yield [ObjectInfo(path=os.fsdecode(p), size_bytes=n, version=v) for p, n, v in batch.objects]
+                    yield [
+                        ObjectInfo(path=os.fsdecode(path), size_bytes=size, version=version, modified_seconds=modified)
+                        for path, size, version, modified in batch.objects
+                    ]
                 complete = True
             except (OSError, EOFError, msgspec.DecodeError) as err:
                 raise self._gone() from err
@@ -248,7 +251,7 @@ def _list(source: Source, replies: IO[bytes]) -> None:
 
 def _batches(source: Source) -> Iterator[Batch]:
     for infos in source.list_objects():
-        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version) for info in infos])
+        yield Batch([(os.fsencode(info.path), info.size_bytes, info.version, info.modified_seconds) for info in infos])
 
 
 def _failure(err: SourceError) -> Reply:

@@ -81,7 +81,9 @@ def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
 
 
 def _info_of(meta: ObjectMeta) -> ObjectInfo:
-    return ObjectInfo(path=meta["path"], size_bytes=meta["size"], version=version_of(meta))
+    return ObjectInfo(
+        path=meta["path"], size_bytes=meta["size"], version=version_of(meta), modified_seconds=modified_of(meta)
+    )
 
 
 def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:

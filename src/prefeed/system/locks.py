@@ -112,10 +112,17 @@ def file_lock(path: Path, *, within_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_named(descriptor: int, path: Path) -> bool:
-    """Return whether an open file has this name, and no other file has it by now."""
+def is_named(descriptor: int, path: str | os.PathLike[str], *, within: int | None = None) -> bool:
+    """Return whether an open file has this name, and no other file has it by now.
+
+    Args:
+        descriptor: Of the file.
+        path: Its name.
+        within: Descriptor of the directory that ``path`` is relative to; then a link is not followed.
+    """
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        now = os.stat(path, dir_fd=within, follow_symlinks=within is None)
+        return os.path.samestat(os.fstat(descriptor), now)
     except FileNotFoundError:
         return False
 

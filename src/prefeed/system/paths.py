@@ -10,6 +10,11 @@ def is_in(place: str, root: str) -> bool:
     return place == root or place.startswith(f"{root.rstrip('/')}/")
 
 
+def overlap_by_name(one: str, other: str) -> bool:
+    """Return whether one of two places lies in the other, or they are the same; by the names alone."""
+    return is_in(one, other) or is_in(other, one)
+
+
 def really_in(place: str, root: str) -> bool:
     """The same of what links lead to."""
     return is_in(_real(place), _real(root))

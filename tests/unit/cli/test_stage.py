@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from prefeed.cli import stage
-from prefeed.copying import records, staging
-from prefeed.copying.engine import CopyFailure, CopyProgress, CopySummary
-from prefeed.copying.records import CopyRecord
-from prefeed.copying.runs import StagePlan, StageResult
+from prefeed.copying import copies, staging
+from prefeed.copying.copies import CopyRecord
+from prefeed.copying.staging import StagePlan, StageResult
+from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary
 from sandbox import Sandbox
 from slow_files import write_files
 
@@ -115,7 +115,7 @@ def test_a_copy_of_another_node_is_not_gone(run, origin: Path) -> None:
     path = run(None, "stage", str(origin)).stdout.removesuffix("\n")
     shutil.rmtree(Path(path).parent)
     with pytest.MonkeyPatch.context() as patched:
-        for module in (records, staging):
+        for module in (copies, staging):
             patched.setattr(module, "host_name", lambda: "other")
         assert run(None, "stage", "--list").stdout == "nothing is staged\n"
         run(None, "stage", str(origin))

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prefeed.copying.choice import Choice, choose, ranks_of
-from prefeed.copying.room import room_of
-from prefeed.types import ObjectInfo
+from prefeed.copying.room import Choice, choose, ranks_of, room_of
+from prefeed.transfer.entries import Entry
 
 SIZES = {"large": 50_000, "small": 100, "middle": 10_000}
-ITEMS = [ObjectInfo(path=path, size_bytes=size, version="") for path, size in SIZES.items()]
+ITEMS = [Entry(path, size) for path, size in SIZES.items()]
 
 
 def chosen(budget: int, *, there: tuple[str, ...] = (), ranks: Mapping[str, int] | None = None) -> list[str]:

@@ -9,10 +9,9 @@ import pytest
 
 from prefeed.config import Config, resolve
 from prefeed.copying import staging
-from prefeed.copying.records import COMPLETE, PARTIAL, read_record
+from prefeed.copying.copies import COMPLETE, PARTIAL, read_record
 from prefeed.copying.room import room_of
-from prefeed.copying.runs import StageEvents, StagePlan, StageRequest, StageResult
-from prefeed.copying.staging import stage
+from prefeed.copying.staging import StageEvents, StagePlan, StageRequest, StageResult, stage
 from prefeed.errors import CopyError, DoesNotFitError, EmptyListingError, ObjectNotFoundError, StoreError
 from sandbox import Sandbox
 from servers import FileServer, http_server, status, write_index

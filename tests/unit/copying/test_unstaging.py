@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import resolve
-from prefeed.copying.holding import held, made_and_held
-from prefeed.copying.records import (
+from prefeed.copying.copies import (
     COMPLETE,
     COPYING,
     GONE,
     INTERRUPTED,
     CopyRecord,
     copy_directory,
+    find_copies,
+    held,
+    list_copies,
+    made_and_held,
     read_record,
+    unstage,
     write_record,
 )
-from prefeed.copying.runs import StageRequest
-from prefeed.copying.staging import stage
-from prefeed.copying.unstaging import find_copies, list_copies, unstage
+from prefeed.copying.staging import StageRequest, stage
 from prefeed.errors import CopyError, CopyInUseError, NotACopyError
 from process.children import child_running
 from sandbox import Sandbox

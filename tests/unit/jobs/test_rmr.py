@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError, ObjectNotFoundError
-from prefeed.jobs import rmr as rmr_module
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from profiles import examples
 from unit.jobs.trees import make, tree
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 FILES = {"train/a/1": b"1", "train/a/2": b"22", "train/b/3": b"333", "val/4": b"4444"}
 
@@ -115,7 +116,7 @@ def test_a_link_swapped_in_on_the_way_leads_nowhere(root: Path, outside: Path, m
             os.symlink(outside, root / "train/a")
         return real_open(path, flags, *more, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rmr_module.os, "open", swap_then_open)
+    monkeypatch.setattr(os, "open", swap_then_open)
     result = remove(str(root), ["train"], resolve())
 
     assert tree(outside) == {"x/y": b"y", "z": b"z"}

@@ -8,11 +8,11 @@ import pytest
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError, SampleSetNotFoundError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.patterns import Rule
 from prefeed.jobs.places import Place
 from prefeed.jobs.spec import Job, JobFields, SyncFields, parse_job, resolve_job
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.yaml_files import load_documents
+from prefeed.transfer.patterns import Rule
 from unit.sampleset.documents import apply, sample_set
 
 HEAD = "apiVersion: batch.paddlepaddle.org/v1alpha1\nkind: SampleJob\nmetadata: {name: one, namespace: paddle-system}\nspec:\n"

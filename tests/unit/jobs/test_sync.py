@@ -9,13 +9,12 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
-from prefeed.jobs import directory_place
-from prefeed.jobs.directory_place import DirectorySink
 from prefeed.jobs.options import SyncOptions, SyncResult
-from prefeed.jobs.ordered_walk import WORK_NAME
-from prefeed.jobs.patterns import Rule
-from prefeed.jobs.rooted_dir import Beneath
 from prefeed.jobs.sync import sync
+from prefeed.transfer import directory as directory_module
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.patterns import WORK_NAME, Rule
+from prefeed.transfer.rooted_dir import RootedDir
 from servers import S3_ENVIRONMENT, http_server, moto_server, status, write_index
 from unit.jobs.trees import make, tree
 
@@ -254,8 +253,8 @@ def test_a_source_that_is_not_there_leaves_no_target(tmp_path: Path, target: Pat
 
 def test_two_at_one_target_is_refused(source: Path, target: Path) -> None:
     target.mkdir()
-    with Beneath(str(target)) as beneath:
-        sink = DirectorySink(beneath, modes_of=None)
+    with RootedDir(str(target)) as root:
+        sink = DirectorySink(root)
         with pytest.raises(JobConflictError, match="another sync"):
             run(source, target)
         sink.close()
@@ -273,7 +272,7 @@ def test_what_reads_back_otherwise_gets_no_name(source: Path, target: Path, monk
     def write_wrongly(file: int, view: memoryview) -> None:
         os.write(file, bytes(len(view)))
 
-    monkeypatch.setattr(directory_place, "_write_all", write_wrongly)
+    monkeypatch.setattr(directory_module, "_write_all", write_wrongly)
     with pytest.raises(JobError, match="read back"):
         run(source, target, start="class 0/3.jpg")
     assert not any(data for data in tree(target).values())

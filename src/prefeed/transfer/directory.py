@@ -1,0 +1,563 @@
+"""A directory as a place: listed, written to, removed from."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prefeed.errors import CopyError, JobConflictError, JobError, PrefeedError, TruncatedBodyError
+from prefeed.sources.posix import PosixSource
+from prefeed.sources.protocol import RangeSource
+from prefeed.system.locks import is_named, locked_at_once
+from prefeed.system.machine import process_mark
+from prefeed.system.removing import Boundary, emptied
+from prefeed.transfer.engine import Body
+from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of
+from prefeed.transfer.mounted import MetMounts, lies_in
+from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.patterns import WORK_NAME, Rules
+from prefeed.transfer.rooted_dir import NO_ROOM, RootedDir, raise_translated
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_RESERVED_FROM_BYTES: Final = 1024**2
+"""Larger files get their blocks before they are written: one that does not fit is found out at its begin."""
+
+_MODE_BITS: Final = 0o7777
+_MOST_PROBLEMS: Final = 10_000
+"""That are told one by one."""
+
+_NOT_SINGLE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What file systems answer that cannot sync a directory by itself."""
+
+_PROBED_TIME: Final = 1_700_000_001_123_456_789
+_TIME_STEPS: Final = (1, 100, 1000, 10**6, 10**9)
+"""Differences in time, in nanoseconds, that file systems may be able to keep, smallest first."""
+
+_COARSEST_STEP: Final = 2 * 10**9
+
+
+class DirectoryPlace:
+    """See ``places.Root`` and ``places.Target``."""
+
+    has_times = True
+
+    def __init__(self, root: str, *, make: bool = False) -> None:
+        """Use ``root``, an absolute path; ``make``: it is made if it is not there.
+
+        Raises:
+            JobError: It cannot be made.
+        """
+        self.url = root
+        self.one_file_system: bool | None = None
+        self.enters_not: frozenset[tuple[int, int]] = frozenset()
+        self.directories: list[str] = []
+        self.broken_links: list[str] = []
+        self.problems: list[Problem] = []
+        self.num_problems = 0
+        self._hidden: set[str] = set()
+        self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
+        self._step_ns = _TIME_STEPS[0]
+        self._rooted: RootedDir | None = None
+        self._made_in = _nearest_above(root)
+        try:
+            if make:
+                os.makedirs(root, exist_ok=True)
+        except OSError as err:
+            raise JobError(f"{root} cannot be made: {err.strerror}", path=root) from err
+        self.mounts = MetMounts(root)
+
+    @property
+    def rooted(self) -> RootedDir:
+        """The directory, open from now on.
+
+        Raises:
+            JobError: It cannot be opened.
+        """
+        if self._rooted is None:
+            try:
+                self._rooted = RootedDir(self.url)
+            except OSError as err:
+                raise JobError(f"{self.url} cannot be used: {err.strerror}", path=self.url) from err
+            self._rooted.one_file_system = self.one_file_system is not False
+        return self._rooted
+
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
+        """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``.
+
+        What leads nowhere is put by in ``broken_links``, and what cannot be looked at in ``problems``: what is there is not
+        known to be gone. With ``one_file_system`` what is mounted below the root, or on the way of a link, is not entered.
+        """
+
+        def on_broken(path: str) -> None:
+            if self._is_of(rules, path):
+                self.broken_links.append(path)
+
+        def on_mount(path: str, number: int | None) -> bool:
+            self._meet(path, number)
+            return not path or not self.one_file_system
+
+        tree = Tree(
+            self.url,
+            follow=True,
+            never=self.enters_not,
+            enters=rules.takes_below,
+            events=TreeEvents(
+                directory=self.directories.append,
+                broken=on_broken,
+                problem=self._noting(rules),
+                link=self.mounts.link,
+                mount=on_mount,
+            ),
+        )
+        return _taken(tree, rules, self.mounts)
+
+    def list_target(self, rules: Rules) -> Iterator[Entry]:
+        """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
+        if not os.path.isdir(self.url):  # a dry run makes nothing
+            return iter(())
+
+        def on_mount(path: str, number: int | None) -> bool:
+            self._meet(path, number)
+            return True
+
+        tree = Tree(
+            self.url,
+            follow=False,
+            never=self.enters_not,
+            enters=rules.takes_below,
+            events=TreeEvents(problem=self._noting(rules), mount=on_mount),
+        )
+        return _taken(tree, rules)
+
+    def _meet(self, path: str, number: int | None) -> None:
+        self.mounts.meet(path, number)
+        if path in self.mounts.points:
+            self.on_mount(path, self.mounts.points[path])
+
+    @staticmethod
+    def _is_of(rules: Rules, path: str) -> bool:
+        """Return whether a path, of which nobody knows what it is, is not left out."""
+        return not path or rules.takes(path) or rules.takes_below(path)
+
+    def _noting(self, rules: Rules) -> Callable[[Problem], None]:
+        def note(problem: Problem) -> None:
+            if self._is_of(rules, problem.path):
+                self.num_problems += 1
+                self._hidden.add(problem.path if self.num_problems <= _MOST_PROBLEMS else "")
+                if self.num_problems <= _MOST_PROBLEMS:
+                    self.problems.append(problem)
+
+        return note
+
+    def has_lost(self, path: str) -> bool:
+        """Return whether a file that was listed was removed since: what it lay in is there, and has it no more."""
+        for above in parents_of(path):
+            try:
+                return path[len(above) :].strip("/") not in os.listdir(f"{self.url}/{above}")
+            except FileNotFoundError:
+                path = above  # removed with all that was in it, perhaps
+            except OSError:
+                return False
+        return False
+
+    def hides(self, path: str) -> bool:
+        """Return whether nobody knows if something of this path is there: it, or a directory above it, has problems."""
+        return not self._hidden.isdisjoint((path, *parents_of(path)))
+
+    def directories_there(self, rules: Rules) -> list[str]:
+        """Return the directories that are not excluded, those above before those below; links are not followed."""
+        found: list[str] = []
+        events = TreeEvents(
+            directory=found.append, mount=lambda path, _: not path or self.one_file_system is False
+        )  # fmt: skip
+        for _ in Tree(self.url, follow=False, never=self.enters_not, enters=rules.takes_below, events=events):
+            pass
+        return found
+
+    def source(self) -> RangeSource:
+        """See ``Root.source``."""
+        return PosixSource(self.url)
+
+    def is_same(self, source: Entry, found: Entry) -> bool:
+        """See ``Target.is_same``."""
+        return is_copy(source, found, step_ns=self._step_ns)
+
+    def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> DirectorySink:
+        """See ``Target.open_sink``."""
+        try:
+            sink = DirectorySink(
+                self.rooted, modes_of=origin if perms else None, durable_up_to=self._made_in if durable else None
+            )
+        except OSError as err:
+            raise JobError(f"{self.url} cannot be written to: {err.strerror}", path=self.url) from err
+        self._step_ns = sink.step_ns
+        return sink
+
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
+        """See ``Root.remove_unchanged``. What lies behind a link stays: it is not below the root."""
+        for one in entries:
+            yield one, self.rooted.remove_unchanged(one)
+
+    def close(self) -> None:
+        """See ``Root.close``."""
+        if self._rooted is not None:
+            self._rooted.close()
+
+    def status(self, path: str) -> os.stat_result | None:
+        """Return what a path leads to; None when nothing is there.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        try:
+            return os.stat(f"{self.url}/{path}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def why_not_kept(self, one: Entry, original: os.stat_result | None, *, folds_case: bool) -> str:
+        """Return why this place would have no copy of an object once its original is removed; empty when it would.
+
+        Args:
+            one: As the source listed it.
+            original: What it is now, if it is a file.
+            folds_case: Its copy may be there under another spelling.
+        """
+        try:
+            found = self.rooted.status(one.path)
+        except (OSError, PrefeedError) as err:
+            return f"its copy cannot be looked at: {err}"
+        if found is None and folds_case:
+            return ""
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != one.size_bytes >= 0:
+            return "its copy is gone, or is another file by now"
+        in_mount = lies_in(one.path, self.mounts.points.keys() - {""})
+        if original is not None and os.path.samestat(found, original) and (found.st_nlink == 1 or in_mount):
+            return f"{self.url}/{one.path} is the very same file, by another mount"
+        return ""
+
+
+def _taken(tree: Iterable[Entry], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Entry]:
+    for one in tree:
+        if mounts is not None and mounts.empty:
+            mounts.fill(one.path)
+        if rules.is_past_end(one.path):
+            return
+        if rules.takes(one.path):
+            yield one
+
+
+class DirectorySink:
+    """Makes files in a directory of its own, reads them back, and renames them: each is whole under its name, or not there.
+
+    What a killed one left where files are made is removed by the next. See ``places.TargetSink``.
+
+    **Threads**: ``write`` and ``link`` from many at once, for different paths.
+
+    Args:
+        root: Where files go.
+        work: The directory that files are made in, by the directory that it lies in and its name; by default it is below the
+            root. Both are on one file system.
+        mode: Of new files, less the umask.
+        modes_of: Files keep the mode and the owner that they have there.
+        durable_up_to: Each file is on its disk when it has its name, and the directories up to this one are put there by
+            ``make_durable``; None: the machine writes them when it likes.
+
+    Attributes:
+        step_ns: The smallest difference in time, in nanoseconds, that files there keep.
+        folds_case: Whether ``A`` and ``a`` are one name there.
+        num_same: See ``TargetSink``.
+        bytes_same: See ``TargetSink``.
+
+    Raises:
+        JobConflictError: Another one writes there.
+        OSError: Nothing can be written there.
+    """
+
+    def __init__(
+        self,
+        root: RootedDir,
+        *,
+        work: tuple[RootedDir, str] | None = None,
+        mode: int = 0o666,
+        modes_of: RangeSource | None = None,
+        durable_up_to: str | None = None,
+    ) -> None:
+        self.num_same = self.bytes_same = 0
+        self._lock = threading.Lock()
+        self._root, self._mode = root, mode
+        self._modes_of = modes_of
+        self._durable_up_to = durable_up_to
+        self._changed_directories = {""}
+        self._compared: set[str] = set()
+        self._names = itertools.count()
+        self._mark = process_mark()
+        self._holder, self._work_name = work or (root, WORK_NAME)
+        made = _made_and_held(self._holder, self._work_name)
+        self._work = RootedDir(self._holder.locate(self._work_name), descriptor=made)
+        try:
+            self.step_ns, self.folds_case = _probe(made)
+        except BaseException:
+            self._work.close()
+            raise
+
+    def expect_same(self, path: str) -> None:
+        """See ``TargetSink.expect_same``."""
+        self._compared.add(path)
+
+    def write(self, entry: Entry, body: Body) -> None:
+        """See ``Sink.write``."""
+        path = entry.path
+        try:
+            if path in self._compared and self._holds(path, body):
+                self._stamp_there(path, stamp_of(entry, body.version))
+                with self._lock:
+                    self.num_same += 1
+                    self.bytes_same += body.size_bytes
+            else:
+                self._make(entry, body)
+        except OSError as err:
+            if isinstance(err, PrefeedError):  # some of the origin's are OSErrors too
+                raise
+            raise_translated(err, self._root.locate(path))
+        if self._durable_up_to is not None:
+            with self._lock:
+                self._changed_directories.update(parents_of(path))
+
+    def link(self, path: str, target: str) -> None:
+        """Put a symbolic link there, in place of a file or link that is there."""
+        temporary = self._new_name()
+        try:
+            os.symlink(target, temporary, dir_fd=self._work.descriptor)
+            self._publish(temporary, path)
+        except OSError as err:
+            self._drop(temporary)
+            raise_translated(err, self._root.locate(path))
+        except PrefeedError:
+            self._drop(temporary)
+            raise
+
+    def make_directory(self, path: str) -> None:
+        """See ``TargetSink.make_directory``."""
+        try:
+            with self._root.directory(path, make=True):
+                pass
+        except OSError as err:
+            raise_translated(err, self._root.locate(path))
+
+    def make_durable(self) -> None:
+        """See ``TargetSink.make_durable``: directories, from the lowest up to the one in which the first was made."""
+        assert self._durable_up_to is not None, "files were not written so"
+        where = self._root.root
+        try:
+            for path in sorted(self._changed_directories, key=len, reverse=True):
+                where = self._root.locate(path)
+                with self._root.directory(path) as descriptor:
+                    _sync_directory(descriptor)
+            for where in _up_to(self._root.root, self._durable_up_to):
+                try:
+                    descriptor = os.open(where, _DIRECTORY)
+                except PermissionError:
+                    os.sync()  # this user may not open it, and so cannot sync it alone
+                    break
+                try:
+                    _sync_directory(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as err:
+            raise JobError(
+                f"{where} cannot be written to its disk: {err.strerror}; nothing was deleted", path=where
+            ) from err
+
+    def close(self) -> None:
+        """See ``TargetSink.close``."""
+        _empty(self._work.descriptor)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
+        self._work.close()  # and with it the lock
+
+    def _make(self, entry: Entry, body: Body) -> None:
+        temporary = self._new_name()
+        try:
+            self._write(temporary, entry, body)
+            self._publish(temporary, entry.path)
+        except BaseException:
+            self._drop(temporary)
+            raise
+
+    def _new_name(self) -> str:
+        # The lock may not reach another node, which empties the directory: names of two processes are never the same.
+        return f"{self._mark}-{next(self._names)}"
+
+    def _publish(self, temporary: str, path: str) -> None:
+        with self._root.parent_of(path, make=True) as (parent, name):
+            os.rename(temporary, name, src_dir_fd=self._work.descriptor, dst_dir_fd=parent)
+
+    def _drop(self, temporary: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=self._work.descriptor)
+
+    def _write(self, temporary: str, entry: Entry, body: Body) -> None:
+        where = self._root.locate(entry.path)
+        file = os.open(temporary, _FLAGS, self._mode, dir_fd=self._work.descriptor)
+        try:
+            if body.size_bytes >= _RESERVED_FROM_BYTES:
+                _reserve(file, body.size_bytes)
+            written = 0
+            for chunk in body.chunks():
+                view = memoryview(chunk).cast("B")
+                _write_all(file, view)
+                if not _reads_back(file, written, view):
+                    raise CopyError(f"{where}: what was read back is not what was written", path=where)
+                written += len(view)
+            if written != body.size_bytes:
+                raise TruncatedBodyError(f"{where}: {written} bytes came, {body.size_bytes} were announced", path=where)
+            if self._modes_of is not None:
+                _take_over(file, self._modes_of.locate(entry.path))
+            stamp = stamp_of(entry, body.version)
+            if stamp is not None:
+                os.utime(file, ns=(stamp, stamp))
+            if self._durable_up_to is not None:
+                os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _holds(self, path: str, body: Body) -> bool:
+        try:
+            with self._root.parent_of(path) as (parent, name):
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != body.size_bytes:
+                return False
+            offset = 0
+            for chunk in body.chunks():
+                view = memoryview(chunk).cast("B")
+                if not _reads_back(file, offset, view):
+                    return False
+                offset += len(view)
+            if self._durable_up_to is not None:
+                os.fsync(file)  # an earlier sync may have made it, and the machine has not written it yet
+            return offset == body.size_bytes
+        finally:
+            os.close(file)
+
+    def _stamp_there(self, path: str, stamp: int | None) -> None:
+        if stamp is not None:
+            with self._root.parent_of(path) as (parent, name):
+                os.utime(name, ns=(stamp, stamp), dir_fd=parent, follow_symlinks=False)
+
+
+def _write_all(file: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(file, view) :]
+
+
+def _reads_back(file: int, offset: int, view: memoryview) -> bool:
+    """Return whether the file has these bytes there."""
+    while len(view):
+        found = os.pread(file, min(len(view), 1 << 20), offset)
+        if not found or found != bytes(
+            view[: len(found)]
+        ):  # views are compared one byte after the other, 20 times slower
+            return False
+        offset += len(found)
+        view = view[len(found) :]
+    return True
+
+
+def _take_over(file: int, original: str) -> None:
+    status = os.stat(original)
+    if os.geteuid() == 0:
+        os.chown(file, status.st_uid, status.st_gid)
+    os.chmod(file, status.st_mode & _MODE_BITS)  # after chown, which takes set-id bits away
+
+
+def _reserve(file: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(file, 0, size_bytes)
+    except OSError as err:
+        if err.errno in NO_ROOM:
+            raise
+        # Some file systems cannot: there it is found out when it is written.
+
+
+def _sync_directory(descriptor: int) -> None:
+    """What the directory has is on its disk, also where the file system syncs no single directory."""
+    try:
+        os.fsync(descriptor)
+    except OSError as err:
+        if err.errno not in _NOT_SINGLE:
+            raise
+        os.sync()
+
+
+def _nearest_above(root: str) -> str:
+    """Return the nearest directory that is there, of those that a directory is to lie in."""
+    above = os.path.dirname(root)
+    while above != "/" and not os.path.isdir(above):
+        above = os.path.dirname(above)
+    return above
+
+
+def _up_to(root: str, last: str) -> Iterator[str]:
+    """Yield the directories that a directory lies in, up to one of them."""
+    while root not in (last, "/"):
+        root = os.path.dirname(root)
+        yield root
+
+
+def _made_and_held(holder: RootedDir, name: str) -> int:
+    """Return the open directory for files being made, empty, this process's alone until it is closed."""
+
+    def opened() -> int:
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=holder.descriptor)
+            try:
+                return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=holder.descriptor)
+            except FileNotFoundError:
+                continue  # another one removes it at this moment
+            except OSError as err:
+                raise OSError(err.errno, f"{name} in it cannot be used: {err.strerror}; remove it") from err
+
+    try:
+        work = locked_at_once(opened, lambda work: is_named(work, name, within=holder.descriptor))
+    except BlockingIOError as err:
+        raise JobConflictError(
+            f"another sync writes to {holder.root}; wait until it is done, or stop it", path=holder.root
+        ) from err
+    if Boundary.of(work) != Boundary.of(holder.descriptor):
+        os.close(work)
+        raise OSError(errno.EXDEV, f"{name} in it is a mount; unmount that")
+    _empty(work)
+    return work
+
+
+def _empty(work: int) -> None:
+    # Nobody makes directories here; a stranger's go too, but not what is mounted there.
+    for _ in emptied(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
+        pass
+
+
+def _probe(work: int) -> tuple[int, bool]:
+    """Return the smallest difference in time, in nanoseconds, that files there keep; and whether ``A`` and ``a`` are one name."""
+    name = "probe"
+    os.close(os.open(name, _FLAGS, 0o600, dir_fd=work))
+    os.utime(name, ns=(_PROBED_TIME, _PROBED_TIME), dir_fd=work)
+    seen = os.stat(name, dir_fd=work).st_mtime_ns
+    folds_case = _is_there(work, name.upper())
+    os.unlink(name, dir_fd=work)
+    return next((step for step in _TIME_STEPS if _PROBED_TIME // step * step == seen), _COARSEST_STEP), folds_case
+
+
+def _is_there(directory: int, name: str) -> bool:
+    return os.access(name, os.F_OK, dir_fd=directory)

@@ -1,0 +1,379 @@
+"""Copying objects from a source into a sink: many at once, as many as the origin's latency asks for.
+
+::
+
+    entries ──→ thread: body = what the origin has ──chunks──→ sink.write(entry, body) ──→ counted
+                   │ failed, may pass: again, later            │ full: nothing more is begun
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from prefeed.core.requests import RetryPolicy
+from prefeed.errors import (
+    BadTargetNameError,
+    SourceError,
+    TargetFullError,
+    ThrottledError,
+    TransientSourceError,
+    TruncatedBodyError,
+)
+from prefeed.sources.answers import require_listed
+from prefeed.sources.file_versions import changed_ns_of
+from prefeed.sources.listing import Listed
+from prefeed.sources.manifest import version_hash
+from prefeed.sources.protocol import RangeSource, Source
+from prefeed.transfer.entries import Entry
+from prefeed.transfer.flow import PIECE_BYTES, CopyLimits, Flow
+from prefeed.types import Buffer
+
+_STACK_BYTES: Final = 512 * 1024
+_PROGRESS_SECONDS: Final = 0.1
+_ABANDON_SECONDS: Final = 1.0
+_MOST_CHANGES: Final = 4
+"""Tries for an object that changes, or breaks off, whenever it is read."""
+
+_MOST_SILENCE: Final = 64
+"""Objects that the origin did not answer for, one after another, before the rest is not tried any more."""
+
+
+class Body(Protocol):
+    """One object on its way: its version, its size in bytes, and its bytes."""
+
+    version: str
+    size_bytes: int
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the bytes in order, from the begin at each call; each piece is valid until the next is asked for.
+
+        Raises:
+            TruncatedBodyError: The object was changed meanwhile: what was yielded is of no use.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """Where objects go. **Threads**: ``write`` is called from many at once, for different paths."""
+
+    def write(self, entry: Entry, body: Body) -> None:
+        """Put the object there under its path, whole or not at all.
+
+        Raises:
+            TargetFullError: There is no room for it; nothing more will be written.
+            BadTargetNameError: No object of this name can be there; others can.
+            CopyError: Nothing can be written.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyProgress:
+    """Objects and bytes copied so far, objects that failed, and the time since the start in seconds."""
+
+    num_copied: int = 0
+    bytes_copied: int = 0
+    num_failed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailure:
+    """One object that could not be copied: its path, a stable code, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySummary:
+    """How a copy ended.
+
+    Attributes:
+        num_copied: Objects that are in the sink now.
+        bytes_copied: Their size.
+        failures: Objects that are not, and why.
+        full: Why nothing more could be written; None when everything was tried.
+        seconds: Time it took.
+    """
+
+    num_copied: int
+    bytes_copied: int
+    failures: tuple[CopyFailure, ...]
+    full: str | None
+    seconds: float
+
+
+def copy_objects(
+    source: Source,
+    entries: Iterable[Entry],
+    sink: Sink,
+    *,
+    limits: CopyLimits | None = None,
+    progress: Callable[[CopyProgress], None] | None = None,
+) -> CopySummary:
+    """Copy objects in about the given order; those that fail are reported, the rest is done.
+
+    **Blocking**: until all is tried or the sink is full. **Threads**: starts its own and ends them; ``entries`` is
+    consumed under a lock, ``progress`` is called in the caller's thread, ten times a second. On Ctrl-C, and whatever
+    else is raised there, nothing more is begun, and what is under way may be abandoned.
+
+    Args:
+        source: Where the objects are.
+        entries: What to copy; each path once.
+        sink: Where they go.
+        limits: What may be in flight.
+        progress: Told how far it is.
+
+    Raises:
+        SourceError: The origin does not answer any more.
+        CopyError: The sink cannot be written.
+    """
+    run = _Run(source, entries, sink, limits or CopyLimits())
+    run.wait(progress or (lambda _: None))
+    return run.summary()
+
+
+class _Run:
+    """One copy: its threads and what came of it. The counts are under ``_changed``."""
+
+    def __init__(self, source: Source, entries: Iterable[Entry], sink: Sink, limits: CopyLimits) -> None:
+        self._source, self._sink = source, sink
+        self._flow = Flow(entries, limits)
+        self._policy = RetryPolicy(deadline_seconds=limits.retry_deadline_seconds)
+        self._random = random.Random()  # not the global generator: the user's seed stays theirs
+        self._started = time.monotonic()
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._num_working = 0
+        self._num_copied = 0
+        self._bytes_copied = 0
+        self._num_silent = 0
+        self._failures: list[CopyFailure] = []
+        self._full: str | None = None
+        self._fatal: BaseException | None = None
+
+    # ---------------------------------------------------------------- the caller's thread
+
+    def wait(self, progress: Callable[[CopyProgress], None]) -> None:
+        """Return when all threads have ended."""
+        try:
+            self._start_threads()
+            while not self._wait_until_idle(_PROGRESS_SECONDS):
+                progress(self.progress())
+        except BaseException:
+            self._stop()
+            deadline = time.monotonic() + _ABANDON_SECONDS
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            raise
+        for thread in self._threads:
+            thread.join()
+        if self._fatal is not None:
+            raise self._fatal
+        progress(self.progress())
+
+    def progress(self) -> CopyProgress:
+        with self._changed:
+            return CopyProgress(
+                num_copied=self._num_copied,
+                bytes_copied=self._bytes_copied,
+                num_failed=len(self._failures),
+                seconds=time.monotonic() - self._started,
+            )
+
+    def summary(self) -> CopySummary:
+        return CopySummary(
+            num_copied=self._num_copied,
+            bytes_copied=self._bytes_copied,
+            failures=tuple(self._failures),
+            full=self._full,
+            seconds=time.monotonic() - self._started,
+        )
+
+    def _wait_until_idle(self, within_seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_working == 0, within_seconds)
+
+    # ---------------------------------------------------------------- the threads
+
+    def _start_threads(self) -> None:
+        """As many as there is work for."""
+        with self._changed:
+            previous = threading.stack_size(_STACK_BYTES)
+            try:
+                while len(self._threads) < self._flow.num_threads:
+                    number = len(self._threads)
+                    # Daemons: one that waits for the origin must not keep a program from ending on Ctrl-C.
+                    thread = threading.Thread(
+                        target=self._work, args=(number,), name=f"prefeed-copy-{number}", daemon=True
+                    )
+                    thread.start()
+                    self._threads.append(thread)
+                    self._num_working += 1
+            finally:
+                threading.stack_size(previous)
+
+    def _work(self, number: int) -> None:
+        try:
+            while (entry := self._flow.take(number)) is not None:
+                try:
+                    self._copy(entry)
+                finally:
+                    self._flow.give_back(entry)
+        except BaseException as err:  # noqa: BLE001 - raised again in the caller's thread
+            self._stop(err)
+        finally:
+            with self._changed:
+                self._num_working -= 1
+                self._changed.notify_all()
+
+    def _copy(self, entry: Entry) -> None:
+        """Copy one object, trying again while that may help, and count how it ended."""
+        try:
+            size_bytes, seconds = self._try(entry)
+        except TargetFullError as err:
+            self._full = self._full or str(err)
+            self._stop()
+        except BadTargetNameError as err:
+            with self._changed:
+                self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
+        except SourceError as err:
+            self._failed(entry, err)
+        else:
+            self._flow.succeeded(size_bytes, seconds)
+            with self._changed:
+                self._num_copied += 1
+                self._bytes_copied += size_bytes
+                self._num_silent = 0
+            if len(self._threads) < self._flow.num_threads:
+                self._start_threads()
+
+    def _try(self, entry: Entry) -> tuple[int, float]:
+        """Return size in bytes and time in seconds of the try that succeeded."""
+        started, attempts = time.monotonic(), 0
+        while True:
+            attempts += 1
+            begun = time.monotonic()
+            try:
+                body = open_body(self._source, entry)
+                self._sink.write(entry, body)
+                return body.size_bytes, time.monotonic() - begun
+            except SourceError as err:
+                if isinstance(err, ThrottledError):
+                    self._flow.throttled()
+                if not self._wait_to_retry(err, attempts=attempts, started=started):
+                    raise
+
+    def _wait_to_retry(self, err: SourceError, *, attempts: int, started: float) -> bool:
+        """Return whether there is to be another try, after the pause before it."""
+        delay = self._policy.next_delay(
+            attempts=attempts, elapsed_seconds=time.monotonic() - started, jitter=self._random.random()
+        )
+        keeps_changing = isinstance(err, TruncatedBodyError) and attempts >= _MOST_CHANGES
+        return err.retryable and delay is not None and not keeps_changing and not self._stopped.wait(delay)
+
+    def _failed(self, entry: Entry, err: SourceError) -> None:
+        is_silent = isinstance(err, TransientSourceError) and not isinstance(err, TruncatedBodyError)
+        with self._changed:
+            if self._stopped.is_set() and err.retryable:
+                return  # it was not tried to the end
+            self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
+            self._num_silent = self._num_silent + 1 if is_silent else 0
+            is_gone = self._num_silent >= _MOST_SILENCE
+        if is_gone:
+            self._stop(err)
+
+    def _stop(self, err: BaseException | None = None) -> None:
+        """Begin nothing more; an error is the caller's."""
+        with self._changed:
+            self._fatal = self._fatal or err
+        self._stopped.set()
+        self._flow.stop()
+
+
+# ---------------------------------------------------------------- what an origin has of one object
+
+
+class WholeBody:
+    """An object in memory."""
+
+    def __init__(self, data: Buffer, version: str) -> None:
+        self._data = data
+        self.version = version
+        self.size_bytes = memoryview(data).nbytes
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield all of it."""
+        yield self._data
+
+
+class PiecewiseBody:
+    """An object whose pieces are asked for one after another, all of one version."""
+
+    def __init__(self, source: RangeSource, entry: Entry, version: str) -> None:
+        self._source = source
+        self._path = entry.path
+        self.version = version
+        self.size_bytes = entry.size_bytes
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the pieces in order; see ``Body.chunks``."""
+        for start in range(0, self.size_bytes, PIECE_BYTES):
+            yield self._piece(start, min(PIECE_BYTES, self.size_bytes - start))
+        self._piece(0, 1)  # a file may have changed while its last piece was read
+
+    def _piece(self, start: int, size_bytes: int) -> Buffer:
+        piece = self._source.fetch_range(self._path, start, size_bytes)
+        if piece.version != self.version:
+            raise TruncatedBodyError(
+                f"{self._source.locate(self._path)} changed while it was copied; do not write to training data meanwhile",
+                path=self._path,
+            )
+        return piece.data
+
+
+def open_body(source: Source, entry: Entry) -> Body:
+    """Return the object as it is at the origin now.
+
+    Raises:
+        WrongAnswerError: It has another size than was listed, though not another version.
+        SourceError: The origin's own.
+    """
+    if entry.size_bytes > PIECE_BYTES and entry.version and hasattr(source, "fetch_range"):
+        ranged = cast(RangeSource, source)
+        version = _listed_version(ranged, entry)
+        if version:
+            return PiecewiseBody(ranged, entry, version)
+    return _whole(source, entry)
+
+
+def _listed_version(source: RangeSource, entry: Entry) -> str:
+    """Return the version of an object that is as it was listed; empty for others, and where a server cannot send a part."""
+    try:
+        version = source.fetch_range(entry.path, 0, 1).version
+    except SourceError as err:
+        if err.retryable:
+            raise
+        return ""
+    changed_ns = changed_ns_of(version)
+    is_listed = version == entry.version if changed_ns is None else changed_ns == entry.mtime_ns
+    return version if is_listed else ""
+
+
+def _whole(source: Source, entry: Entry) -> WholeBody:
+    fetched = source.fetch(entry.path)
+    # A file's time goes with its bytes. A store's version stays as it was listed: some spell it differently there.
+    is_of_file = changed_ns_of(fetched.version) is not None
+    version = fetched.version if is_of_file else entry.version or fetched.version
+    require_listed(
+        fetched, Listed(entry.size_bytes, version_hash(entry.version)), lambda: source.locate(entry.path)
+    )  # fmt: skip
+    return WholeBody(fetched.data, version)

@@ -1,0 +1,194 @@
+"""Which mounts a sync met, now and the last time: what is not mounted any more was not deleted.
+
+Three things may make files seem to be gone that are only not mounted: a mount that goes or comes while the sync runs, one that
+was there at the last sync, and one that is there and has nothing in it. What the last sync met is recorded below the home, by
+the pair of places, as soon as it is met: whatever becomes of that sync, the next one knows::
+
+    <home>/mounts/<hash of both URLs>.json      0600: path below the source -> where that was mounted; ``""`` is the source itself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from xxhash import xxh3_64_hexdigest
+
+from prefeed.config import Config
+from prefeed.errors import JobError
+from prefeed.sources.mounts import Mount, mounts_by_number
+from prefeed.system.files import sync, write_private
+from prefeed.system.machine import mount_number
+from prefeed.system.paths import overlap_by_name
+from prefeed.transfer.entries import parents_of
+
+FORMAT: Final = 1
+SOURCE, TARGET = "source", "target"
+_DIRECTORY: Final = "mounts"
+_AUTOMOUNTER: Final = "autofs"
+_SUBMOUNTED: Final = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "afs"})
+"""Types that mount by themselves what a server has below a directory, once somebody looks."""
+
+
+class MetMounts:
+    """The mounts of one side of a sync, from its begin on. **Threads**: the one that lists, then the one that deletes.
+
+    Attributes:
+        points: By path below the root, where directories are mounted that are of another mount than those that they were
+            entered from: by a link, or because they are mounted there. ``""`` is the root.
+        empty: Those of ``points`` below which no file was listed; never the root.
+        is_known: Whether the kernel tells mounts apart.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.points: dict[str, str] = {}
+        self.empty: set[str] = set()
+        self._root = root
+        self._before = mounts_by_number()
+        self.is_known = bool(self._before)
+        self._places = [os.path.realpath(root)]
+        self._identity = _identity_of(root)
+        self._numbers: dict[str, int] = {}
+        self._come: list[str] = []
+
+    def meet(self, path: str, number: int | None) -> None:
+        """A directory is of this mount, and the one above it is of another."""
+        if number is None:
+            self.is_known = False
+            return
+        mount = self._before.get(number)
+        if mount is None:
+            mounts = mounts_by_number()
+            mount = mounts.get(number)
+            if mounts and not _comes_by_itself(mount, mounts):
+                self._come.append(mount.point if mount else self._where(path))
+        self._numbers[path] = number
+        self.points[path] = mount.point if mount is not None else ""
+        if path:
+            self.empty.add(path)
+
+    def fill(self, path: str) -> None:
+        """A file is there: the mounts that it lies in are not ``empty``."""
+        self.empty.difference_update(parents_of(path))
+
+    def link(self, path: str) -> None:
+        """A link to a directory is followed: what is mounted there counts too."""
+        self._places.append(os.path.realpath(self._where(path)))
+
+    def changes(self) -> list[str]:
+        """Return sentences on mounts that have come, or gone, since this began."""
+        now = mounts_by_number()
+        said = [f"{point} was mounted while the sync went on" for point in self._come]
+        for number, mount in self._before.items():
+            there = now.get(number)
+            if there is not None and (there.point, there.type) == (mount.point, mount.type):
+                continue
+            if number in self._numbers.values() or any(overlap_by_name(mount.point, one) for one in self._places):
+                said.append(f"{mount.point} was mounted when the sync began, and is not any more")
+        if not said and _identity_of(self._root) != self._identity:
+            said.append(f"{self._root} was unmounted, mounted over or replaced while the sync went on")
+        return said
+
+    def _where(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+
+class MountRecord:
+    """What the syncs of two places have met on both sides, durable and private.
+
+    Args:
+        source: Canonical URL.
+        target: Canonical URL.
+        config: Settings.
+
+    Attributes:
+        file: Where it lies.
+        before: By side, where directories were mounted, by their path below it.
+    """
+
+    def __init__(self, source: str, target: str, config: Config) -> None:
+        pair = b"\0".join((os.fsencode(source), os.fsencode(target)))
+        self.file: Path = config.home / _DIRECTORY / f"{xxh3_64_hexdigest(pair)}.json"
+        self._names = {SOURCE: source, TARGET: target}
+        self.before: dict[str, dict[str, str]] = self._read()
+        self._now = dict(self.before)
+
+    def note(self, side: str, path: str, point: str) -> None:
+        """A directory is mounted there, if it was not before, which counts; it is durable when this returns."""
+        self.replace(side, {path: point, **self._now[side]})
+
+    def replace(self, side: str, points: Mapping[str, str]) -> None:
+        """These are recorded of a side, and no others; it is durable when this returns.
+
+        Raises:
+            JobError: It cannot be written.
+        """
+        # The root directory stays mounted: a place that lies in no other mount is not recorded for that.
+        kept = {path: point for path, point in points.items() if path or point != "/"}
+        if kept == self._now[side]:
+            return
+        now = {**self._now, side: kept}
+        document = {"format": FORMAT, "places": self._names, "mounts": now}
+        try:
+            if not self.file.parent.is_dir():
+                self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync(self.file.parent.parent)
+            write_private(self.file, json.dumps(document, indent=1).encode())
+        except OSError as err:
+            raise JobError(
+                f"{self.file} cannot be written: {err.strerror}; it records what is mounted below the places, so that a later "
+                "sync does not take it for deleted",
+                path=str(self.file),
+            ) from err
+        self._now = now
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            document = json.loads(self.file.read_bytes())
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']}")
+            mounts = document["mounts"]
+            return {side: {str(path): str(at) for path, at in mounts[side].items()} for side in (SOURCE, TARGET)}
+        except FileNotFoundError:
+            return {SOURCE: {}, TARGET: {}}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
+            raise JobError(
+                f"{self.file} is damaged: {err}. It records what was mounted at the last sync; remove it if all that belongs "
+                f"below {self._names[SOURCE]} and {self._names[TARGET]} is mounted now",
+                path=str(self.file),
+            ) from err
+
+
+def lies_in(path: str, directories: Collection[str]) -> bool:
+    """Return whether a path lies in one of these directories, at any depth."""
+    return bool(directories) and any(above in directories for above in parents_of(path))
+
+
+def first_below(paths: Iterable[str], directories: Collection[str]) -> dict[str, str]:
+    """Return, by directory, the first of the paths that lies in it."""
+    found: dict[str, str] = {}
+    if directories:
+        for path in paths:
+            for above in parents_of(path):
+                if above in directories:
+                    found.setdefault(above, path)
+    return found
+
+
+def _comes_by_itself(mount: Mount | None, mounts: Mapping[int, Mount]) -> bool:
+    """Return whether a mount is made by looking at its place, which nothing else was at."""
+    above = mounts.get(int(mount.parent)) if mount is not None else None
+    if mount is None or above is None:
+        return False
+    return above.type == _AUTOMOUNTER or (above.type == mount.type and mount.type in _SUBMOUNTED)
+
+
+def _identity_of(path: str) -> tuple[int, int, int | None] | None:
+    try:
+        status = os.stat(path)
+        return status.st_dev, status.st_ino, mount_number(path)
+    except OSError:
+        return None

@@ -1,0 +1,327 @@
+"""A directory in key order: what it lists, asked for in threads a little ahead, for on network storage each answer waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+from prefeed.errors import AccessDeniedError, ObjectNotFoundError, PrefeedError, TransientSourceError
+from prefeed.system.machine import mount_number
+from prefeed.system.trust import beneath
+from prefeed.transfer.entries import Entry, key_of
+
+_THREADS: Final = 16
+_CHUNK: Final = 32
+_CHUNKS_AHEAD: Final = 8
+
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""What asking says of a name that is gone, and of a link that leads nowhere or to itself."""
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+_Identity = tuple[int, int, int | None]
+"""Device, inode and mount of a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What could not be looked at, so that nobody knows what is there."""
+
+    path: str
+    error: PrefeedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """One that was gone into, with all above it.
+
+    Attributes:
+        path: Ends in a slash; empty: the root.
+        identity: What it was when it was opened.
+        above: What it was entered from; None: the root.
+        chain: Device and inode of it and of all above it.
+    """
+
+    path: str
+    identity: _Identity
+    above: _Directory | None
+    chain: frozenset[tuple[int, int]]
+
+
+class _Name(NamedTuple):
+    """An entry of a directory: its path, and whether it is a directory that is gone into, by a link perhaps."""
+
+    path: str
+    is_directory: bool
+    is_link: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """What a directory has in it, in key order; ``directory`` is None for one that is not gone into."""
+
+    directory: _Directory | None
+    names: list[_Name] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Entries that follow one another, with what was asked for them."""
+
+    names: list[_Name]
+    found: Future[list[Entry | Problem | None]]
+    scans: dict[str, Future[_Scan]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeEvents:
+    """Who is told what a tree meets, in the thread that lists, but for ``broken``.
+
+    Attributes:
+        directory: Told the path of each directory below the root, in order.
+        broken: Told the path of each link that is left out for it leads nowhere. **Threads**: any.
+        problem: Told what could not be looked at, before anything that comes behind it in key order.
+        link: Told the path of each link to a directory that is followed, before what is in it.
+        mount: Told the path of each directory that is of another mount or file system than the one that it was entered
+            from, and the number of its mount, the root first; returns whether it is gone into.
+    """
+
+    directory: Callable[[str], None] = lambda _: None
+    broken: Callable[[str], None] = lambda _: None
+    problem: Callable[[Problem], None] = lambda _: None
+    link: Callable[[str], None] = lambda _: None
+    mount: Callable[[str, int | None], bool] = lambda _path, _number: True
+
+
+class Tree:
+    """The files below a directory, in key order.
+
+    What vanishes meanwhile is left out if the directory that it was in, still the same one, does not have its name any more.
+    What cannot be looked at is told, and the rest is listed. Memory: the names of the directories on the way to where it
+    is, and of some ahead of it.
+
+    Args:
+        root: Absolute path of the directory.
+        descriptor: Of the root, open already: this very directory is listed, whatever comes to its name.
+        follow: Links are what they lead to, and broken ones are left out; if not, they are listed as no files.
+        never: Device and inode of directories that are not gone into.
+        enters: Says of a directory's path whether to go into it.
+        events: Who is told what is met.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        follow: bool,
+        descriptor: int | None = None,
+        never: frozenset[tuple[int, int]] = frozenset(),
+        enters: Callable[[str], bool] = lambda _: True,
+        events: TreeEvents | None = None,
+    ) -> None:
+        self._shown = root.rstrip("/") + "/"
+        self._root = root if descriptor is None else beneath(descriptor)
+        self._prefix = self._root.rstrip("/") + "/"
+        self._follow, self._enters, self._never = follow, enters, never
+        self._events = events or TreeEvents()
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield all files.
+
+        Raises:
+            ObjectNotFoundError: The root is not there, or is no directory.
+            SourceError: The root cannot be listed, or is another directory in the end: what was mounted there is gone, and
+                what seems to have vanished may be there still.
+        """
+        try:
+            scan = self._scan_open("", None)
+        except NotADirectoryError as err:
+            raise ObjectNotFoundError(f"{self._shown[:-1]} is no directory; name the one that holds the files") from err
+        except OSError as err:
+            raise _translated(err, self._shown[:-1] or "/") from err
+        assert scan.directory is not None, "never has no directory that is the root"
+        root = scan.directory
+        self._events.mount("", root.identity[2])
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-tree") as pool:
+            try:
+                yield from self._walk(pool, scan)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        if self._identity("") != root.identity:
+            raise TransientSourceError(
+                f"{self._shown[:-1]} was unmounted or replaced while it was listed", path=self._shown[:-1]
+            )
+
+    def _walk(self, pool: ThreadPoolExecutor, scan: _Scan) -> Iterator[Entry]:
+        assert scan.directory is not None, "it was gone into"
+        for problem in scan.problems:
+            self._events.problem(problem)
+        rest = iter(scan.names)
+        ahead: deque[_Chunk] = deque()
+        while True:
+            while len(ahead) < _CHUNKS_AHEAD and (chunk := list(islice(rest, _CHUNK))):
+                ahead.append(self._asked(pool, chunk, scan.directory))
+            if not ahead:
+                return
+            done = ahead.popleft()
+            for name, found in zip(done.names, done.found.result(), strict=True):
+                if name.is_directory:
+                    yield from self._below(pool, name, done.scans[name.path].result(), scan.directory)
+                elif isinstance(found, Entry):
+                    yield found
+                elif found is not None:
+                    self._events.problem(found)
+
+    def _below(self, pool: ThreadPoolExecutor, name: _Name, scan: _Scan, above: _Directory) -> Iterator[Entry]:
+        if scan.directory is None:
+            for problem in scan.problems:
+                self._events.problem(problem)
+            return
+        if name.is_link:
+            self._events.link(name.path)
+        (device, _, number), entered_from = scan.directory.identity, above.identity
+        is_same = (device, number) == (entered_from[0], entered_from[2])
+        goes_on = is_same or self._events.mount(name.path, number)
+        self._events.directory(name.path)
+        if goes_on:
+            yield from self._walk(pool, scan)
+
+    def _asked(self, pool: ThreadPoolExecutor, names: list[_Name], above: _Directory) -> _Chunk:
+        chunk = _Chunk(names, pool.submit(self._statuses, names, above))
+        for name in names:
+            if name.is_directory:
+                chunk.scans[name.path] = pool.submit(self._scan, name.path, above)
+        return chunk
+
+    def _scan(self, path: str, above: _Directory) -> _Scan:
+        """Return what a directory has in it; nothing for one that is gone, or leads back to its parents."""
+        try:
+            return self._scan_open(path, above)
+        except OSError as err:
+            gone = self._gone(path, above) if err.errno in _NOTHING_THERE else _problem(err, self._shown, path)
+            return _Scan(None, problems=[gone] if gone is not None else [])
+
+    def _scan_open(self, path: str, above: _Directory | None) -> _Scan:
+        descriptor = self._open(path)
+        try:
+            identity = _identity_of(descriptor)
+            chain = self._never if above is None else above.chain
+            if above is not None and identity[:2] in chain:
+                return _Scan(None)
+            relative = path and path + "/"
+            scan = _Scan(_Directory(relative, identity, above, chain | {identity[:2]}))
+            found: list[tuple[bytes, _Name]] = []
+            try:
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        name = entry.name
+                        try:
+                            is_directory = entry.is_dir(follow_symlinks=self._follow)
+                        except OSError as err:
+                            if err.errno not in _NOTHING_THERE:
+                                scan.problems.append(_problem(err, self._shown, relative + name))
+                                continue
+                            is_directory = False  # the question after its status tells more
+                        if not is_directory:
+                            found.append((key_of(name), _Name(relative + name, False, False)))
+                        elif self._enters(relative + name):
+                            found.append((key_of(name + "/"), _Name(relative + name, True, entry.is_symlink())))
+            except OSError as err:
+                if above is None:
+                    raise
+                scan.problems.append(_problem(err, self._shown, path))
+            scan.names.extend(name for _, name in sorted(found, key=lambda pair: pair[0]))
+            return scan
+        finally:
+            os.close(descriptor)
+
+    def _open(self, path: str) -> int:
+        no_link = 0 if self._follow or not path else os.O_NOFOLLOW
+        return os.open(self._prefix + path if path else self._root, _DIRECTORY | no_link)
+
+    def _statuses(self, names: list[_Name], above: _Directory) -> list[Entry | Problem | None]:
+        return [None if name.is_directory else self._status(name.path, above) for name in names]
+
+    def _status(self, path: str, above: _Directory) -> Entry | Problem | None:
+        try:
+            status = os.stat(self._prefix + path, follow_symlinks=self._follow)
+        except OSError as err:
+            if err.errno not in _NOTHING_THERE:
+                return _problem(err, self._shown, path)
+            if self._follow and os.path.islink(self._prefix + path):
+                self._events.broken(path)
+                return None
+            return self._gone(path, above)
+        is_file = stat.S_ISREG(status.st_mode)
+        if not is_file and self._follow:
+            return None
+        return Entry(path, status.st_size, status.st_mtime_ns, "", is_file)
+
+    def _gone(self, path: str, above: _Directory | None) -> Problem | None:
+        """Return None where a name was removed: the directory that had it is as it was, and has it no more.
+
+        What says that a name is not there may be a directory that was unmounted, or mounted over, or a file system that
+        lists names and does not find them.
+        """
+        while above is not None:
+            try:
+                descriptor = self._open(above.path.rstrip("/"))
+            except OSError as err:
+                if err.errno not in _NOTHING_THERE or above.above is None:
+                    return _problem(err, self._shown, above.path.rstrip("/"))
+                path, above = above.path.rstrip("/"), above.above  # removed with all that was in it, perhaps
+                continue
+            try:
+                if _identity_of(descriptor) != above.identity:
+                    return _changed(self._shown, above.path.rstrip("/"))
+                if os.path.basename(path) in os.listdir(descriptor):
+                    return _changed(self._shown, path)
+                return None
+            except OSError as err:
+                return _problem(err, self._shown, above.path.rstrip("/"))
+            finally:
+                os.close(descriptor)
+        return None
+
+    def _identity(self, path: str) -> _Identity | None:
+        try:
+            descriptor = self._open(path)
+        except OSError:
+            return None
+        try:
+            return _identity_of(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+
+def _identity_of(descriptor: int) -> _Identity:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, mount_number(descriptor)
+
+
+def _problem(err: OSError, prefix: str, path: str) -> Problem:
+    return Problem(path, _translated(err, prefix + path))
+
+
+def _changed(prefix: str, path: str) -> Problem:
+    where = prefix + path
+    said = f"{where} was unmounted, mounted over or replaced while it was listed, or is listed and cannot be found"
+    return Problem(path, TransientSourceError(said, path=where))
+
+
+def _translated(err: OSError, path: str) -> PrefeedError:
+    if isinstance(err, FileNotFoundError):
+        return ObjectNotFoundError(f"{path} does not exist; check the path, and that the storage is mounted", path=path)
+    if isinstance(err, PermissionError):
+        return AccessDeniedError(f"{path} may not be read by user {os.geteuid()}; change its mode", path=path)
+    return TransientSourceError(f"{path}: {err.strerror or err}", path=path, errno=err.errno)

@@ -1,0 +1,302 @@
+"""A place in an object store, or on a web server: listed, written to, removed from."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import obstore
+
+from prefeed.config import Config
+from prefeed.errors import JobError, ObjectNotFoundError, TruncatedBodyError
+from prefeed.prefetching import BackgroundGenerator
+from prefeed.sources.objectstore import ObjectStoreSource
+from prefeed.sources.protocol import RangeSource
+from prefeed.sources.store_errors import cause_of, translate
+from prefeed.sources.store_listing import modified_of, version_of
+from prefeed.transfer.engine import Body
+from prefeed.transfer.entries import Entry, is_same_in_store, md5_of
+from prefeed.transfer.ordering import checked_order, sorted_on_disk
+from prefeed.transfer.patterns import Rules
+from prefeed.transfer.rooted_dir import safe_parts
+from prefeed.types import Buffer
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult
+    from obstore.store import ObjectStore
+
+WRITABLE: Final = ("s3://", "gs://", "az://")
+
+_BATCH: Final = 1000
+_HEAD_THREADS: Final = 16
+_PART_BYTES: Final = 16 * 1024**2
+_NANOSECONDS: Final = 10**9
+
+T = TypeVar("T")
+
+
+class HttpPlace:
+    """Plain HTTP: it can be read, and its listing has no order. See ``places.Root``."""
+
+    def __init__(self, root: str, config: Config) -> None:
+        self.url = root
+        self.has_times = False
+        self._config = config
+        self._source = ObjectStoreSource(root, config)
+
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
+        """See ``Root.list_in_order``; more than 100,000 objects are sorted on disk, in the home."""
+        infos = (info for batch in self._source.list_objects() for info in batch if rules.takes(info.path))
+        self._config.home.mkdir(parents=True, exist_ok=True)
+        return sorted_on_disk(map(Entry.of, infos), self._config.home)
+
+    def source(self) -> RangeSource:
+        """See ``Root.source``."""
+        return self._source
+
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
+        """Raise: nothing can be removed there."""
+        raise JobError(f"nothing can be removed from {self.url}: it is a web server")
+
+    def close(self) -> None:
+        """See ``Root.close``."""
+        self._source.close()
+
+
+class StorePlace:
+    """A prefix of an object store. See ``places.Root`` and ``places.Target``."""
+
+    def __init__(self, root: str, config: Config) -> None:
+        self.url = root
+        self.has_times = True
+        self._config = config
+        self._source = ObjectStoreSource(root, config)
+        self._lock = threading.Lock()
+        self._client: ObjectStore | None = None
+
+    def list_in_order(self, rules: Rules) -> Iterator[Entry]:
+        """See ``Root.list_in_order``."""
+        for one in checked_order(self._list(), self.url):
+            if rules.is_past_end(one.path):
+                return
+            if rules.takes(one.path):
+                yield one
+
+    def list_target(self, rules: Rules) -> Iterator[Entry]:
+        """See ``Target.list_target``."""
+        return self.list_in_order(rules)
+
+    def list_below(self, path: str) -> Iterator[Entry]:
+        """Yield the object of this path, and those below it, in key order; others are not asked for."""
+        found = self.head(path) if path else None
+        if found is not None:
+            yield found
+        yield from self._list(path)
+
+    def source(self) -> RangeSource:
+        """See ``Root.source``."""
+        return self._source
+
+    def is_same(self, source: Entry, found: Entry) -> bool:
+        """See ``Target.is_same``."""
+        return is_same_in_store(source, found)
+
+    def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> StoreSink:
+        """See ``Target.open_sink``. Two at once are no harm: each object is put whole. There are no modes to keep."""
+        return StoreSink(self)
+
+    def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
+        """See ``Root.remove_unchanged``."""
+        rest = iter(entries)
+        with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
+            while batch := list(islice(rest, _BATCH)):
+                found = list(pool.map(self.head, (one.path for one in batch)))
+                gone = [one.path for one, now in zip(batch, found, strict=True) if now is not None and now == one]
+                self.remove(gone)
+                for one, now in zip(batch, found, strict=True):
+                    yield one, "" if now is None or now == one else "has changed since it was listed"
+
+    def put_file(self, path: str, file: Path) -> None:
+        """Put a file there, in several parts when it is large."""
+        self.ask(self.locate(path), lambda client: obstore.put(client, path, file))
+
+    def remove(self, paths: list[str]) -> None:
+        """Delete objects by path; those that are not there are passed over."""
+        if paths:
+            self.ask(self.url, lambda client: obstore.delete(client, paths))
+
+    def head(self, path: str) -> Entry | None:
+        """Return what the store says of one object now; None when it is not there."""
+        try:
+            meta = self.ask(self._source.locate(path), lambda client: obstore.head(client, path))
+        except ObjectNotFoundError:
+            return None
+        return _entry(meta, path)
+
+    def read(self, path: str) -> Iterator[Buffer]:
+        """Yield the bytes of an object."""
+        size = self.ask(self._source.locate(path), lambda client: obstore.head(client, path))["size"]
+        for start in range(0, size, _PART_BYTES):
+            yield self._source.fetch_range(path, start, min(_PART_BYTES, size - start)).data
+
+    def ask(self, where: str, act: Callable[[ObjectStore], T]) -> T:
+        """Return what a request returns.
+
+        Raises:
+            SourceError: The store says no, or nothing.
+        """
+        try:
+            return act(self._open_client())
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise translate(err, where, timeout=self._config.request_timeout) from cause_of(err)
+
+    def locate(self, path: str) -> str:
+        """Return the full URL of an object."""
+        return self._source.locate(path)
+
+    def close(self) -> None:
+        """See ``Root.close``."""
+        self._client = None
+        self._source.close()
+
+    def _open_client(self) -> ObjectStore:
+        with self._lock:
+            if self._client is None:
+                self._client = self._source.open_for_writing()
+            return self._client
+
+    def _list(self, prefix: str = "") -> Iterator[Entry]:
+        try:
+            for batch in obstore.list(self._open_client(), prefix or None, chunk_size=_BATCH):
+                for meta in batch:
+                    yield _entry(meta, meta["path"])
+        except GeneratorExit:
+            raise
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise translate(err, self.url, timeout=self._config.request_timeout) from cause_of(err)
+
+
+def _entry(meta: ObjectMeta, path: str) -> Entry:
+    return Entry(path, meta["size"], modified_of(meta) * _NANOSECONDS, version_of(meta))
+
+
+class StoreSink:
+    """Puts objects, and checks what the store says that it got. See ``places.TargetSink``."""
+
+    folds_case = False
+
+    def __init__(self, place: StorePlace) -> None:
+        self.num_same = self.bytes_same = 0
+        self._place = place
+        self._compared: set[str] = set()
+        self._lock = threading.Lock()
+        self._tells_md5 = True
+
+    def expect_same(self, path: str) -> None:
+        """See ``TargetSink.expect_same``."""
+        self._compared.add(path)
+
+    def write(self, entry: Entry, body: Body) -> None:
+        """See ``Sink.write``; large objects go in parts, and appear when the last one is there."""
+        path = entry.path
+        safe_parts(path)
+        if path in self._compared and self._holds(path, body):
+            with self._lock:
+                self.num_same += 1
+                self.bytes_same += body.size_bytes
+            return
+        chunks = _Chunks(body)
+        try:
+            put = self._put(path, chunks)
+        except Exception:
+            if chunks.error is not None:  # what the client makes of it says less
+                raise chunks.error from None
+            raise
+        self._verify(path, body, chunks, put["e_tag"] or "")
+
+    def _put(self, path: str, chunks: _Chunks) -> PutResult:
+        where, whole = self._place.locate(path), chunks.whole()
+        if whole is not None:
+            return self._place.ask(where, lambda client: obstore.put(client, path, whole))
+        # The client asks for the next piece in a thread of its own, where no source that it is may be read.
+        with BackgroundGenerator(chunks, 1) as ahead:
+            return self._place.ask(where, lambda client: obstore.put(client, path, ahead, chunk_size=_PART_BYTES))
+
+    def make_directory(self, path: str) -> None:
+        """Do nothing: stores have no directories."""
+
+    def make_durable(self) -> None:
+        """Do nothing: a store that has answered a put keeps the object."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is left over."""
+
+    def _verify(self, path: str, body: Body, chunks: _Chunks, etag: str) -> None:
+        """The store has these bytes.
+
+        Raises:
+            TruncatedBodyError: It has others; the next try may do better.
+        """
+        told = md5_of(etag)
+        if told and told == chunks.md5.hexdigest():
+            return
+        if told and self._tells_md5:
+            if not self._holds(path, body):
+                raise TruncatedBodyError(f"{self._place.locate(path)} has other bytes than were sent", path=path)
+            self._tells_md5 = False  # the bytes are right, so these etags are no digests: encrypted stores have such
+            return
+        found = self._place.head(path)
+        if found is None or found.size_bytes != body.size_bytes:
+            raise TruncatedBodyError(
+                f"{self._place.locate(path)}: {body.size_bytes} bytes were sent, and the store has "
+                f"{'nothing' if found is None else found.size_bytes}",
+                path=path,
+            )
+
+    def _holds(self, path: str, body: Body) -> bool:
+        """Return whether the object there has the same bytes."""
+        found = self._place.head(path)
+        if found is None or found.size_bytes != body.size_bytes:
+            return False
+        return _digest(self._place.read(path)) == _digest(body.chunks())
+
+
+class _Chunks:
+    """The bytes of a body as a put wants them, with their digest and what went wrong on the way."""
+
+    def __init__(self, body: Body) -> None:
+        self.md5 = hashlib.md5(usedforsecurity=False)
+        self.error: BaseException | None = None
+        self._body = body
+
+    def whole(self) -> Buffer | None:
+        """Return all bytes of one that fits in memory: they are put with one request; None for larger ones."""
+        if self._body.size_bytes > _PART_BYTES:
+            return None
+        data = b"".join(self._body.chunks())
+        self.md5.update(data)
+        if len(data) != self._body.size_bytes:
+            raise TruncatedBodyError(f"{len(data)} bytes came, {self._body.size_bytes} were announced")
+        return data
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """Yield the bytes."""
+        try:
+            for chunk in self._body.chunks():
+                self.md5.update(chunk)
+                yield bytes(chunk)
+        except BaseException as err:
+            self.error = err
+            raise
+
+
+def _digest(chunks: Iterable[Buffer]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.digest()
