@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_digest
 
+from leaks import wait_until
 from prefeed.store.batches import write_in_turn
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.system import locks
@@ -215,6 +216,7 @@ def test_all_make_the_store_at_once(tier: SharedTier) -> None:
 
 def _put_until_refused(tier: SharedTier, pipe: Connection) -> None:
     number = 0
+    assert wait_until(lambda: tier.put_many([(key_of(0), value_of(0, SIZE))]))  # the other one may be opening the store
     while tier.put_many([(key_of(number % 100), value_of(number % 100, SIZE))]):
         number += 1
         pipe.send(number)
