@@ -1,32 +1,32 @@
 """The command line: one module per command or group of commands.
 
-A command asks the node server for a value (``backend``), and ``render``, or the end of the command's module, turns the value into
-text or JSON without knowing where it came from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server is running
-(``status``, ``stop``, ``stats``). Other distributions bring commands by entry points; ``prefeed bench`` and ``prefeed demo`` are prefeed-bench's.
+A command asks the node server for a value through ``backend``. ``render``, or the end of the command's module, turns the value into
+text or JSON. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no server is running (``status``, ``stop``, ``stats``). Other
+distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo`` belong to prefeed-bench.
 
-``main``             the ``prefeed`` command: start reading here
-``backend``          what commands need from the rest; tests hand in a fake
-``options``          options that several commands share
-``url``              URLs as people type them
-``render``           values to text and JSON
-``text``             text that a terminal can print
-``failure``          what a failed command says
-``run``              ``prefeed run``
-``recording``        what it prepares, so that there is a last line
-``watcher``          says the last line when the program cannot
-``last_line``        who says it, and what is written for machines
-``program_facts``    what the program did (pure)
-``server``           ``prefeed server``, ``prefeed stats``
-``warm``             ``prefeed warm``, ``prefeed clear``
-``session``          ``prefeed session``
-``cache_admin``      MindSpore's ``cache_admin``
-``doctor``           ``prefeed doctor``
-``tune``             ``prefeed tune``
-``pack``             ``prefeed pack``
-``stage``            ``prefeed stage``, ``prefeed unstage``
-``job``              ``prefeed job``
-``sampleset``        ``prefeed sampleset``
-``top``              ``prefeed top``, and its looks at the server
-``top_view``         numbers, and one frame (pure)
-``top_app``          the screen
+``main``           the ``prefeed`` command: start reading here
+``backend``        the functions that commands call in the rest of prefeed; tests pass a fake
+``options``        options that several commands share
+``url``            URLs as users type them
+``render``         values as text and JSON
+``text``           text that a terminal can print
+``failure``        the message and exit code of a failed command
+``run``            ``prefeed run``
+``recording``      the directory and the watcher that ``prefeed run`` prepares for the last line
+``watcher``        prints the last line if the program cannot
+``last_line``      prints the last line and writes the JSON file
+``program_facts``  the numbers and words of the last line (pure)
+``server``         ``prefeed server``, ``prefeed stats``
+``warm``           ``prefeed warm``, ``prefeed clear``
+``session``        ``prefeed session``
+``cache_admin``    MindSpore's ``cache_admin``
+``doctor``         ``prefeed doctor``
+``tune``           ``prefeed tune``
+``pack``           ``prefeed pack``
+``stage``          ``prefeed stage``, ``prefeed unstage``
+``job``            ``prefeed job``
+``sampleset``      ``prefeed sampleset``
+``top``            ``prefeed top``, and its requests to the server
+``top_view``       the numbers of one frame, and its text (pure)
+``top_app``        the screen
 """

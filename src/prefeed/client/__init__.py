@@ -1,16 +1,16 @@
-"""The client's half: reads from the tier, asks the server on a miss, reads the origin when no server answers.
+"""The client's side of the cache: reads from the tier, asks the server after a miss, reads the origin if no server answers.
 
-``reader``      the hit path, and what happens off it: start reading here
+``reader``      the hit path, and what follows a miss: start reading here
 ``files``       files that samples open by path
-``lending``     large files that are read in parts, and what that costs
-``beside``      files that are read beside the loop
+``lending``     large files that are read in parts, and the measured cost of that
+``beside``      reads outside of samples (``reads = all``)
 ``writes``      files that this process changes
-``access``      which objects each sample needs
-``readers``     which reader serves a read that names none
+``access``      access maps: the objects of each sample
+``readers``     chooses the reader for a read that names none
 ``dataset``     a dataset of the node, as its readers see it
-``consumer``    tells the server what will be read, and how far it has come
+``consumer``    sends plans and positions to the server
 ``connection``  one socket of one process
-``node``        what commands ask, and epochs that no server was told of
+``node``        requests of commands, and epochs of loaders without a plan
 ``launch``      starts the node server
-``ending``      ends it, whatever it does
+``ending``      ends the node server, even if it does not answer
 """

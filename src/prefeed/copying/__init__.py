@@ -1,6 +1,6 @@
-"""Local copies of data sets: in memory, or on a fast disk. What copies is in ``prefeed.transfer``.
+"""Local copies of data sets, in memory or on a fast disk: ``prefeed stage``. ``prefeed.transfer`` copies the files.
 
-``staging``  makes or renews a copy: start reading here
-``copies``   copies that were made: where they lie, who works at one, finding and removing them
-``room``     how many bytes a copy may take, and which objects get one when there is no room for all
+``staging``  makes or updates a copy: start reading here
+``copies``   existing copies: places, records, locks, removal
+``room``     how many bytes a copy may take, and which objects it gets
 """

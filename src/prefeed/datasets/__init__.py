@@ -1,12 +1,12 @@
 """Datasets that read any origin through the node's cache. They need no torch, and work in every loader.
 
-In ``prefeed.DataLoader`` their objects are in memory before they are asked for; elsewhere each is fetched when it
-is first asked for, and kept.
+With ``prefeed.DataLoader`` their objects are in memory before they are requested. Elsewhere an object is fetched at its first
+request, and kept.
 
-``origin``        a root that is read through the node's cache
-``objects``       ``Objects``: bytes of every object
-``images``        ``ImageFolder`` and ``ImageList``
-``packed``        ``Packed``
+``origin``   the base of all of them: a root that is read through the cache
+``objects``  ``Objects``: the bytes of every object
+``images``   ``ImageFolder`` and ``ImageList``
+``packed``   ``Packed``: the samples of a pack
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Reads of files by path, answered by a ``FileReader`` while a sample is made.
+"""Answers reads of files by path from a ``FileReader`` while a sample is made.
 
-``reads_from(reader)`` is in force in the thread that entered it, and there alone; ``answer_everywhere(reader)`` wherever that
-is not: ``open``, ``numpy.fromfile``, ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the file's bytes, and
-what it does not have is opened as if nothing were between. The rest (Pillow, ``pathlib``, ``numpy.load``, ``torch.load``,
-``json``, ``gzip``) reads through ``open``. Who observes writes (``observe_writes``) is told of the files that this process
-changes. Nobody who does not look for it can tell what a caller gets from the real thing. A reader that is a ``Witness`` also
-hears of files that Python opens past these.
+``reads_from(reader)`` is in force in the thread that entered it; ``answer_everywhere(reader)`` everywhere else. ``open``,
+``numpy.fromfile``, ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the bytes of a file. If it does not have them,
+the file itself is opened. Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json`` and ``gzip`` read through ``open``.
+``observe_writes`` registers an observer of the files that this process changes. Results look the same as those of the
+original functions. A reader that is a ``Witness`` is also told of files that Python opens by other functions.
 
-``reading``  functions that read files, ``open`` first of all: start reading here
+``reading``  functions that read files, above all ``open``: start reading here
 ``writing``  functions that change files
-``events``   files that are opened past all of these
+``events``   files that are opened by other functions
 ``files``    the file objects that ``open`` returns
-``asking``   who is asked in this thread, for what, and by which path
-``scope``    when replacements are in place, where they are put, and how everything is put back
+``asking``   the reader of this thread, and the path to ask it for
+``scope``    installs the replacements, and restores the originals
 """
 
 from prefeed.interception.asking import FileReader as FileReader

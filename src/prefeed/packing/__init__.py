@@ -1,16 +1,16 @@
-"""Many small files in few large ones, and an index that finds them again.
+"""Many small files in few large ones, with an index.
 
-Start with ``driver.pack``; ``index_existing.index_files`` indexes what other programs have packed. Reading a pack is no
-matter of this room: to the rest of prefeed a pack is one more origin (``prefeed.sources.packed``).
+Start with ``driver.pack``. ``index_existing.index_files`` indexes packs of other programs. Reading a pack is not done here: for
+the rest of prefeed a pack is an origin (``prefeed.sources.packed``).
 
-``driver``          one packing from its start to its end, and reading all of it back
-``order``           which names a format takes, and which object comes after which
-``journal``         what is done, after a kill too
-``writing``         objects read ahead and written, shard by shard, and the index at the end
-``tar_shards``      tar shards, as WebDataset reads them
-``tfrecord``        TFRecord files, and TensorFlow's ``Example`` messages in them
+``driver``          one packing from start to end, and the check of all written bytes
+``order``           valid names of each format, and the order of the objects
+``journal``         the progress on disk, for resuming after a kill
+``writing``         reads objects ahead and writes shards, then the index
+``tar_shards``      tar shards in WebDataset's layout
+``tfrecord``        TFRecord files, with TensorFlow's ``Example`` messages
 ``environment``     LMDB environments
 ``records``         what writers and scanners of all formats share
-``place``           a directory or a store that a pack is written to
+``place``           the directory or store that a pack is written to
 ``index_existing``  an index for packs of other programs
 """

@@ -1,6 +1,6 @@
-"""A cache that nodes share: memcached servers, and what prefeed keeps in them.
+"""A cache that nodes share: memcached servers, and the layout of their values.
 
-``servers``     which server has which key; each server, and its failures
-``connection``  one connection, two commands
-``values``      header, parts and sums of a value
+``servers``     which server has which key; the state and failures of each server
+``connection``  one connection to one server
+``values``      header, parts and checksums of a value (pure)
 """

@@ -1,18 +1,17 @@
-"""Sample sets: data sets with a name, where they come from, and the tiers they are cached in.
+"""Sample sets: data sets with a name, an origin, and the tiers that cache them.
 
-``find`` returns what was applied, and ``resolve`` turns a ``sampleset://`` URL into an origin and the settings of the node that
-caches it.
+``find`` returns an applied set. ``resolve`` turns a ``sampleset://`` URL into an origin and the settings of its node server.
 
-``records``     what was applied, on disk: start reading here
+``records``     applied sets on disk: start reading here
 ``spec``        documents of kind SampleSet, with JuiceFS's mount options
-``documents``   documents to structures, and what is said of a field that is wrong
-``yaml_files``  YAML to documents
-``locations``   from a place as the original writes it to a URL
-``tiers``       from levels of a set to tiers of a node
-``names``       what ``sampleset://NAME/PATH`` stands for
-``applying``    documents, those of kind Secret too, become records
-``provision``   a record becomes a set that is ready
-``status``      what a set is doing now, and what its document was mapped to
+``documents``   documents as structures, and the errors of wrong fields
+``yaml_files``  YAML files as documents
+``locations``   places in the original's notation as URLs
+``tiers``       the levels of a set as tiers of a node
+``names``       resolves ``sampleset://NAME/PATH``
+``applying``    turns documents of kind SampleSet and Secret into records
+``provision``   makes a recorded set ready, and deletes it
+``status``      the present state of a set, and its settings
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""Cached stages: what a deterministic step of a pipeline returns, made once for every process and every epoch. Needs no torch.
+"""Cached stages: the result of a deterministic step of a pipeline, computed once for every process and epoch. Needs no torch.
 
 ``dataset``        ``CachedDataset`` and ``map``: start reading here
-``cache``          ``DatasetCache``, with the arguments of MindSpore's
-``finding``        samples that are in a cache and still true
-``making``         samples made, compared, and put into a cache
-``auditing``       when found samples are made again and compared
-``changes``        whether a dataset is still what it was when its fingerprint was taken
-``slots``          what a stage is made of, each with a digest
+``cache``          ``DatasetCache``, with MindSpore's arguments
+``finding``        finds samples in a cache, and checks that they are current
+``making``         computes samples, compares them, and writes them into a cache
+``auditing``       when found samples are recomputed and compared
+``changes``        whether a dataset changed since its fingerprint was taken
+``slots``          the parts of a stage, each with a digest
 ``lineage``        which entry belongs to a sample
-``fingerprint``    what a step is, as one number
-``identity``       what functions and objects are made of, for the fingerprint
+``fingerprint``    a step as one number
+``identity``       the parts of functions and objects, for the fingerprint
 ``library_state``  settings of libraries that change samples
 ``randomness``     which steps draw random numbers, and the global generators
-``files_seen``     which files a sample opens, what its entry's note says of them, and which serve later samples
+``files_seen``     the files that a sample opens, and that later samples depend on
 ``codec``          samples to bytes and back, without pickle
-``encoding``       samples taken apart
-``decoding``       samples put together
-``layout``         what an entry looks like in bytes
+``encoding``       takes samples apart
+``decoding``       puts samples together
+``layout``         the bytes of an entry
 ``named_types``    classes and numpy's dtypes by name, as plain data
-``plug_ins``       packages whose values have a module of their own
-``images``         Pillow's
+``plug_ins``       packages with an encoding module of their own
+``images``         encodes Pillow's images
 ``cache_store``    one cache as one process sees it
-``cache_link``     what that process says to the server
-``claims``         who is making which entry
+``cache_link``     messages of this process to the server about a cache
+``claims``         locks on entries that are being computed
 """
 
 from prefeed.stage_cache.cache import CacheStatistics as CacheStatistics

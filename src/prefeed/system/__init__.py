@@ -1,12 +1,12 @@
-"""The machine below all else: files, locks, memory, processes, time. It knows nothing of caches.
+"""The machine: files, locks, memory, processes, time. Nothing here knows of caches.
 
-``machine``     which node this is, and which of its processes
-``memory``      what the machine and its control groups have left
-``files``       files that are whole or absent, durable, private
-``locks``       locks of files and directories: at once, with a limit, in turns
-``byte_locks``  locks of single bytes that belong to one open file
+``machine``     the identity of this node and of its processes
+``memory``      free memory of the machine and its control groups
+``files``       atomic, durable and private files
+``locks``       locks of files and directories: immediate, with a limit, in turns
+``byte_locks``  locks on single bytes that belong to one open file
 ``paths``       whether one place lies in another
-``trust``       whose a directory is, asked of an open descriptor
+``trust``       the owner of a directory, checked on an open descriptor
 ``removing``    removes trees; follows no link and enters no mount
 ``clock``       time as an argument
 ``units``       sizes and times in words

@@ -1,9 +1,9 @@
-"""What the processes of one program count, for its last line: in memory that survives each of them.
+"""Counts of the processes of one program, in memory that survives each of them, for the last line of ``prefeed run``.
 
-``prefeed run`` makes a directory for the program, and names it in ``PREFEED_RUN``. Each Python process below it begins to
-count. The command that sums up is ``prefeed.cli.last_line``. Every Python process of such a program imports this, so it
-imports next to nothing itself.
+``prefeed run`` creates a directory for the program and names it in ``PREFEED_RUN``. Each Python process below it counts there, and
+``prefeed.cli.last_line`` adds the counts up. Every Python process of the program imports this package, so it imports almost
+nothing itself.
 
-``program``  counting in this process, in files that it maps
+``program``  counts of this process, in mapped files
 ``opens``    files that are opened past the cache
 """

@@ -1,26 +1,26 @@
-"""PyTorch: with ``vision`` and ``diagnose``, the only package that imports torch.
+"""PyTorch: loaders with a plan. Besides ``vision`` and ``diagnose`` the only package that imports torch.
 
 ``loader``      ``DataLoader``, torch's own with a plan: start reading here
-``attachment``  the tie between one loader and the node server
-``patch``       torch's classes, changed in place: every loader is served
-``items``       loaders that make items themselves, as fastai's do
-``order``       samplers, and their order, read ahead a window at a time
-``planning``    batches on their way to torch, told to the server
-``resuming``    a loader that resumes in the middle of an epoch, and the generators that its order is drawn from
-``access``      which objects the samples of a dataset are made of, and which dataset this is
-``declared``    the same, as the dataset itself or torchvision says
-``searching``   where a dataset that declares nothing keeps its paths
-``path_forms``  how such texts become paths of files
-``guesses``     how far that proves right
-``serving``     reads of samples, answered from the cache
+``attachment``  connects one loader to the node server
+``patch``       changes torch's classes in place: every loader is served
+``items``       loaders that make items themselves, such as fastai's
+``order``       samplers, and their order, read ahead in windows
+``planning``    batches on their way to torch, reported to the server
+``resuming``    resumes a loader in the middle of an epoch, with its generators
+``access``      the objects of a dataset's samples, and the dataset's fingerprint
+``declared``    the same, from declarations and from torchvision's datasets
+``searching``   finds paths in the attributes of other datasets
+``path_forms``  turns such texts into paths of files
+``guesses``     plans guessed files, as far as they prove right
+``serving``     answers reads of samples from the cache
 ``stages``      cached stages between a loader and its files
-``tensors``     tensors in entries of stage caches
+``tensors``     encodes tensors for stage caches
 ``collating``   batches as torch makes them, in recycled memory
-``ring``        that memory, and who may still read it: devices, forked children
-``slots``       one piece of it, as a worker has it
-``device``      batches on the device before the loop asks
-``nesting``     tensors inside a batch of any nesting
-``report``      the lines that a run writes about itself
+``ring``        the recycled memory, and who may still read it: devices, forked children
+``slots``       one piece of it, in a worker
+``device``      copies batches to the device before the loop needs them
+``nesting``     tensors inside a nested batch
+``report``      the lines that a run writes to the log
 ``naming``      the name of a loader
 """
 

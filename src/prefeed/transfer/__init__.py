@@ -1,16 +1,16 @@
-"""Objects on their way from one place to another: what lists, reads, writes and removes them, and never outside of a root.
+"""Lists, reads, writes and removes objects at a place, and never outside a root.
 
-``prefeed.jobs``, ``prefeed.copying`` and ``prefeed.packing`` decide what is to be done; this package does it.
+``prefeed.jobs``, ``prefeed.copying`` and ``prefeed.packing`` decide what to do; this package does it.
 
-``places``        what can be listed, read, written to and removed from: start reading here
-``entries``       what a listing says of each object, which file is a copy of it, and which paths can be files (pure)
-``patterns``      which paths are taken (pure)
-``engine``        many objects copied at once, into any ``Sink``
-``flow``          which object is begun when, by which thread; a limit of bytes per second
+``places``        the interfaces of places, and their opening: start reading here
+``entries``       listed objects, the rule for copies, and valid paths (pure)
+``patterns``      rules that include and exclude paths (pure)
+``engine``        copies many objects concurrently, into any ``Sink``
+``flow``          the order, the threads and the bandwidth of copies
 ``rooted_dir``    changes below one open directory, and nowhere else
-``ordered_walk``  a directory in key order
-``directory``     a directory as a place, and the sink that makes files in it
+``ordered_walk``  lists a directory in key order
+``directory``     a directory as a place, and the sink that writes files there
 ``store``         a place in an object store, or on a web server
-``ordering``      other listings, sorted on disk
-``mounted``       which mounts a listing met, now and the last time
+``ordering``      sorts other listings on disk
+``mounted``       the mounts that a listing met, now and in the last run
 """

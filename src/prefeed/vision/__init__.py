@@ -1,8 +1,8 @@
-"""Lean preprocessing of pictures: fewer steps, fewer copies, the same result.
+"""Fast preprocessing of images: fewer steps, fewer copies, the same result.
 
 Needs ``pip install 'prefeed[vision]'``. ``decode_jpeg`` works without torch: everything is imported at first use.
 
-``decoding``     ``decode_jpeg``, and anything that a data set hands over as a picture, whose size is known before its pixels
+``decoding``     ``decode_jpeg``, and images of any type whose size is known before decoding
 ``transforms``   ``ResizeCropNormalize``: from any of these to a tensor
 ``normalizing``  ``Normalize``: a whole batch, on the device
 """

@@ -1,6 +1,6 @@
-"""What clients and the server say to each other, and how it is put into bytes (docs/adr/0003-wire.md).
+"""Messages between clients and the server, and their bytes (docs/adr/0003-wire.md).
 
 ``messages``  every message, typed
 ``frames``    length-prefixed msgpack on a stream socket
-``endpoint``  the private directory of the socket, who is at the other end, and files that a client hands to its server
+``endpoint``  the socket's private directory, the check of the peer, and files for the server
 """

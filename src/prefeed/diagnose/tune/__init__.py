@@ -1,7 +1,7 @@
 """``prefeed tune``: measured trials of a loader's settings, and the line to paste.
 
-``tuning``  ``prefeed.tune``
-``search``  the settings, which of them to try next, and how much faster they are (pure)
-``trials``  the runs, and the memory that each would take
+``tuning``  ``prefeed.tune``: start reading here
+``search``  the settings, the next one to try, and the gain of each (pure)
+``trials``  runs of the loop, and the memory that each one needs
 ``report``  the result in words (pure)
 """

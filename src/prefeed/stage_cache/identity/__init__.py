@@ -1,9 +1,9 @@
-"""What anything that a stage is made of consists of: its kind, its content, and the parts that are looked at in turn.
+"""The parts of any value in a stage: its kind, its content, and the values to visit next.
 
-``fingerprint`` and ``randomness`` go through these parts; neither runs any of the stage's code but what pickling it would.
+``fingerprint`` and ``randomness`` visit these parts. Neither runs code of the stage, except what pickling it would run.
 
-anatomy.py    ``anatomy_of`` any value: start reading here
-bytecode.py   what code says, and what it refers to outside itself
-installed.py  whose code it is: a package's, known by its version, the user's own, or put into a package
-parts.py      what all of these return
+``anatomy``    ``anatomy_of`` any value: start reading here
+``bytecode``   the content of code, and the names that it refers to
+``installed``  whether code belongs to a package with a version, or to the user
+``parts``      the values that all of these return
 """
