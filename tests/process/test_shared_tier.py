@@ -216,7 +216,8 @@ def test_all_make_the_store_at_once(tier: SharedTier) -> None:
 
 def _put_until_refused(tier: SharedTier, pipe: Connection) -> None:
     number = 0
-    assert wait_until(lambda: tier.put_many([(key_of(0), value_of(0, SIZE))]))  # the other one may be opening the store
+    row = key_of(0), value_of(0, SIZE)
+    assert wait_until(lambda: tier.put_many([row]) > 0, timeout_seconds=20)  # the other one may be opening the store
     while tier.put_many([(key_of(number % 100), value_of(number % 100, SIZE))]):
         number += 1
         pipe.send(number)
