@@ -405,8 +405,8 @@ def annotate(root: Path, value: int, *, seconds: int) -> None:
 
 def look_with_each_batch(_worker: int = 0) -> None:
     """What an audit or a making changes shows at once, and not with the first look a while later."""
-    changes._LEAST_PAUSE_SECONDS = 0.0  # type: ignore[misc]
-    changes._SHARE_OF_LATER_LOOKS = float("inf")  # type: ignore[misc]
+    changes._LEAST_PAUSE_SECONDS = 0.0
+    changes._SHARE_OF_LATER_LOOKS = float("inf")
 
 
 @pytest.fixture
