@@ -22,6 +22,7 @@ from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
+from prefeed.stage_cache import changes
 from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.stage_cache.files_seen import Standing
 from prefeed.stage_cache.making import is_checking
@@ -47,8 +48,18 @@ class Numbers:
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has read for other tests is no part of a sample here."""
+    """What this process has read for other tests, and what their samples filled, is no part of a sample here."""
+    begin_a_process(monkeypatch)
+
+
+def begin_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on it is as if another process had begun."""
+    remembered.cache_clear()
+    of_module.clear()
+    monkeypatch.setattr(sys.modules[__name__], "of_all", None)
     monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
+    monkeypatch.setattr("prefeed.stage_cache.slots._left", {})
+    monkeypatch.setattr(changes, "_changing", set())
 
 
 @pytest.fixture
@@ -353,12 +364,23 @@ class Remembered(Late):
 of_module: dict[str, Any] = {}
 
 
+of_all: Any = None
+
+
 class OfModule(Late):
     def said(self, index: int) -> Any:
         path = str(self.root / "annotations.json")
         if path not in of_module:
             of_module[path] = np.loadtxt(path.replace(".json", ".txt"))
         return int(of_module[path])
+
+
+class OfGlobal(Late):
+    def said(self, index: int) -> Any:
+        global of_all
+        if of_all is None:
+            of_all = json.loads((self.root / "annotations.json").read_text())
+        return of_all["all"]
 
 
 class OfEachClass(Late):
@@ -381,19 +403,37 @@ def annotate(root: Path, value: int, *, seconds: int) -> None:
     os.utime(root / "annotations.txt", (seconds, seconds))
 
 
-@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfEachClass])
-@pytest.mark.parametrize("workers", [{}, {"multiprocessing_context": "fork"}])
+def look_with_each_batch(_worker: int = 0) -> None:
+    """What an audit or a making changes shows at once, and not with the first look a while later."""
+    changes._LEAST_PAUSE_SECONDS = 0.0
+    changes._SHARE_OF_LATER_LOOKS = float("inf")
+
+
+@pytest.fixture
+def _looks_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LEAST_PAUSE_SECONDS", "_SHARE_OF_LATER_LOOKS"):
+        monkeypatch.setattr(changes, name, getattr(changes, name))
+    look_with_each_batch()
+
+
+@pytest.mark.usefixtures("_looks_with_each_batch")
+@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfGlobal, OfEachClass])
+@pytest.mark.parametrize(
+    ("loader", "workers"),
+    [(DataLoader, None), (DataLoader, "fork"), (DataLoader, "spawn"), (prefeed.DataLoader, "fork")],
+    ids=["in the process", "forked", "spawned", "prefeed's"],
+)
 def test_a_file_that_is_opened_late_counts_for_all_samples_after_it(
-    files: Files, log: Log, kind: type[Late], workers: dict[str, Any]
+    files: Files, log: Log, monkeypatch: pytest.MonkeyPatch, kind: type[Late], loader: Any, workers: str | None
 ) -> None:
     annotate(files.root, 1, seconds=1)
 
     def read() -> list[int]:
-        remembered.cache_clear()  # as another run would begin
-        of_module.clear()
+        begin_a_process(monkeypatch)
         cached = prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
-        loader = DataLoader(cached, batch_size=8, num_workers=2 if workers else 0, **workers)
-        return [int(label) for _, labels in loader for label in labels]
+        settings = {"multiprocessing_context": workers, "num_workers": 2} if workers else {}
+        batches = loader(cached, batch_size=2, worker_init_fn=look_with_each_batch, **settings)
+        return [int(label) for _, labels in batches for label in labels]
 
     assert read() == [1] * NUM_SAMPLES
     log.take()
@@ -403,14 +443,12 @@ def test_a_file_that_is_opened_late_counts_for_all_samples_after_it(
     assert read() == [2] * NUM_SAMPLES
 
 
-@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfEachClass])
+@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfGlobal, OfEachClass])
 def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
     files: Files, log: Log, monkeypatch: pytest.MonkeyPatch, kind: type[Late]
 ) -> None:
     def process() -> prefeed.CachedDataset:
-        remembered.cache_clear()  # as another process would begin
-        of_module.clear()
-        monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
+        begin_a_process(monkeypatch)
         return prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
 
     monkeypatch.setattr("prefeed.stage_cache.auditing.SHARE", 0.0)  # the last pass audits samples 0, 1, 3, 7, ...
@@ -427,6 +465,43 @@ def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
     annotate(files.root, 2, seconds=2)
     cached = process()
     assert [cached[index][1] for index in range(NUM_SAMPLES)] == [2] * NUM_SAMPLES
+
+
+@pytest.mark.usefixtures("_looks_with_each_batch")
+def test_what_was_filled_before_a_sample_raises_is_no_change(files: Files, log: Log) -> None:
+    annotate(files.root, 1, seconds=1)
+    cached = prefeed.CachedDataset(Late(files.root, NUM_SAMPLES, log))
+    with pytest.raises(IndexError):
+        cached.samples((0, NUM_SAMPLES))
+    assert [cached[index][1] for index in range(NUM_SAMPLES)] == [1] * NUM_SAMPLES
+    assert log.take() == [str(index) for index in range(NUM_SAMPLES)]
+
+
+class Tabled(Files):
+    """Its samples depend on what is inside an attribute."""
+
+    def __init__(self, root: Path, num_samples: int, log: Log) -> None:
+        super().__init__(root, num_samples, log)
+        self.table = {"of": 1}
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return super().__getitem__(index)[0], index * self.table["of"]
+
+
+def test_what_the_user_changes_before_an_audit_is_not_taken_for_what_the_audit_fills(
+    files: Files, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "_LEAST_PAUSE_SECONDS", 1e9)  # no look but those around an audit
+    assert len([*prefeed.CachedDataset(Tabled(files.root, NUM_SAMPLES, log))]) == NUM_SAMPLES
+    tabled = Tabled(files.root, NUM_SAMPLES, log)
+    cached = prefeed.CachedDataset(tabled)
+    assert cached[0][1] == 0
+    tabled.table["of"] = 2
+    log.take()
+    assert cached[1][1] == 2  # found, audited, and so looked at
+    assert log.take() == ["1"]
+    assert audits()[1] == 0
+    assert [label for _, label in prefeed.CachedDataset(Tabled(files.root, NUM_SAMPLES, log))] == [*range(NUM_SAMPLES)]
 
 
 def test_python_is_asked_to_tell_of_opens_only_where_samples_are_made(

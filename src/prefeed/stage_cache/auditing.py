@@ -196,19 +196,35 @@ class Auditor:
         self._saved = min(self._saved, max(_MOST_SAVED_SECONDS, cost_seconds))
         return self._saved >= self._wanted * cost_seconds
 
-    def audit(self, asked: Audit, finder: Finder, maker: Maker) -> str | None:
+    def audit(
+        self,
+        asked: Audit,
+        finder: Finder,
+        maker: Maker,
+        *,
+        looking: AbstractContextManager[bool],
+        looking_seconds: float,
+    ) -> str | None:
         """Make a sample anew, if it was kept and it is time, and compare; return in what it differs, None if it does not.
 
         A stage whose samples differ each time is refused.
+
+        Args:
+            asked: The sample.
+            finder: Reads its entry.
+            maker: Makes it.
+            looking: Looks at the dataset before and after the sample is made; gives False if it has changed: no audit then.
+            looking_seconds: How long that takes.
         """
         if not maker.can_compare:
             return None
         note = finder.note(asked.store, asked.key)
-        if note is None or not self.is_due(note.micros / 1e6):
+        if note is None or not self.is_due(note.micros / 1e6 + looking_seconds):
             return None
         began = self._clock()
         try:
-            return self._compare(asked, finder, maker)
+            with looking as is_unchanged:
+                return self._compare(asked, finder, maker) if is_unchanged else None
         finally:
             self.spent(self._clock() - began)
 

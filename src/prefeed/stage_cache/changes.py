@@ -315,6 +315,7 @@ class Looking:
 
     Attributes:
         said: What was said last of a dataset that cannot be told.
+        cost_seconds: How long the last look took that was due.
     """
 
     def __init__(self, dataset: Any, version: str | None, *, is_new: bool = False) -> None:
@@ -333,7 +334,7 @@ class Looking:
         self._asked: set[Any] = set()
         self._allowed = _LOOKS_AT_ONCE
         self._looked_at = time.monotonic()
-        self._cost_seconds = 0.0
+        self.cost_seconds = 0.0
         self._due_at = time.monotonic() + _LEAST_PAUSE_SECONDS
 
     def is_due(self, indices: Sequence[Any]) -> bool:
@@ -362,7 +363,7 @@ class Looking:
         """Return whether looking is worth its while: samples may also be drawn again and again in one pass."""
         if self._allowed < 1.0:
             waited = time.monotonic() - self._looked_at
-            self._allowed += waited * _SHARE_OF_LOOKS / max(self._cost_seconds, 1e-4)
+            self._allowed += waited * _SHARE_OF_LOOKS / max(self.cost_seconds, 1e-4)
             self._looked_at += waited
         return self._allowed >= 1.0
 
@@ -375,11 +376,11 @@ class Looking:
             yield
         finally:
             now = time.monotonic()
-            self._cost_seconds = now - began
-            waited = (began - self._looked_at) * _SHARE_OF_LOOKS / max(self._cost_seconds, 1e-4)
+            self.cost_seconds = now - began
+            waited = (began - self._looked_at) * _SHARE_OF_LOOKS / max(self.cost_seconds, 1e-4)
             self._allowed = min(self._allowed + waited, _LOOKS_AT_ONCE) - 1.0
             self._looked_at = now
-            self._due_at = now + max(_LEAST_PAUSE_SECONDS, self._cost_seconds / _SHARE_OF_LATER_LOOKS)
+            self._due_at = now + max(_LEAST_PAUSE_SECONDS, self.cost_seconds / _SHARE_OF_LATER_LOOKS)
 
     def lineage(self) -> Lineage:
         """Return where samples come from, as everything is now; what their making fills counts as it was before.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -180,19 +180,22 @@ class CachedDataset:
         batch = _Batch(store, indices, versions, keys, [], making)
         at = self._auditor.choose(len(indices))
         may_wait = self._auditor.may_wait
-        if at is not None and not may_wait and not self._is_right(batch.at(at)):
-            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+        if at is not None and not may_wait:
+            if not self._is_right(batch.at(at)):
+                return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+            if self._place.store is not store:  # the look before the audit found a change
+                return self.samples(indices, making=making, borrow=borrow)
         batch.found.extend(self._finder.found(store, versions, keys, borrow))
         if at is not None and may_wait and batch.found[at] is not ABSENT:
             waiting.add(partial(self._audit_now, batch.at(at)))
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
+        num_twice = self._maker.num_twice
         try:
             if absent:
-                num_twice = self._maker.num_twice
                 self._make(batch, absent)
-                if self._maker.num_twice != num_twice:
-                    self._here.leave_out_what_was_filled(self._place.lineage)
         finally:  # one that another process made meanwhile was found; one that raises was neither
+            if self._maker.num_twice != num_twice:
+                self._here.leave_out_what_was_filled(self._place.lineage)
             if not is_checking():
                 num_missing = sum(batch.found[at] is ABSENT for at in absent)
                 store.count(len(indices) - num_missing - len(batch.made), len(batch.made))
@@ -270,11 +273,19 @@ class CachedDataset:
     def _look_again(self) -> None:
         """Look at the dataset anew, whether anything was set or not."""
         with self._here.looking():
-            before = self._place
-            try:
-                lineage = self._here.lineage()
-            except PrefeedError:
-                lineage = None  # as below, which says so
+            lineage = self._lineage_now()
+        self._become(lineage)
+
+    def _lineage_now(self) -> Lineage | None:
+        """Return where samples come from, as everything is now; None if that cannot be told."""
+        try:
+            return self._here.lineage()
+        except PrefeedError:
+            return None  # ``_adopt`` says so
+
+    def _become(self, lineage: Lineage | None) -> None:
+        """The dataset was looked at."""
+        before = self._place
         if lineage is None or lineage.fingerprint != before.lineage.fingerprint:
             self._adopt(Changes(self.dataset, CachedDataset), lineage)
         else:
@@ -318,9 +329,30 @@ class CachedDataset:
         if self._now().store is asked.store and self._auditor.take_credit():
             self._is_right(asked)
 
+    @contextmanager
+    def _looking_around(self, asked: Audit) -> Iterator[bool]:
+        """Inside it a sample is audited; gives False if the dataset has changed, and it must not be.
+
+        What the audit fills is found by looking before and after. Before it, since what the user has changed inside a list
+        or a dict, and no look has seen yet, would be laid to the audit.
+        """
+        if self._changes.is_making:  # in another thread: what that fills could be taken for a change
+            yield False
+            return
+        self._become(self._lineage_now())
+        is_unchanged = self._place.store is asked.store
+        try:
+            yield is_unchanged
+        finally:
+            if is_unchanged:
+                self._here.leave_out_what_was_filled(self._place.lineage)
+
     def _is_right(self, asked: Audit) -> bool:
         """Make a sample anew, if it is time; False: the cache is not used any more, since samples differ each time."""
-        failed = self._auditor.audit(asked, self._finder, self._maker)
+        failed = self._auditor.audit(
+            asked, self._finder, self._maker,
+            looking=self._looking_around(asked), looking_seconds=2 * self._here.cost_seconds,
+        )  # fmt: skip
         if failed is None:
             return True
         is_used = asked.store.empty() and self._auditor.num_failed < MOST_FAILED and not self._maker.is_refused

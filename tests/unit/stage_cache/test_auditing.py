@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from prefeed.stage_cache import auditing
-from prefeed.stage_cache.auditing import ON_CREDIT, SHARE, Auditor, Run, Waiting
+from prefeed.stage_cache.auditing import ON_CREDIT, SHARE, Audit, Auditor, Run, Waiting
+from prefeed.stage_cache.files_seen import Note
 
 
 class Loop:
@@ -44,6 +48,47 @@ def test_audits_take_a_hundredth_of_the_time(cost_seconds: float, num_processes:
         audited += loop.audited_seconds
     assert audited <= SHARE * seconds + 2 * cost_seconds + (2.0 if num_processes > 1 and cost_seconds > 1 else 0.0) * 6
     assert audited >= 0.5 * SHARE * seconds or cost_seconds > 1
+
+
+@pytest.mark.parametrize("is_unchanged", [True, False])
+def test_a_dataset_is_looked_at_around_each_audit_and_that_is_counted(is_unchanged: bool) -> None:
+    now, done = [1.0], list[str]()
+    run = Run()
+    run.end()
+    auditor = Auditor(run, clock=lambda: now[0], chance=lambda: 1.0)
+    kept = (b"kept", Note(micros=1000))
+    asked: Any = Audit(SimpleNamespace(count_audit=lambda failed: None), 0, b"", b"", nullcontext)
+    finder: Any = SimpleNamespace(note=lambda *_: kept[1], entry=lambda *_: kept)
+
+    def made(*_: Any) -> bytes:
+        done.append("made")
+        return b"kept"
+
+    maker: Any = SimpleNamespace(can_compare=True, made_to_compare=made, differs=lambda *_: None)
+
+    @contextmanager
+    def looking() -> Iterator[bool]:
+        done.append("before")
+        now[0] += 0.01
+        yield is_unchanged
+        now[0] += 0.01
+        done.append("after")
+
+    def audit() -> None:
+        assert auditor.audit(asked, finder, maker, looking=looking(), looking_seconds=0.02) is None
+
+    auditor.choose(1)
+    now[0] += 1.0
+    auditor.choose(1)  # has earned 10 ms: enough for the sample, but not for the looks
+    audit()
+    assert done == []
+    for _ in range(3):
+        now[0] += 1.0
+        auditor.choose(1)
+    audit()
+    assert done == (["before", "made", "after"] if is_unchanged else ["before", "after"])
+    audit()  # spent
+    assert done.count("before") == 1
 
 
 def test_the_first_ones_are_made_at_once_and_spread_over_the_epoch() -> None:
