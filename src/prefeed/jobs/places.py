@@ -91,9 +91,10 @@ def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
 
 
 @contextlib.contextmanager
-def held_sets(*places: Place) -> Iterator[None]:
-    """No other job works at the sample sets that these places were named by, nor is one of them deleted."""
-    found = {place.sample_set.name: place.sample_set for place in places if place.sample_set is not None}
+def held_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
+    """No other job works at this set, or at those that these places were named by, nor is one of them deleted."""
+    sets = [sample_set, *(place.sample_set for place in places)]
+    found = {one.name: one for one in sets if one is not None}
     with contextlib.ExitStack() as stack:
         for name in sorted(found):  # in one order, or two jobs would wait for each other
             stack.enter_context(working_at(found[name]))

@@ -27,14 +27,14 @@ from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
 from prefeed.jobs.clearing import clear, free_removed
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place
+from prefeed.jobs.places import Place, held_sets
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
 from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
 from prefeed.jobs.sync import sync, sync_between
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
-from prefeed.sampleset.records import SampleSet, note_progress, working_at
+from prefeed.sampleset.records import SampleSet, note_progress
 from prefeed.system.machine import Process
 from prefeed.types import WarmResult
 
@@ -230,8 +230,7 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
         events.waiting(before)
         select.select([], [], [], _LOOK_AGAIN_SECONDS)
 
-    # Meanwhile the set is not deleted, nor brought up by another process.
-    holding = working_at(job.sample_set) if job.sample_set is not None else contextlib.nullcontext()
+    holding = held_sets(*job.places, sample_set=job.sample_set)
     try:
         with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
             done = do_job(job, events)

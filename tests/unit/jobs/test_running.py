@@ -7,10 +7,12 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError
+from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.running import JobEvents, apply_job, work_detached
 from prefeed.jobs.spec import parse_spec, resolve_job
 from prefeed.sampleset import records as records_of_sets
+from prefeed.sampleset.records import is_worked_at
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.objectstore import endpoint_of
 from prefeed.system.machine import Process
@@ -61,6 +63,28 @@ def test_the_set_of_a_job_is_read_once(spec: str, tmp_path: Path, monkeypatch: p
     record = apply_job(job, resolve(), JobEvents())
 
     assert (record.phase, len(read)) == (SUCCEEDED, 1)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_every_set_of_a_job_is_held_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is named by its URL alone: it is not deleted, nor brought up, meanwhile."""
+    sets = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.bin").write_bytes(b"1")
+        sets[name] = applied(sample_set(name, source={"uri": str(tmp_path / name)}), name=name)
+    options = {"source": "sampleset://one", "destination": str(tmp_path / "copy")}
+    document = {"type": "sync", "sampleSetRef": "two", "syncOptions": options}
+    held: list[bool] = []
+    do_job = running.do_job
+    monkeypatch.setattr(
+        running, "do_job", lambda *given: held.extend(map(is_worked_at, sets.values())) or do_job(*given)
+    )
+
+    record = apply_job(resolve_job("copy", parse_spec(document), document, resolve()), resolve(), JobEvents())
+
+    assert (record.phase, record.message, held) == (SUCCEEDED, "", [True, True])
+    assert not any(map(is_worked_at, sets.values()))
 
 
 def test_the_endpoint_that_settings_name_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
