@@ -34,7 +34,7 @@ from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
 from prefeed.jobs.sync import sync, sync_between
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
-from prefeed.sampleset.records import SampleSet, note_progress, working_at
+from prefeed.sampleset.records import SampleSet, held, note_progress
 from prefeed.system.machine import Process
 from prefeed.types import WarmResult
 
@@ -231,7 +231,7 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
         select.select([], [], [], _LOOK_AGAIN_SECONDS)
 
     # Meanwhile the set is not deleted, nor brought up by another process.
-    holding = working_at(job.sample_set) if job.sample_set is not None else contextlib.nullcontext()
+    holding = held(job.sample_set) if job.sample_set is not None else contextlib.nullcontext()
     try:
         with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
             done = do_job(job, events)
