@@ -170,14 +170,12 @@ def test_a_thread_that_cannot_be_had_costs_one_client(loop: OwnLoop, monkeypatch
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with serving(loop) as endpoint:
-        with monkeypatch.context() as short, connect(endpoint) as sock:
-            short.setattr(threading.Thread, "start", refuse)
-            assert is_closed(sock)
+    with serving(loop, client_seconds=SECONDS * 60) as endpoint:
         assert status_of(endpoint) == 200
-        with monkeypatch.context() as short, connect(endpoint) as sock:
+        with monkeypatch.context() as short:
             short.setattr(threading.Thread, "start", refuse)
-            assert is_closed(sock)
+            with connect(endpoint) as sock:
+                assert is_closed(sock)
 
 
 def test_a_loop_without_time_is_said(loop: OwnLoop, endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
