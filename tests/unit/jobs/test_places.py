@@ -67,8 +67,12 @@ def test_a_set_that_is_deleted_while_its_turn_is_waited_for_is_not_worked_at(
     with held_sets(place):
         pass
 
+    def wait(*_: object, **__: object) -> None:
+        waiting.undo()
+        lose(found)
+
     with monkeypatch.context() as waiting:
-        waiting.setattr(records, "flock_within", lambda *_, **__: waiting.undo() or lose(found))
+        waiting.setattr(records, "flock_within", wait)
         with pytest.raises(SampleSetNotFoundError, match="deleted meanwhile"), held_sets(place):
             pytest.fail("it was worked at")
     shutil.rmtree(found.directory, ignore_errors=True)
