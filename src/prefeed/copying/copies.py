@@ -238,7 +238,11 @@ def held(directory: Path) -> Iterator[RootedDir]:
 
 
 def _opened(stack: contextlib.ExitStack, directory: Path, lock: contextlib.AbstractContextManager[Path]) -> RootedDir:
-    descriptor = os.open(stack.enter_context(lock), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    held_as = stack.enter_context(lock)
+    try:
+        descriptor = os.open(held_as, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as err:  # not the copy: that is held
+        raise CopyError(f"nothing is done with {directory}: /proc is not mounted; mount it") from err
     return stack.enter_context(RootedDir(str(directory), descriptor=descriptor, is_own=True))
 
 

@@ -10,7 +10,7 @@ from prefeed.config import Config
 from prefeed.errors import JobSpecError
 from prefeed.sampleset.locations import without_keys
 from prefeed.sampleset.names import find_named, is_named
-from prefeed.sampleset.records import SampleSet, working_at
+from prefeed.sampleset.records import SampleSet, held
 from prefeed.sources.urls import PACK, canonical_url
 from prefeed.transfer.entries import why_unsafe
 from prefeed.transfer.store import WRITABLE
@@ -92,10 +92,14 @@ def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
 
 @contextlib.contextmanager
 def held_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
-    """No other job works at this set, or at those that these places were named by, nor is one of them deleted."""
+    """No other job works at this set, or at those that these places were named by, nor is one of them deleted.
+
+    Raises:
+        SampleSetNotFoundError: One was deleted since it was looked up.
+    """
     sets = [sample_set, *(place.sample_set for place in places)]
     found = {one.name: one for one in sets if one is not None}
     with contextlib.ExitStack() as stack:
         for name in sorted(found):  # in one order, or two jobs would wait for each other
-            stack.enter_context(working_at(found[name]))
+            stack.enter_context(held(found[name]))
         yield

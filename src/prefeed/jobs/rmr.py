@@ -181,6 +181,10 @@ class DirectoryRemover:
                         size += entry.size_bytes
             else:
                 count, size = 1, status.st_size
+        except ObjectNotFoundError as err:  # the open directory is there
+            raise JobError(
+                f"nothing below {self._rooted.root} is removed: /proc is not mounted, and what there is cannot be counted; mount it"
+            ) from err
         except (OSError, BadTargetNameError, SourceError) as err:
             if isinstance(err, OSError) and err.errno == errno.EXDEV:
                 mounts.append(path)  # else gone, or closed to this user: the removal will say so

@@ -27,11 +27,11 @@ from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
 from prefeed.jobs.clearing import clear, free_removed
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place, held_sets
+from prefeed.jobs.places import Place, held_sets, located
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
 from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
-from prefeed.jobs.sync import sync, sync_between
+from prefeed.jobs.sync import sync_between
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import SampleSet, note_progress
@@ -277,9 +277,9 @@ def copy_to_origin(
     job = _begun(found, records)
     try:
         with records.beating(job.id):
-            done = synced(
-                sync(found.source_url, found.origin_url, SyncOptions(), settings, SyncEvents(progress=progress))
-            )
+            ends = located(found.source_url, settings), located(found.origin_url, settings)
+            of_all = replace(settings, home=found.directory.parents[1])  # as any other sync of the same places
+            done = synced(sync_between(*ends, SyncOptions(), of_all, SyncEvents(progress=progress)))
     except PrefeedError as err:
         _end(records, job, Done(problem=str(err), counts={}, result=None))
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -208,7 +208,7 @@ class Job:
         type: ``sync``, ``warmup``, ``rmr`` or ``clear``.
         terminate: Jobs of the set that are queued or running are ended first.
         sample_set: The set that it is done for; None: none.
-        settings: Of the node of the set; without a set those in force.
+        settings: Of the node of the set, but for the home; without a set those in force.
         places: The place that it is done to; of a sync the source and the target.
         fills_origin: It is a sync that gives the set's origin all that its source has.
         sync: Options of a sync.
@@ -312,7 +312,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
         type=spec.type,
         terminate=spec.terminate,
         sample_set=found,
-        settings=settings,
+        settings=replace(settings, home=config.home),  # which remembers what was mounted, whoever syncs the same places
         document=document,
         **options,
     )

@@ -260,11 +260,11 @@ class _Sync:
                 summary = copy_objects(
                     source, self._expected(chunks, sink), sink, limits=self._limits(), progress=self._progressed
                 )
+                self._make_directories(sink)
             except CopyError as err:
                 raise JobError(err.message, **err.details) from err
             finally:
                 self._stopped.set()
-            self._make_directories(sink)
             if self._options.delete_src:
                 sink.make_durable()
         self._num_skipped += sink.num_same

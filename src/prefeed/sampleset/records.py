@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -186,6 +186,15 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     created: float
 
 
+def _is_recorded(found: SampleSet) -> bool:
+    """Return whether this very set is there, and not another one of its name."""
+    data = read_private(found.directory / RECORD)
+    try:
+        return data is not None and msgspec.convert(json.loads(data), _Record).created == found.created
+    except (ValueError, msgspec.ValidationError):
+        return False
+
+
 def _decoded(data: bytes, directory: Path) -> SampleSet:
     record = msgspec.convert(json.loads(data), _Record)
     return SampleSet(
@@ -328,6 +337,23 @@ def working_at(found: SampleSet) -> Iterator[None]:
         _locked(found.directory / "working", _GONE_SECONDS) as lock,
         repeating(lambda: os.utime(lock), every_seconds=_BEAT_SECONDS, name="prefeed-set"),
     ):
+        yield
+
+
+@contextmanager
+def held(found: SampleSet) -> Iterator[None]:
+    """The set that was found is there, and is not deleted, nor worked at by another process, while this goes on.
+
+    Raises:
+        SampleSetNotFoundError: It was deleted since it was found, perhaps while this waited; another of its name is not it.
+    """
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):
+            stack.enter_context(working_at(found))
+        if not _is_recorded(found):
+            raise SampleSetNotFoundError(
+                f"the sample set {found.name!r} was deleted meanwhile; nothing was done", name=found.name
+            )
         yield
 
 

@@ -340,6 +340,7 @@ class Scrapes(ThreadingHTTPServer):
             self.process_request(request, address)
         except RuntimeError:  # no thread can be had
             self.shutdown_request(request)
+            vars(self)["_threads"].reap()  # ``close`` would wait for the one that never began
         return True
 
     def leave_slow(self) -> None:

@@ -212,3 +212,17 @@ def test_directories_open_to_others_are_no_copies(copy: CopyRecord) -> None:
     os.chmod(copy.directory, 0o755)
 
     assert read_record(Path(copy.directory)) is None
+
+
+def test_without_proc_a_copy_is_neither_removed_nor_waited_for(
+    copy: CopyRecord, origin: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the open directory cannot be found there does not mean that it is gone."""
+    with monkeypatch.context() as without:
+        without.setattr("prefeed.system.locks.beneath", lambda held: f"/nowhere/{held}")
+        with pytest.raises(CopyError, match="/proc is not mounted"):
+            unstage(copy, resolve())
+        with pytest.raises(CopyError, match="/proc is not mounted"):
+            stage(StageRequest(url=str(origin), place=sandbox.memory_dir), resolve())
+    assert list_copies(resolve()) == [copy]
+    assert (copy.data / "a/b").read_bytes() == b"one"

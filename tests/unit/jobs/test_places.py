@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from prefeed.errors import JobSpecError
-from prefeed.jobs.places import root_of
+from prefeed.config import resolve
+from prefeed.errors import JobSpecError, SampleSetNotFoundError
+from prefeed.jobs.places import held_sets, located, root_of
+from prefeed.sampleset import records
+from prefeed.sampleset.records import SampleSet, remove_record
+from unit.sampleset.documents import applied, sample_set
 
 
 @pytest.mark.parametrize("url", ["s3://b//x", "s3://b/x//y", "gs://b/./x", "az://b/y/../x"])
@@ -32,3 +40,41 @@ def test_an_empty_place_is_not_the_directory_one_is_in(url: str) -> None:
     """``prefeed job rmr "$DATA" train`` with a variable that is not set."""
     with pytest.raises(JobSpecError, match="a place is empty"):
         root_of(url)
+
+
+def _delete_and_apply_again(found: SampleSet) -> None:
+    remove_record(found)
+    other = found.directory.parents[2] / "other"
+    other.mkdir()
+    (other / "1.bin").write_bytes(b"1")
+    applied(sample_set(source={"uri": str(other)}))
+
+
+def _delete_but_for_the_home(found: SampleSet) -> None:
+    remove_record(found, keep_home=True)
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("lose", [remove_record, _delete_but_for_the_home, _delete_and_apply_again])
+def test_a_set_that_is_deleted_while_its_turn_is_waited_for_is_not_worked_at(
+    lose: Callable[[SampleSet], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place was looked up before: what lies there is not the set's any more."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.bin").write_bytes(b"1")
+    found = applied(sample_set(source={"uri": str(tmp_path / "data")}))
+    place = located("sampleset://imagenet", resolve())
+    with held_sets(place):
+        pass
+
+    def wait(*_: object, **__: object) -> None:
+        waiting.undo()
+        lose(found)
+
+    with monkeypatch.context() as waiting:
+        waiting.setattr(records, "flock_within", wait)
+        with pytest.raises(SampleSetNotFoundError, match="deleted meanwhile"), held_sets(place):
+            pytest.fail("it was worked at")
+    shutil.rmtree(found.directory, ignore_errors=True)
+    with pytest.raises(SampleSetNotFoundError), held_sets(place):
+        pytest.fail("it was worked at")

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefeed.config import resolve
-from prefeed.errors import JobSpecError, ObjectNotFoundError
+from prefeed.errors import JobError, JobSpecError, ObjectNotFoundError
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from profiles import examples
 from unit.jobs.trees import make, tree
@@ -42,6 +42,13 @@ def test_what_is_named_goes_with_all_below_it(root: Path) -> None:
     assert rmr(root, "train/a") == (2, [])
     assert tree(root) == {"train/b/3": b"333", "val/4": b"4444"}
     assert not (root / "train/a").exists()
+
+
+def test_what_cannot_be_counted_is_not_said_to_be_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.transfer.ordered_walk.beneath", lambda held: f"/nowhere/{held}")
+    with pytest.raises(JobError, match="/proc is not mounted"):
+        rmr(root, "train/a")
+    assert len(tree(root)) == 4
 
 
 def test_absolute_paths_below_the_root_are_taken(root: Path) -> None:

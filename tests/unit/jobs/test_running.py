@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.config import resolve
+from prefeed.config import Config, resolve
 from prefeed.errors import JobSpecError
 from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
@@ -16,6 +16,7 @@ from prefeed.sampleset.records import is_worked_at
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.objectstore import endpoint_of
 from prefeed.system.machine import Process
+from prefeed.transfer.mounted import MountRecord
 from sandbox import Sandbox
 from unit.sampleset.documents import applied, sample_set
 
@@ -85,6 +86,27 @@ def test_every_set_of_a_job_is_held_while_it_runs(tmp_path: Path, monkeypatch: p
 
     assert (record.phase, record.message, held) == (SUCCEEDED, "", [True, True])
     assert not any(map(is_worked_at, sets.values()))
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_one_home_remembers_the_mounts_of_two_places_whoever_syncs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job of a set would else delete what a sync without it has copied from a mount that is gone now."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.bin").write_bytes(b"1")
+    applied(sample_set(source={"uri": str(tmp_path / "data")}))
+    document = {"type": "sync", "sampleSetRef": "imagenet", "syncOptions": {"destination": str(tmp_path / "copy")}}
+    homes: list[Path] = []
+
+    def recorded(source: str, target: str, config: Config) -> MountRecord:
+        homes.append(config.home)
+        return MountRecord(source, target, config)
+
+    monkeypatch.setattr("prefeed.jobs.sync.MountRecord", recorded)
+
+    record = apply_job(resolve_job("one", parse_spec(document), document, resolve()), resolve(), JobEvents())
+    assert (record.phase, homes) == (SUCCEEDED, [resolve().home])
 
 
 def test_the_endpoint_that_settings_name_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import boto3
 import pytest
 
 from prefeed.config import resolve
-from prefeed.errors import EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
+from prefeed.errors import CopyError, EmptyListingError, JobConflictError, JobError, JobSpecError, ObjectNotFoundError
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.sync import sync
 from prefeed.transfer import directory as directory_module
@@ -117,6 +117,18 @@ def test_modes_and_empty_directories_are_kept_on_request(source: Path, target: P
     (source / "empty/one").rmdir()
     run(source, target, dirs=True, delete_dst=True)
     assert not (target / "empty/one").exists()
+
+
+def test_a_directory_that_cannot_be_made_ends_it_as_a_file_does(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CopyError("x cannot be written: Read-only file system; what was copied stays", path="x")
+
+    monkeypatch.setattr(DirectorySink, "make_directory", refuse)
+    with pytest.raises(JobError, match="Read-only file system; what was copied stays") as caught:
+        run(source, target, dirs=True)
+    assert caught.value.details == {"path": "x"}
 
 
 def test_names_that_are_no_text_are_copied(source: Path, target: Path) -> None:

@@ -166,6 +166,18 @@ def test_threads_are_bounded_however_many_ask(endpoint: MetricsEndpoint) -> None
             sock.close()
 
 
+def test_a_thread_that_cannot_be_had_costs_one_client(loop: OwnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with serving(loop, client_seconds=SECONDS * 60) as endpoint:
+        assert status_of(endpoint) == 200
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", refuse)
+            with connect(endpoint) as sock:
+                assert is_closed(sock)
+
+
 def test_a_loop_without_time_is_said(loop: OwnLoop, endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefeed.server.metrics_endpoint._ANSWER_SECONDS", 0.05)
     loop.is_stuck = True
