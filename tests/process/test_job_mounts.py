@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.cli.main import cli
 from prefeed.config import resolve
-from prefeed.errors import EmptyListingError, JobError, PrefeedError
+from prefeed.copying.staging import StageRequest, stage
+from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError, PrefeedError
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
@@ -489,6 +490,25 @@ def _commands(tmp_path: Path) -> None:
         assert (result.exit_code, phase in result.output) == (1, True)
         assert str(point) in result.output
         assert bool(tree(tmp_path / "outside")) == (not option)
+
+
+def _places_by_mounts(tmp_path: Path) -> None:
+    source = make(tmp_path / "source", {f"a/sub/{path}": data for path, data in FILES.items()})
+    view = bind(source / "a", tmp_path / "view")
+    outside = make(tmp_path / "outside", FILES)
+    bind(outside, source / "m")
+    before = tree(source)
+    for one, other in [(source, view / "sub"), (view / "sub", source), (view, source / "a" / "sub"), (source, outside)]:
+        with pytest.raises(JobSpecError, match="lie in one another"):
+            run(one, other, delete_dst=True, delete_src=True)
+    for place in (view / "sub", outside):
+        with pytest.raises(CopyError, match="lie in one another"):
+            stage(StageRequest(url=str(source), place=place), resolve())
+    assert tree(source) == before
+
+
+def test_places_that_lie_in_one_another_by_a_mount_are_refused(tmp_path: Path) -> None:
+    with_own_mounts(_places_by_mounts, tmp_path)
 
 
 def test_the_commands_end_with_1_and_name_the_mount(tmp_path: Path) -> None:

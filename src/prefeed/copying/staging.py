@@ -45,11 +45,11 @@ from prefeed.errors import (
     TargetFullError,
 )
 from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.mounts import is_within
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.system.machine import host_name
-from prefeed.system.paths import overlap
 from prefeed.transfer.directory import DirectorySink
 from prefeed.transfer.engine import Body, CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.transfer.entries import Entry, directories_of, is_copy, sort_out
@@ -178,7 +178,7 @@ def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
 
 
 def _refuse_overlap(url: str, directory: Path) -> None:
-    if url.startswith("/") and overlap(url, str(directory)):
+    if is_within(url, str(directory)) or is_within(str(directory), url):
         raise CopyError(f"{directory} and {url} lie in one another; name another place with --to")
 
 

@@ -28,8 +28,8 @@ from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError,
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.places import Place, located
 from prefeed.prefetching import BackgroundGenerator
+from prefeed.sources.mounts import is_within
 from prefeed.sources.protocol import RangeSource
-from prefeed.system.paths import really_in
 from prefeed.transfer.directory import DirectoryPlace
 from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.transfer.entries import Entry, is_newer, parents_of, side_by_side
@@ -117,7 +117,7 @@ def refuse_overlap(source: str, target: str) -> None:
     Raises:
         JobSpecError: They do, or are the same.
     """
-    lies = really_in(source, target), really_in(target, source)
+    lies = is_within(source, target), is_within(target, source)
     if all(lies):
         raise JobSpecError(f"{source} and {target} are the same place")
     if any(lies):

@@ -34,10 +34,10 @@ from prefeed.packing.writing import (
 from prefeed.sources.answers import patiently
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.mounts import is_within
 from prefeed.sources.pack_index import PackHeader
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, listing_mark, open_source, pack_url
-from prefeed.system.paths import really_in
 from prefeed.types import ListingProgress
 
 DEFAULT_SHARD_BYTES: Final = GIB
@@ -140,7 +140,7 @@ def _job(request: PackRequest, place: Place) -> Job:
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
-    if really_in(place.url, source):
+    if is_within(place.url, source):
         raise CannotPackError(f"{place.url} lies in {source}, which is to be packed; pack into another directory")
     shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
     return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 from prefeed.config import Config
-from prefeed.system.paths import is_in
+from prefeed.system.paths import is_in, really_in
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 
@@ -41,12 +41,14 @@ _MAX_DIRECTORIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A line of mountinfo: where, of which type, and its place in the tree of mounts."""
+    """A line of mountinfo: where, of which type, its place in the tree of mounts, and what of which file system is there."""
 
     point: str
     type: str
     number: str
     parent: str
+    file_system: tuple[str, str] = ("", "")
+    part: str = "/"
 
     @property
     def is_network(self) -> bool:
@@ -100,6 +102,37 @@ def is_local(root: str, mountinfo: str | None = None) -> bool:
         root = unquote(root[len(_LOCAL_PACK) :])
     nearest = _nearest(root, mountinfo)
     return root.startswith("/") and (nearest is None or not nearest.is_network)
+
+
+def is_within(place: str, root: str, mountinfo: str | None = None) -> bool:
+    """Return whether a place is another one, or lies below it, whatever links and mounts lead to each.
+
+    Args:
+        place: Absolute path, or a URL; it need not be there.
+        root: The same.
+        mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
+    """
+    if really_in(place, root):
+        return True
+    if not (place.startswith("/") and root.startswith("/")):
+        return False
+    place, root = os.path.realpath(place), os.path.realpath(root)
+    mounts = {mount.point: mount for mount in visible_mounts(mountinfo)}
+    seen_as = _on_file_system(place, mounts)
+    shown = [_on_file_system(root, mounts)]
+    shown += [(mount.file_system, mount.part) for mount in mounts.values() if _is_below(mount.point, (root,))]
+    # Exports of one server may share a device, and each calls its own root "/": what is mounted tells them apart.
+    return any(seen_as[0] == file_system and is_in(seen_as[1], part) for file_system, part in shown)
+
+
+def _on_file_system(path: str, mounts: Mapping[str, Mount]) -> tuple[tuple[str, str], str]:
+    """Return the file system that a real path is on, and its path there."""
+    nearest = next((mounts[place] for place in (path, *_above(path)) if place in mounts), None)
+    if nearest is None:  # nothing is known: it is by itself
+        return ("", path), path
+    return nearest.file_system, os.path.normpath(
+        f"/{nearest.part}/{path[len(nearest.point) :]}".replace("//", "/").replace("//", "/")
+    )
 
 
 def mount_type(directory: str, mountinfo: str | None = None) -> str:
@@ -250,8 +283,11 @@ def _parsed(mountinfo: str) -> Iterator[Mount]:
         fields = line.split(" ")
         if "-" not in fields[5:-1]:
             continue  # not a line of this format
-        type = fields[fields.index("-", 5) + 1]
-        yield Mount(point=_unescaped(fields[4]), type=type, number=fields[0], parent=fields[1])
+        type, *source = fields[fields.index("-", 5) + 1 :][:2]
+        yield Mount(
+            point=_unescaped(fields[4]), type=type, number=fields[0], parent=fields[1],
+            file_system=(fields[2], "".join(source)), part=_unescaped(fields[3]),
+        )  # fmt: skip
 
 
 def _unescaped(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import Config
-from prefeed.sources.mounts import Roots, network_mounts, visible_mounts
+from prefeed.sources.mounts import Roots, is_within, network_mounts, visible_mounts
 
 AUTO = Config(roots=None)
 
@@ -186,3 +186,41 @@ def test_what_an_automounter_mounts_is_seen(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_systems_own_automounts_do_not_count() -> None:
     assert not Roots.of(AUTO, mountinfo(("/proc", "proc"), ("/proc/sys/fs/binfmt_misc", "autofs", 1)))
+
+
+_TREE = """\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+21 20 8:1 /data/x /view rw - ext4 /dev/sda1 rw
+22 20 8:2 / /big rw - xfs /dev/sdb1 rw
+23 20 8:2 /sets /data/big rw - xfs /dev/sdb1 rw
+24 20 0:46 / /a rw - nfs4 server:/a rw
+25 20 0:46 / /b rw - nfs4 server:/b rw
+26 20 0:46 / /b2 rw - nfs4 server:/b rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "lies"),
+    [
+        ("/view", "/data", True),  # a part of it, mounted elsewhere
+        ("/view/y", "/data/x", True),
+        ("/view/y", "/data/x/y", True),
+        ("/view/y", "/data/x/z", False),
+        ("/data/x/y", "/view", True),
+        ("/data", "/view", False),
+        ("/big/sets/1", "/data", True),  # behind a mount below it
+        ("/big/sets", "/data/big", True),
+        ("/big/other", "/data", False),
+        ("/b", "/a", False),  # two exports of one server, which may share a device
+        ("/b/x", "/b2", True),
+        ("/viewer", "/data", False),
+        ("s3://b/p", "/data", False),
+    ],
+)
+def test_a_place_is_within_another_by_whatever_mount(place: str, root: str, lies: bool) -> None:
+    assert is_within(place, root, _TREE) == lies
+
+
+def test_without_a_table_of_mounts_names_alone_count() -> None:
+    assert is_within("/data/x", "/data", "")
+    assert not is_within("/view", "/data", "")
