@@ -24,39 +24,39 @@ TIMES = ("request_timeout", "retry_deadline", "idle_timeout", "start_timeout", "
 
 BAD = [
     *((name, 8, "8 means 8 bytes; write the unit, as in 8GiB") for name in SIZES),
-    *((name, 8.5, "8.5 is no whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
+    *((name, 8.5, "8.5 is not a whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
     ("max_object", 8.5, "8.5 is no whole number of bytes"),
     ("memory", "8", "'8' means 8 bytes; write the unit, as in 8GiB, or 8B"),
     ("memory", "8.5", "'8.5' is no whole number of bytes"),
-    ("memory", True, "True is no number"),
-    ("memory", np.True_, "is no number"),
+    ("memory", True, "True is not a number"),
+    ("memory", np.True_, "is not a number"),
     ("memory", -1, "negative: -1"),
     ("memory", "-8GiB", "negative: '-8GiB'"),
-    ("memory", math.nan, "nan is no number that can be used"),
-    ("memory", math.inf, "inf is no number that can be used"),
+    ("memory", math.nan, "nan is not a number that can be used"),
+    ("memory", math.inf, "inf is not a number that can be used"),
     ("memory", 10**30, "more than any machine has"),
     ("memory", b"8GiB", "b'8GiB' is not a size; write it like 8GiB"),
     ("memory", Path("8GiB"), "is not a size"),
     ("memory", [8], "is not a size"),
     *((name, 2.7, "2.7 is not a whole number") for name in ("max_in_flight", "port")),
     *((name, "many", "'many' is not a whole number") for name in ("max_in_flight", "port")),
-    *((name, True, "True is no number") for name in ("max_in_flight", "port")),
+    *((name, True, "True is not a number") for name in ("max_in_flight", "port")),
     ("max_in_flight", 0, "must be at least 1, at most"),
     ("max_in_flight", 10**12, "must be at least 1, at most"),
     ("max_in_flight", b"5", "b'5' is not a whole number"),
-    ("max_in_flight", math.nan, "nan is no number"),
+    ("max_in_flight", math.nan, "nan is not a number"),
     ("log_level", "info", "write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"),
-    ("log_level", 5, "5 is no log level; write 0"),
-    ("log_level", True, "True is no log level; write 0"),
+    ("log_level", 5, "5 is not a log level; write 0"),
+    ("log_level", True, "True is not a log level; write 0"),
     *((name, "soon", "'soon' is not a number of seconds") for name in (*TIMES, "listing_age")),
     *((name, math.nan, "nan") for name in (*TIMES, "listing_age")),
     *((name, "nan", "'nan' is not a number of seconds") for name in (*TIMES, "listing_age")),
-    *((name, True, "True is no number") for name in (*TIMES, "listing_age")),
+    *((name, True, "True is not a number") for name in (*TIMES, "listing_age")),
     *((name, b"1", "b'1' is not a number of seconds") for name in (*TIMES, "listing_age")),
     *((name, -1, "negative: -1") for name in (*TIMES, "listing_age")),
     *((name, "inf", "at most 1,000,000,000 seconds") for name in TIMES),
     *((name, 10**30, "seconds") for name in TIMES),
-    *((name, 5, "5 is no path; write the name of a directory") for name in ("home", "memory_dir")),
+    *((name, 5, "5 is not a path; write the name of a directory") for name in ("home", "memory_dir")),
     *((name, b"/x", "b'/x' is no path") for name in ("home", "memory_dir", "disk_dir")),
     *((name, Path, "is no path") for name in ("home", "memory_dir", "disk_dir")),
     *((name, "", "the path is empty") for name in ("home", "memory_dir")),
@@ -137,7 +137,7 @@ def test_a_misspelt_variable_is_named_once(caplog: pytest.LogCaptureFixture, mon
     for _ in range(2):
         resolve(environ={"PREFEED_LOOKAHED": "1GiB", "PREFEED_DOCTOR": "x", "PREFEED_AUTO": "1"}, toml_path=NO_TOML)
     assert [record.getMessage() for record in caplog.records] == [
-        "prefeed: PREFEED_LOOKAHED is no setting, and not used; did you mean PREFEED_LOOKAHEAD?"
+        "prefeed: PREFEED_LOOKAHED is not a setting and is ignored; did you mean PREFEED_LOOKAHEAD?"
     ]
 
 

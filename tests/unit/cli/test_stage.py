@@ -84,7 +84,7 @@ def test_a_failure_ends_with_1_and_the_path_is_there_all_the_same(run, origin: P
 
     assert result.exit_code == 1
     assert (Path(result.stdout.removesuffix("\n")) / "made up").is_symlink()
-    assert f"prefeed: {origin}/made up says that it is empty, and is not\n" in result.stderr
+    assert f"prefeed: {origin}/made up reports a size of 0, and is not empty\n" in result.stderr
 
 
 def test_what_is_not_there_is_an_error(run, sandbox: Sandbox) -> None:

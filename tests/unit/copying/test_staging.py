@@ -280,7 +280,7 @@ def test_a_part_of_a_store_must_be_asked_for(remote: Copier, server: FileServer)
 
 
 def test_a_file_that_cannot_be_read_is_reported_and_stays_the_origins(copier: Copier, origin: Path) -> None:
-    (origin / "made up").symlink_to("/proc/self/status")  # says that it is empty, and is not
+    (origin / "made up").symlink_to("/proc/self/status")  # reports a size of 0, and is not empty
 
     result = copier()
 

@@ -176,7 +176,7 @@ def test_a_device_is_passed_through(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/meminfo"])
 def test_a_file_that_the_kernel_makes_up_is_passed_through(path: str) -> None:
-    with pytest.raises(PassedThroughError, match="says that it is empty, and is not") as caught:
+    with pytest.raises(PassedThroughError, match="reports a size of 0, and is not empty") as caught:
         PosixSource("/").fetch(path)
     assert not caught.value.retryable
 
