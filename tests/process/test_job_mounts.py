@@ -477,7 +477,7 @@ def _commands(tmp_path: Path) -> None:
     for more in ((), ("-x",)):
         result = prefeed("job", "rmr", target, "a", "--yes", *more)
         assert result.exit_code == 1
-        assert f"{point}: something is mounted there" in result.output
+        assert f"{point}: it is a mount, which is not entered" in result.output
     spec = {"type": "rmr", "rmrOptions": {"url": str(target), "paths": ["a"]}}
     for name, option, phase in (("one", {}, "Failed"), ("two", {"one-file-system": False}, "Failed")):
         document = {

@@ -229,7 +229,7 @@ def test_room_is_not_asked_for_because_somebody_has_the_turn(caplog: pytest.LogC
                 assert not store.put(key_of(1 + index), memoryview(value_of(1, 1000)))
             assert store._here.place.tiers[0].limit_bytes == limit
             assert store.takes_more
-    said = [record.getMessage() for record in caplog.records if "not kept for now" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "not cached for now" in record.getMessage()]
     assert len(said) <= 1  # once a process
 
 

@@ -25,9 +25,9 @@ TIMES = ("request_timeout", "retry_deadline", "idle_timeout", "start_timeout", "
 BAD = [
     *((name, 8, "8 means 8 bytes; write the unit, as in 8GiB") for name in SIZES),
     *((name, 8.5, "8.5 is not a whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
-    ("max_object", 8.5, "8.5 is no whole number of bytes"),
+    ("max_object", 8.5, "8.5 is not a whole number of bytes"),
     ("memory", "8", "'8' means 8 bytes; write the unit, as in 8GiB, or 8B"),
-    ("memory", "8.5", "'8.5' is no whole number of bytes"),
+    ("memory", "8.5", "'8.5' is not a whole number of bytes"),
     ("memory", True, "True is not a number"),
     ("memory", np.True_, "is not a number"),
     ("memory", -1, "negative: -1"),
@@ -57,17 +57,17 @@ BAD = [
     *((name, "inf", "at most 1,000,000,000 seconds") for name in TIMES),
     *((name, 10**30, "seconds") for name in TIMES),
     *((name, 5, "5 is not a path; write the name of a directory") for name in ("home", "memory_dir")),
-    *((name, b"/x", "b'/x' is no path") for name in ("home", "memory_dir", "disk_dir")),
-    *((name, Path, "is no path") for name in ("home", "memory_dir", "disk_dir")),
+    *((name, b"/x", "b'/x' is not a path") for name in ("home", "memory_dir", "disk_dir")),
+    *((name, Path, "is not a path") for name in ("home", "memory_dir", "disk_dir")),
     *((name, "", "the path is empty") for name in ("home", "memory_dir")),
     ("roots", 5, "5 names no directories; write a list of paths"),
     ("roots", [5], "[5] names no directories"),
     ("pool", 5, "5 names no pool servers; write host:port"),
     ("pool", [5], "[5] names no pool servers"),
-    ("pool", "host", "'host' is no pool server"),
-    ("metrics", 8.5, "8.5 is no address"),
-    ("metrics", True, "True is no address"),
-    ("index", 5, "5 is no name of a file"),
+    ("pool", "host", "'host' is not a pool server"),
+    ("metrics", 8.5, "8.5 is not an address"),
+    ("metrics", True, "True is not an address"),
+    ("index", 5, "5 is not the name of a file"),
     ("enabled", 2, "2 is neither true nor false"),
     ("enabled", "maybe", "'maybe' is neither"),
     ("enabled", b"1", "b'1' is neither"),
@@ -128,7 +128,7 @@ def test_a_misspelt_setting_is_told_which_was_meant(name: str, tmp_path: Path) -
 
 
 def test_a_setting_like_no_other_is_told_all_of_them() -> None:
-    with pytest.raises(ConfigError, match="unknown setting 'zzz'; known are enabled, home"):
+    with pytest.raises(ConfigError, match="unknown setting 'zzz'; the settings are enabled, home"):
         prefeed.configure(zzz=1)
 
 
@@ -164,7 +164,7 @@ def test_a_text_without_quotes_is_told_to_be_quoted(value: str, tmp_path: Path) 
     ids=["DataLoader", "Objects", "ImageFolder", "read", "statistics", "DatasetCache", "CachedDataset"],
 )
 def test_settings_of_another_type_are_refused_at_once(call: Callable[[Any], Any], config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"config must be a prefeed\.Config, and is .*prefeed\.configure\("):
+    with pytest.raises(ConfigError, match=r"config must be a prefeed\.Config, not .*prefeed\.configure\("):
         call(config)
 
 
@@ -175,18 +175,18 @@ def test_settings_that_are_given_are_taken() -> None:
 
 @pytest.mark.parametrize("loader", [[1, 2, 3], None, "loader", iter([1])], ids=["list", "None", "text", "iterator"])
 def test_tune_and_doctor_take_loaders_only(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"prefeed\.tune takes a torch\.utils\.data\.DataLoader, and not "):
+    with pytest.raises(TypeError, match=r"prefeed\.tune takes a torch\.utils\.data\.DataLoader, not "):
         prefeed.tune(loader, budget=1)
-    with pytest.raises(TypeError, match=r"prefeed\.doctor takes a torch\.utils\.data\.DataLoader, and not "):
+    with pytest.raises(TypeError, match=r"prefeed\.doctor takes a torch\.utils\.data\.DataLoader, not "):
         prefeed.doctor(loader, print)
 
 
 def test_tune_and_doctor_take_steps_that_can_be_called_and_numbers() -> None:
     loader: Any = torch.utils.data.DataLoader([1, 2, 3])  # type: ignore[arg-type]
     for step in (None, 3):
-        with pytest.raises(TypeError, match=r"doctor takes a step that is called with each batch, and not"):
+        with pytest.raises(TypeError, match=r"doctor takes a step that is called with each batch, not"):
             prefeed.doctor(loader, step)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"tune takes a step that is called with each batch, and not 3"):
+    with pytest.raises(TypeError, match=r"tune takes a step that is called with each batch, not 3"):
         prefeed.tune(loader, 3)  # type: ignore[arg-type]
     for budget in (math.nan, "1", True):
         with pytest.raises(ValueError, match="budget must be a number of seconds"):
@@ -208,7 +208,7 @@ def test_generators_take_numbers_of_bytes_and_of_items(value: Any) -> None:
 
 @pytest.mark.parametrize("index", [slice(0, 2), 1.0, "1", None, [0, 1], np.array([0, 1])], ids=repr)
 def test_a_sample_is_asked_for_by_its_number(index: Any) -> None:
-    with pytest.raises(TypeError, match=r"a sample is asked for by its number, 0 to 2, and not by .*Subset"):
+    with pytest.raises(TypeError, match=r"a sample is asked for by its number, 0 to 2, not by .*Subset"):
         sample_index(index, 3)
 
 

@@ -72,7 +72,7 @@ def test_a_file_that_others_can_read_is_refused(home: Path, mode: int) -> None:
     path = written(home, {"url": "s3://p", "secret-key": HUSH})
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(mode)
-    with pytest.raises(CredentialsError, match=rf"nobody else can read.*mode 0{mode:o}\. Run chmod 600"):
+    with pytest.raises(CredentialsError, match=rf"no other user can read.*mode 0{mode:o}\. Run chmod 600"):
         options_for("s3://p", resolve())
 
 

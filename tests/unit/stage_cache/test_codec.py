@@ -369,7 +369,7 @@ def test_a_dataclass_with_other_fields_is_another(monkeypatch: pytest.MonkeyPatc
         facts: dict[str, Any] = field(default_factory=dict)
 
     replaced(monkeypatch, "Shape", Changed)
-    with pytest.raises(EntryFormatError, match="not the dataclass any more"):
+    with pytest.raises(EntryFormatError, match="no longer the same dataclass"):
         decode(entry)
 
 
