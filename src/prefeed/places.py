@@ -160,7 +160,7 @@ def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     if refused:
         say_once(
             f"{path.absolute()} names {', '.join(refused)}, which is ignored there: a file like it comes with any cloned repository; "
-            f" set {'it' if len(refused) == 1 else 'them'} in {user_file()}, by "
+            f"set {'it' if len(refused) == 1 else 'them'} in {user_file()}, by "
             f"PREFEED_{refused[0].upper()} or in a call"
         )
     return table

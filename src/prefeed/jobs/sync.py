@@ -230,7 +230,7 @@ class _Sync:
         other = self._folded.setdefault(path.casefold(), path)
         if other != path:
             raise JobError(
-                f"{other!r} and {path!r} of {self._origin.url} are one name in {self._place.url}, whose file system ignores case "
+                f"{other!r} and {path!r} of {self._origin.url} are one name in {self._place.url}, whose file system ignores case"
                 ": rename or --exclude one of them; nothing was deleted"
             )
 
@@ -418,7 +418,7 @@ class _Sync:
         if not self._num_listed and self._options.delete_dst:
             raise EmptyListingError(
                 f"{self._origin.url} has no objects to copy: nothing was deleted, because the source may not be mounted. "
-                " Check the source, and --exclude"
+                "Check the source, and --exclude"
             )
         if self._options.delete_dst and isinstance(self._origin, DirectoryPlace) and self._origin.broken_links:
             raise JobError(

@@ -222,7 +222,7 @@ class CacheStore:
             entries, on_disk, _ = self.statistics()
             taken = sum(tier.limit_bytes for tier in self._here.place.tiers) // 1024**2
             _log.info(
-                "prefeed: a cache of session %d is full: %d samples in %d MiB are kept, further samples are not; raise its size "
+                "prefeed: a cache of session %d is full: %d samples in %d MiB are kept, further samples are not; raise its size"
                 ", PREFEED_MEMORY or PREFEED_DISK",
                 self.name.session, entries + on_disk, taken,
             )  # fmt: skip

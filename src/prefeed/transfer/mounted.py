@@ -157,7 +157,7 @@ class MountRecord:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
             raise JobError(
                 f"{self.file} is damaged: {err}. It records the mounts of the last sync; remove it if everything below {self._names[SOURCE]} and "
-                f" {self._names[TARGET]} is mounted now",
+                f"{self._names[TARGET]} is mounted now",
                 path=str(self.file),
             ) from err
 
