@@ -41,7 +41,7 @@ def answer_beside() -> None:
             for name, reach in _REACH.items():
                 after_import(name, reach)
     except Exception as err:  # a program that only imports a library must not fail for us
-        _log.warning("prefeed: reads beside the loop are not answered: %s", err)
+        _log.warning("prefeed: reads outside samples do not use the cache: %s", err)
 
 
 def disable() -> None:

@@ -64,7 +64,7 @@ def parse_bytes(value: str | int) -> int:
     if number < 0:
         raise ConfigError(f"a size cannot be negative: {value!r}")
     if not unit and number != int(number):
-        raise ConfigError(f"{value!r} is no whole number of bytes; write the unit, as in {number:g}GiB")
+        raise ConfigError(f"{value!r} is not a whole number of bytes; write the unit, as in {number:g}GiB")
     size = int(number * _UNITS[unit])
     if size > EVERYTHING:
         raise ConfigError(f"{value!r} is more than any machine has; write it like 8GiB, 500MB or 4096")
@@ -89,13 +89,13 @@ def _number(value: object) -> float | int | None:
         ConfigError: It is True or False, not a number, or infinite.
     """
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-        raise ConfigError(f"{value!r} is no number; write one")
+        raise ConfigError(f"{value!r} is not a number; write one")
     if hasattr(value, "__index__"):
         return operator.index(value)
     if not isinstance(value, numbers.Real):  # numpy's are such
         return None
     if not math.isfinite(value):
-        raise ConfigError(f"{value!r} is no number that can be used here")
+        raise ConfigError(f"{value!r} is not a number that can be used here")
     number = float(value)
     return int(number) if number.is_integer() else number
 
@@ -194,7 +194,9 @@ def _metrics(value: str | int) -> str | None:
     if not (port.isascii() and port.isdigit() and int(port) <= MOST_PORT) or (
         ":" in host and host[0] + host[-1] != "[]"
     ):
-        raise ConfigError(f"{value!r} is no address for metrics; write a port, host:port, [::1]:port, or 0 for none")
+        raise ConfigError(
+            f"{value!r} is not an address for metrics; write a port, host:port, [::1]:port, or 0 for none"
+        )
     return f"{host or '127.0.0.1'}:{int(port)}"
 
 
@@ -209,7 +211,7 @@ def _pool(value: Any) -> str:
     for entry in found:
         if not re.fullmatch(r"/[^\s]+|(?:\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})", entry) or not _has_port(entry):
             raise ConfigError(
-                f"{entry!r} is no pool server; write host:port, [::1]:port, or the path of a unix socket, "
+                f"{entry!r} is not a pool server; write host:port, [::1]:port, or the path of a unix socket, "
                 "and commas between them"
             )
     return ",".join(found)
@@ -224,13 +226,13 @@ def _log_level(value: str | int) -> int:
         if 0 <= (number := _whole(value)) <= 4:
             return number
     raise ConfigError(
-        f"{value!r} is no log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"
+        f"{value!r} is not a log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"
     )
 
 
 def _path(value: str | os.PathLike[str]) -> Path:
     if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{value!r} is no path; write the name of a directory as text")
+        raise ConfigError(f"{value!r} is not a path; write the name of a directory as text")
     if not os.fspath(value):
         raise ConfigError("the path is empty; name a directory, or leave the setting out")
     return expanded(value)
@@ -238,7 +240,7 @@ def _path(value: str | os.PathLike[str]) -> Path:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{value!r} is no name of a file; write one as text")
+        raise ConfigError(f"{value!r} is not the name of a file; write one as text")
     return value
 
 
@@ -273,7 +275,7 @@ READS: Final = ("samples", "all")
 
 def _reads(value: Any) -> str:
     if value not in READS:
-        raise ConfigError(f"{value!r} is none of the reads that can be answered; write {' or '.join(READS)}")
+        raise ConfigError(f"{value!r} is not a choice of reads; write {' or '.join(READS)}")
     return str(value)
 
 
@@ -311,7 +313,7 @@ class Config:
         _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = no disk tier; auto = all but `disk_free`"
     )
     disk_dir: Path | None = _setting(
-        _optional_path, None, "directory of the disk tier, in which each node has one of its own; auto = in the home"
+        _optional_path, None, "directory of the disk tiers, with one subdirectory per node; auto = in the home"
     )
     disk_free: int | None = _setting(
         _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
@@ -322,14 +324,12 @@ class Config:
     )  # fmt: skip
     pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
     lookahead: int = _setting(_setting_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
-    max_in_flight: int = _setting(_count, 256, "most requests to one origin at a time")
+    max_in_flight: int = _setting(_count, 256, "maximum requests to one origin at a time")
     request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
     retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
     idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
     start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
-    port: int = _setting(
-        _port, 0, "TCP port on 127.0.0.1 that the server keeps for itself, without listening there; 0 = none"
-    )
+    port: int = _setting(_port, 0, "TCP port on 127.0.0.1 that the server reserves without listening there; 0 = none")
     log_level: int = _setting(
         _log_level, 1, "messages in the server's log: 0 everything, 1 info, 2 warnings, 3 errors, 4 fatal errors"
     )
@@ -339,35 +339,35 @@ class Config:
     )  # fmt: skip
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
     trust_samplers: bool = _setting(
-        parse_bool, False, "read every sampler ahead, not only those known to draw up front"
+        parse_bool, False, "read ahead with every sampler, not only with samplers known to draw their order up front"
     )
     roots: tuple[str, ...] | None = _setting(
         _paths, None, "directories, separated by `:`, whose files are cached when a dataset opens them by path; also "
         "sampleset://NAME; auto = every mounted network file system"
     )  # fmt: skip
     reads: str = _setting(
-        _reads, "samples", "which reads of files below the roots are answered: `samples` = those of samples; `all` = also those "
-        "beside the loop, in any thread or child, with `import prefeed.auto` and `prefeed run`"
+        _reads, "samples", "which reads of files below the roots use the cache: `samples` = reads while samples are made; `all` "
+        "= also all other reads, in any thread or child process, with `import prefeed.auto` and `prefeed run`"
     )  # fmt: skip
     max_object: int = _setting(
         parse_bytes,
         64 * MIB,
-        "files larger than this many bytes that a dataset opens by path are read past the cache",
+        "size in bytes above which files opened by path are read without the cache",
     )
     resident: bool = _setting(
-        parse_bool, True, "keep objects for the next epoch; 0 = free each as soon as it was consumed (read once)"
+        parse_bool, True, "keep objects for the next epoch; 0 = free each object once it is consumed (read once)"
     )
     revalidate: bool = _setting(
-        parse_bool, True, "ask per epoch whether files opened by path have changed; 0 = once per loader"
+        parse_bool, True, "check per epoch whether files opened by path have changed; 0 = once per loader"
     )
     listing_age: float = _setting(
-        _age, 0.0, "greatest age in seconds of a listing that a new dataset is made from; 0 = list when it is made; inf = the "
-        "first listing for ever"
+        _age, 0.0, "maximum age in seconds of the listing that a new dataset uses; 0 = list for each dataset; "
+        "inf = keep the first listing"
     )  # fmt: skip
     batch_buffers: int = _setting(
         _setting_bytes,
         GIB,
-        "bytes of shared memory that a loader keeps for its workers' batches and uses again; 0 = none",
+        "bytes of shared memory that a loader keeps and reuses for its workers' batches; 0 = none",
     )
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
     index: str = _setting(_name, "index.txt", "name of the index file on a plain HTTP server")
@@ -453,7 +453,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable.isupper() and name in SETTINGS:
             found[name] = environ[variable].strip()
         elif meant := near(name, SETTINGS):
-            say_once(f"{variable} is no setting, and not used; did you mean PREFEED_{meant.upper()}?")
+            say_once(f"{variable} is not a setting and is ignored; did you mean PREFEED_{meant.upper()}?")
     return found
 
 
@@ -533,8 +533,8 @@ def settings_of(config: Config | None) -> Config:
         return current()
     if not isinstance(config, Config):
         raise ConfigError(
-            f"config must be a prefeed.Config, and is {type(config).__name__}; to change settings of this process call "
-            "prefeed.configure(memory='8GiB'), whose result is one"
+            f"config must be a prefeed.Config, not {type(config).__name__}; "
+            "prefeed.configure(memory='8GiB') changes the settings of this process and returns one"
         )
     return config
 

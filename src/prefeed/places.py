@@ -129,7 +129,7 @@ def require_known(names: Collection[str], known: Collection[str], where: str = "
     if unknown:
         meant = near(unknown[0], known)
         hint = f"did you mean {meant!r}? " if meant else ""
-        raise ConfigError(f"{where}unknown setting {unknown[0]!r}; {hint}known are {', '.join(known)}")
+        raise ConfigError(f"{where}unknown setting {unknown[0]!r}; {hint}the settings are {', '.join(known)}")
 
 
 def near(name: str, known: Collection[str]) -> str:
@@ -159,8 +159,8 @@ def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     refused = [name for name in USER_SETTINGS if table.pop(name, None) is not None]
     if refused:
         say_once(
-            f"{path.absolute()} names {', '.join(refused)}, which is not taken from there: a file like it comes with any "
-            f"cloned repository; set {'it' if len(refused) == 1 else 'them'} in {user_file()}, by "
+            f"{path.absolute()} names {', '.join(refused)}, which is ignored there: a file like it comes with any cloned repository; "
+            f"set {'it' if len(refused) == 1 else 'them'} in {user_file()}, by "
             f"PREFEED_{refused[0].upper()} or in a call"
         )
     return table

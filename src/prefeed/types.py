@@ -181,7 +181,7 @@ class ReadCounts:
         hits: Reads that found their object in a tier.
         late: Reads that came while the object was being fetched ahead.
         misses: Reads of an object that nobody had asked for ahead of time.
-        direct_reads: Reads that went past the server to the origin (no server, no room).
+        direct_reads: Reads that bypassed the server (no server, no room).
         best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
             fits; None before the first plan.
     """

@@ -229,7 +229,7 @@ def test_case_4_port_without_a_value(admin: Admin) -> None:
 
 
 def test_case_5_unknown_option(admin: Admin) -> None:
-    admin.refuse("--not_exist_cmd", because="--not_exist_cmd is no argument")
+    admin.refuse("--not_exist_cmd", because="--not_exist_cmd is not an argument")
 
 
 def test_case_6_spill_directory_that_does_not_exist(admin: Admin, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_case_24_session_without_a_server(admin: Admin) -> None:
 
 
 def test_case_25_session_with_a_value(started: Admin) -> None:
-    started.refuse("-g", 1, because="1 is no argument")
+    started.refuse("-g", 1, because="1 is not an argument")
 
 
 # ------------------------------------------------------------ cases 26 to 30: destroying sessions

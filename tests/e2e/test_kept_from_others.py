@@ -163,7 +163,7 @@ def test_commands_take_no_credentials(
     arguments = [word.format(url) for word in words]
     result = CliRunner().invoke(cli, arguments if url in arguments else [*arguments, url])
     assert result.exit_code == 1, result.output
-    assert "credentials in it" in result.stderr
+    assert "contains credentials" in result.stderr
     assert "credentials.json" in result.stderr
     assert PASSWORD not in result.output
     assert "me@" not in result.output

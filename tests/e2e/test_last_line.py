@@ -73,7 +73,7 @@ def test_said_however_the_program_ends(run: Run, tmp_path: Path, end: str) -> No
     own, ours = run(program), run("-m", "prefeed", "run", "--root", str(file.parent), "--json", "o.json", program)
 
     opens = 3 + MORE.get(end, 0)
-    line = f"opens below {file.parent} went past the cache (open {opens} outside of samples)"
+    line = f"opens below {file.parent} bypassed the cache (open {opens} outside of samples)"
     assert (ours.returncode, ours.stdout) == (own.returncode, own.stdout)
     assert ours.stderr == f"{own.stderr}prefeed: torch was not imported; {opens} {line}\n"
     assert json.loads((tmp_path / "o.json").read_text())["past_the_cache"] == [
@@ -241,7 +241,7 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
         "IterableDataset has no order to know beforehand"
     )
     assert (
-        f"{NUM_IMAGES + 2} opens went past the cache (os.open {NUM_IMAGES} in samples, cv2.imread 1 outside" in said[1]
+        f"{NUM_IMAGES + 2} opens bypassed the cache (os.open {NUM_IMAGES} in samples, cv2.imread 1 outside" in said[1]
     )
     assert said[2].startswith("prefeed: waited ")
 
@@ -257,7 +257,7 @@ def test_one_within_another_is_part_of_it(run: Run, tmp_path: Path) -> None:
 
     said = [line for line in ended.stderr.splitlines() if line.startswith("prefeed: ")]
     assert len(said) == 1
-    assert said[0].endswith("went past the cache (open 1 outside of samples)")
+    assert said[0].endswith("bypassed the cache (open 1 outside of samples)")
 
 
 FIRST = """

@@ -173,7 +173,11 @@ def test_documents_are_understood(document: Path) -> None:
 WRONG = {
     "no list": (["--list", "val.txt"], "", "there is no val.txt below"),
     "a file that is missing": ([], "train/0000.jpg 0\ntrain/x.jpg 1\n", "names 1 of 2 .* 'train/x.jpg'"),
-    "a label that is no number": ([], "train/0000.jpg cat\n", "line 1: 'train/0000.jpg cat' is no path and integer"),
+    "a label that is no number": (
+        [],
+        "train/0000.jpg cat\n",
+        "line 1: 'train/0000.jpg cat' is not a path and an integer",
+    ),
     "too few classes": ([], "train/0000.jpg 9\n", "labels up to 9: give --class-num 10 or more"),
     "a negative label": ([], "train/0000.jpg -1\n", "labels below 0"),
 }

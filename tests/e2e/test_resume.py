@@ -226,7 +226,7 @@ def test_states_of_other_loaders_are_refused() -> None:
         prefeed.DataLoader(Numbers(20), batch_size=5).load_state_dict(state)
     with pytest.raises(ResumeError, match="num_batches 5, and this loader's is 6"):
         prefeed.DataLoader(Numbers(24), batch_size=4).load_state_dict(state)
-    with pytest.raises(ResumeError, match="no state of prefeed's DataLoader"):
+    with pytest.raises(ResumeError, match="not a state of prefeed's DataLoader"):
         prefeed.DataLoader(Numbers(20), batch_size=4).load_state_dict({"_snapshot": 1})
 
 

@@ -43,7 +43,7 @@ both_ways = pytest.mark.usefixtures("_both_ways")
 @pytest.mark.parametrize("dataset", [Objects, ImageFolder])
 def test_unknown_scheme(dataset: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"no source reads ftp:// \(in ftp://host/data\); known are a directory"
+        ValueError, match=r"no source reads ftp:// \(in ftp://host/data\); choose a directory"
     ) as caught:
         dataset("ftp://user:secret@host/data?token=1")
     assert isinstance(caught.value, errors.UnknownSchemeError)

@@ -138,7 +138,7 @@ def test_what_its_user_has_in_a_home_stays(root: Path, tmp_path: Path, monkeypat
         ManifestLibrary(home).forget(str(root))
     remove_deleted(resolve())
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
-    with pytest.raises(errors.JobConflictError, match=r"train\.json is no record"):
+    with pytest.raises(errors.JobConflictError, match=r"train\.json is not the record"):
         Records.of("", resolve()).claim(JobRecord(id="train", type="warmup"))
     assert (home / "jobs" / "train.json").exists()
 

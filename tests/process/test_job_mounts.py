@@ -478,7 +478,7 @@ def _commands(tmp_path: Path) -> None:
     for more in ((), ("-x",)):
         result = prefeed("job", "rmr", target, "a", "--yes", *more)
         assert result.exit_code == 1
-        assert f"{point}: something is mounted there" in result.output
+        assert f"{point}: it is a mount, which is not entered" in result.output
     spec = {"type": "rmr", "rmrOptions": {"url": str(target), "paths": ["a"]}}
     for name, option, phase in (("one", {}, "Failed"), ("two", {"one-file-system": False}, "Failed")):
         document = {
@@ -499,10 +499,10 @@ def _places_by_mounts(tmp_path: Path) -> None:
     bind(outside, source / "m")
     before = tree(source)
     for one, other in [(source, view / "sub"), (view / "sub", source), (view, source / "a" / "sub"), (source, outside)]:
-        with pytest.raises(JobSpecError, match="lie in one another"):
+        with pytest.raises(JobSpecError, match="overlap"):
             run(one, other, delete_dst=True, delete_src=True)
     for place in (view / "sub", outside):
-        with pytest.raises(CopyError, match="lie in one another"):
+        with pytest.raises(CopyError, match="overlap"):
             stage(StageRequest(url=str(source), place=place), resolve())
     assert tree(source) == before
 

@@ -474,7 +474,7 @@ def test_two_homes_cannot_have_one_disk_tier(
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     with monkeypatch.context() as other:
         other.setenv("PREFEED_HOME", str(sandbox.root / "other"))
-        with pytest.raises(ServerError, match="PREFEED_DISK_DIR of its own"):
+        with pytest.raises(ServerError, match="its own PREFEED_DISK_DIR"):
             start_server(resolve())
     wait_for(lambda: prefeed.statistics().disk.objects > 0, "the disk tier to be written")
     kill(server_pid())

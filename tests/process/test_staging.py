@@ -191,7 +191,7 @@ def test_a_second_run_waits_for_the_first_and_copies_nothing_again(server: FileS
         wait_for(lambda: len(copied_to(sandbox)) == len(FILES) - 1, "all files but one are copied")
         with command("stage", server.url) as second:
             assert second.stderr is not None
-            assert second.stderr.readline() == f"prefeed: process {first.pid} copies the same; waiting for it\n"
+            assert second.stderr.readline() == f"prefeed: process {first.pid} makes the same copy; waiting for it\n"
             with command("unstage", server.url) as third:
                 _, err = third.communicate(timeout=60)
             assert third.returncode == 1

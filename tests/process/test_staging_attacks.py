@@ -174,7 +174,7 @@ def _mounts(kind: str, sandbox_root: Path, place: Path) -> None:
         assert set(os.listdir(data / "a")) == {"b", "d", "x"}
         unmount(data / "a")
         (origin / "a/d").unlink()
-        with pytest.raises(CopyError, match=f"{data}/a: something is mounted there, which is not entered; stage again"):
+        with pytest.raises(CopyError, match=f"{data}/a: it is a mount, which is not entered; stage again"):
             staged(origin, place)
         assert tree(data / "a") == OUTSIDE
     for act in (lambda: staged(origin, place), lambda: unstage(record, resolve())):
@@ -214,7 +214,7 @@ def _untold(sandbox_root: Path, place: Path) -> None:
         make(tmpfs(record.data / "a/point"), OUTSIDE)
         with pytest.raises(CopyError, match="is a mount"):
             staged(origin, place)
-        with pytest.raises(CopyError, match="something is mounted"):
+        with pytest.raises(CopyError, match="it is a mount, which is not entered"):
             unstage(record, resolve())
         assert tree(record.data / "a/point") == OUTSIDE
         unmount(record.data / "a/point")

@@ -229,7 +229,7 @@ def test_room_is_not_asked_for_because_somebody_has_the_turn(caplog: pytest.LogC
                 assert not store.put(key_of(1 + index), memoryview(value_of(1, 1000)))
             assert store._here.place.tiers[0].limit_bytes == limit
             assert store.takes_more
-    said = [record.getMessage() for record in caplog.records if "not kept for now" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "not cached for now" in record.getMessage()]
     assert len(said) <= 1  # once a process
 
 
@@ -304,7 +304,7 @@ def test_who_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.bind(os.fspath(config.socket_path))
         listener.listen(0)
         waiting = []
-        with pytest.raises(ServerUnavailableError, match="lets nobody in"):
+        with pytest.raises(ServerUnavailableError, match="accepts no connections"):
             for _ in range(8):
                 reached = try_connect(config)
                 assert reached is not None

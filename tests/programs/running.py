@@ -42,7 +42,7 @@ class Program:
         num_scanned: Files that are read there first, before the loaders begin.
         is_endless: Its loader reads on when the last epoch has ended, as far as it comes.
         is_answered: Its reads can be answered from the cache.
-        past: What the last lines say of opens that went past the cache; empty: nothing.
+        past: What the last lines say of opens that bypassed the cache; empty: nothing.
         environment: What ``prefeed run`` needs to be told.
     """
 

@@ -52,7 +52,7 @@ PROGRAMS = {
         num_beside=3 * NUM_PAIRS + 10,
         num_scanned=2 * NUM_PAIRS,
         is_endless=True,
-        past="2 opens went past the cache (numpy.load 2 outside of samples)",  # of lists that it did not find
+        past="2 opens bypassed the cache (numpy.load 2 outside of samples)",  # of lists that it did not find
         environment=ALL,
     ),
     "lightning": Program(line=["lightning_module.py"], data="classes", epochs=(2, 2)),
@@ -63,7 +63,7 @@ PROGRAMS = {
         data="tokens",
         epochs=(),
         is_answered=False,
-        past="(fuse.slow) went past the cache (numpy.memmap 10 outside of samples)",
+        past="(fuse.slow) bypassed the cache (numpy.memmap 10 outside of samples)",
     ),
 }
 
@@ -157,7 +157,7 @@ def test_the_last_lines_count_the_files_of_the_program(name: str, runs: Runs) ->
     program, num_opens = PROGRAMS[name], runs["plain"].opens.total()
     for kind in ("cold", "warm"):
         assert program.past in runs[kind].said
-        assert ("went past the cache" in runs[kind].said) == bool(program.past)
+        assert ("bypassed the cache" in runs[kind].said) == bool(program.past)
         if not program.is_answered:
             assert f"prefeed: no DataLoader of torch's was used; {num_opens} opens below " in runs[kind].said
             continue

@@ -24,50 +24,50 @@ TIMES = ("request_timeout", "retry_deadline", "idle_timeout", "start_timeout", "
 
 BAD = [
     *((name, 8, "8 means 8 bytes; write the unit, as in 8GiB") for name in SIZES),
-    *((name, 8.5, "8.5 is no whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
-    ("max_object", 8.5, "8.5 is no whole number of bytes"),
+    *((name, 8.5, "8.5 is not a whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
+    ("max_object", 8.5, "8.5 is not a whole number of bytes"),
     ("memory", "8", "'8' means 8 bytes; write the unit, as in 8GiB, or 8B"),
-    ("memory", "8.5", "'8.5' is no whole number of bytes"),
-    ("memory", True, "True is no number"),
-    ("memory", np.True_, "is no number"),
+    ("memory", "8.5", "'8.5' is not a whole number of bytes"),
+    ("memory", True, "True is not a number"),
+    ("memory", np.True_, "is not a number"),
     ("memory", -1, "negative: -1"),
     ("memory", "-8GiB", "negative: '-8GiB'"),
-    ("memory", math.nan, "nan is no number that can be used"),
-    ("memory", math.inf, "inf is no number that can be used"),
+    ("memory", math.nan, "nan is not a number that can be used"),
+    ("memory", math.inf, "inf is not a number that can be used"),
     ("memory", 10**30, "more than any machine has"),
     ("memory", b"8GiB", "b'8GiB' is not a size; write it like 8GiB"),
     ("memory", Path("8GiB"), "is not a size"),
     ("memory", [8], "is not a size"),
     *((name, 2.7, "2.7 is not a whole number") for name in ("max_in_flight", "port")),
     *((name, "many", "'many' is not a whole number") for name in ("max_in_flight", "port")),
-    *((name, True, "True is no number") for name in ("max_in_flight", "port")),
+    *((name, True, "True is not a number") for name in ("max_in_flight", "port")),
     ("max_in_flight", 0, "must be at least 1, at most"),
     ("max_in_flight", 10**12, "must be at least 1, at most"),
     ("max_in_flight", b"5", "b'5' is not a whole number"),
-    ("max_in_flight", math.nan, "nan is no number"),
+    ("max_in_flight", math.nan, "nan is not a number"),
     ("log_level", "info", "write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"),
-    ("log_level", 5, "5 is no log level; write 0"),
-    ("log_level", True, "True is no log level; write 0"),
+    ("log_level", 5, "5 is not a log level; write 0"),
+    ("log_level", True, "True is not a log level; write 0"),
     *((name, "soon", "'soon' is not a number of seconds") for name in (*TIMES, "listing_age")),
     *((name, math.nan, "nan") for name in (*TIMES, "listing_age")),
     *((name, "nan", "'nan' is not a number of seconds") for name in (*TIMES, "listing_age")),
-    *((name, True, "True is no number") for name in (*TIMES, "listing_age")),
+    *((name, True, "True is not a number") for name in (*TIMES, "listing_age")),
     *((name, b"1", "b'1' is not a number of seconds") for name in (*TIMES, "listing_age")),
     *((name, -1, "negative: -1") for name in (*TIMES, "listing_age")),
     *((name, "inf", "at most 1,000,000,000 seconds") for name in TIMES),
     *((name, 10**30, "seconds") for name in TIMES),
-    *((name, 5, "5 is no path; write the name of a directory") for name in ("home", "memory_dir")),
-    *((name, b"/x", "b'/x' is no path") for name in ("home", "memory_dir", "disk_dir")),
-    *((name, Path, "is no path") for name in ("home", "memory_dir", "disk_dir")),
+    *((name, 5, "5 is not a path; write the name of a directory") for name in ("home", "memory_dir")),
+    *((name, b"/x", "b'/x' is not a path") for name in ("home", "memory_dir", "disk_dir")),
+    *((name, Path, "is not a path") for name in ("home", "memory_dir", "disk_dir")),
     *((name, "", "the path is empty") for name in ("home", "memory_dir")),
     ("roots", 5, "5 names no directories; write a list of paths"),
     ("roots", [5], "[5] names no directories"),
     ("pool", 5, "5 names no pool servers; write host:port"),
     ("pool", [5], "[5] names no pool servers"),
-    ("pool", "host", "'host' is no pool server"),
-    ("metrics", 8.5, "8.5 is no address"),
-    ("metrics", True, "True is no address"),
-    ("index", 5, "5 is no name of a file"),
+    ("pool", "host", "'host' is not a pool server"),
+    ("metrics", 8.5, "8.5 is not an address"),
+    ("metrics", True, "True is not an address"),
+    ("index", 5, "5 is not the name of a file"),
     ("enabled", 2, "2 is neither true nor false"),
     ("enabled", "maybe", "'maybe' is neither"),
     ("enabled", b"1", "b'1' is neither"),
@@ -128,7 +128,7 @@ def test_a_misspelt_setting_is_told_which_was_meant(name: str, tmp_path: Path) -
 
 
 def test_a_setting_like_no_other_is_told_all_of_them() -> None:
-    with pytest.raises(ConfigError, match="unknown setting 'zzz'; known are enabled, home"):
+    with pytest.raises(ConfigError, match="unknown setting 'zzz'; the settings are enabled, home"):
         prefeed.configure(zzz=1)
 
 
@@ -137,7 +137,7 @@ def test_a_misspelt_variable_is_named_once(caplog: pytest.LogCaptureFixture, mon
     for _ in range(2):
         resolve(environ={"PREFEED_LOOKAHED": "1GiB", "PREFEED_DOCTOR": "x", "PREFEED_AUTO": "1"}, toml_path=NO_TOML)
     assert [record.getMessage() for record in caplog.records] == [
-        "prefeed: PREFEED_LOOKAHED is no setting, and not used; did you mean PREFEED_LOOKAHEAD?"
+        "prefeed: PREFEED_LOOKAHED is not a setting and is ignored; did you mean PREFEED_LOOKAHEAD?"
     ]
 
 
@@ -164,7 +164,7 @@ def test_a_text_without_quotes_is_told_to_be_quoted(value: str, tmp_path: Path) 
     ids=["DataLoader", "Objects", "ImageFolder", "read", "statistics", "DatasetCache", "CachedDataset"],
 )
 def test_settings_of_another_type_are_refused_at_once(call: Callable[[Any], Any], config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"config must be a prefeed\.Config, and is .*prefeed\.configure\("):
+    with pytest.raises(ConfigError, match=r"config must be a prefeed\.Config, not .*prefeed\.configure\("):
         call(config)
 
 
@@ -175,18 +175,18 @@ def test_settings_that_are_given_are_taken() -> None:
 
 @pytest.mark.parametrize("loader", [[1, 2, 3], None, "loader", iter([1])], ids=["list", "None", "text", "iterator"])
 def test_tune_and_doctor_take_loaders_only(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"prefeed\.tune takes a torch\.utils\.data\.DataLoader, and not "):
+    with pytest.raises(TypeError, match=r"prefeed\.tune takes a torch\.utils\.data\.DataLoader, not "):
         prefeed.tune(loader, budget=1)
-    with pytest.raises(TypeError, match=r"prefeed\.doctor takes a torch\.utils\.data\.DataLoader, and not "):
+    with pytest.raises(TypeError, match=r"prefeed\.doctor takes a torch\.utils\.data\.DataLoader, not "):
         prefeed.doctor(loader, print)
 
 
 def test_tune_and_doctor_take_steps_that_can_be_called_and_numbers() -> None:
     loader: Any = torch.utils.data.DataLoader([1, 2, 3])  # type: ignore[arg-type]
     for step in (None, 3):
-        with pytest.raises(TypeError, match=r"doctor takes a step that is called with each batch, and not"):
+        with pytest.raises(TypeError, match=r"doctor takes a step that is called with each batch, not"):
             prefeed.doctor(loader, step)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"tune takes a step that is called with each batch, and not 3"):
+    with pytest.raises(TypeError, match=r"tune takes a step that is called with each batch, not 3"):
         prefeed.tune(loader, 3)  # type: ignore[arg-type]
     for budget in (math.nan, "1", True):
         with pytest.raises(ValueError, match="budget must be a number of seconds"):
@@ -208,7 +208,7 @@ def test_generators_take_numbers_of_bytes_and_of_items(value: Any) -> None:
 
 @pytest.mark.parametrize("index", [slice(0, 2), 1.0, "1", None, [0, 1], np.array([0, 1])], ids=repr)
 def test_a_sample_is_asked_for_by_its_number(index: Any) -> None:
-    with pytest.raises(TypeError, match=r"a sample is asked for by its number, 0 to 2, and not by .*Subset"):
+    with pytest.raises(TypeError, match=r"a sample is asked for by its number, 0 to 2, not by .*Subset"):
         sample_index(index, 3)
 
 

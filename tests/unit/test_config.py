@@ -156,8 +156,8 @@ def test_a_project_does_not_say_where_data_go(
         ("group", "mode 0664"),
         ("all", "mode 0646"),
         ("link", "belongs to user 12345"),
-        ("pipe", "is no file"),
-        ("directory", "is no file"),
+        ("pipe", "is not a file"),
+        ("directory", "is not a file"),
         ("loop", "symbolic links"),
     ],
 )
@@ -200,7 +200,9 @@ def test_auto_memory_is_the_default_again() -> None:
 
 
 def test_unknown_keyword_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting 'memroy'; did you mean 'memory'\? known are enabled, home"):
+    with pytest.raises(
+        ConfigError, match=r"unknown setting 'memroy'; did you mean 'memory'\? the settings are enabled, home"
+    ):
         resolve({"memroy": 1}, environ={}, toml_path=NO_TOML)
 
 

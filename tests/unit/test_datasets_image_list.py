@@ -102,7 +102,7 @@ def test_list_that_names_what_is_not_there(root: Path) -> None:
 @pytest.mark.parametrize("line", ["train/a b.png", "train/a b.png cat", "train/a b.png 1.5", "7"])
 def test_line_that_is_no_path_and_label(root: Path, line: str) -> None:
     (root / "train_list.txt").write_text(f"train/class1/001.png 1\n\n{line}\n")
-    with pytest.raises(BadListError, match=rf"train_list.txt, line 3: '{line}' is no path and integer") as raised:
+    with pytest.raises(BadListError, match=rf"train_list.txt, line 3: '{line}' is not a path and an integer") as raised:
         prefeed.datasets.ImageList(root)
     assert raised.value.details == {"line": 3}
 

@@ -226,5 +226,5 @@ def test_damage_is_an_error_with_the_path(
 
 
 def test_no_pack(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with pytest.raises(ObjectNotFoundError, match="no finished pack"):
+    with pytest.raises(ObjectNotFoundError, match="not a finished pack"):
         prefeed.datasets.Packed(tmp_path / "src")

@@ -33,7 +33,7 @@ def command(
     *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure prefeed beside the same work without it: all benchmarks, or those named.
+    """Measure the same work with and without prefeed: all benchmarks, or the named ones.
 
     Each starts its own server of pictures (nginx) and its own empty cache, runs its variants in turn, prints medians,
     and cleans up. With --json, prints one object per benchmark and line, with every run and the facts of this machine.

@@ -153,7 +153,7 @@ class PhasedProcess(Generic[Outcome]):
             BenchFailedError: It failed; the end of what it wrote is in the message.
         """
         if self._line() != _READY:
-            raise BenchFailedError(f"{self._name} said something else than that it is ready")
+            raise BenchFailedError(f"{self._name} did not say that it is ready")
 
     def begin(self, phase: Any) -> None:
         """Let it do the phase."""

@@ -49,20 +49,20 @@ cache_admin: the cache server of this node, by the commands of MindSpore's.
 
 One command:
   --start                            start the server
-  --stop                             stop it; what its sessions hold in memory is freed
-  --generate_session, -g             make a session; its id is the last word that is printed
-  --destroy_session, -d <id> [<id>]  drop sessions with all that they hold
-  --list_sessions                    list sessions and what their caches hold
+  --stop                             stop it and free the memory of its sessions
+  --generate_session, -g             make a session and print its id as the last word
+  --destroy_session, -d <id> [<id>]  drop sessions and their caches
+  --list_sessions                    list sessions and the contents of their caches
   --server_info                      show how the server was started
   --help                             show this
 
 Options:
-  --hostname, -h <host>    127.0.0.1 and no other; default: MS_CACHE_HOST, or 127.0.0.1
-  --port, -p <port>        which server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
+  --hostname, -h <host>    only 127.0.0.1; default: MS_CACHE_HOST, or 127.0.0.1
+  --port, -p <port>        port of the server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
 With --start:
   --workers, -w <number>   threads that fetch files, 1 to {MOST_WORKERS}; default: PREFEED_MAX_IN_FLIGHT, or that limit
-  --spilldir, -s <dir>     absolute path; what does not fit into memory goes there
-  --loglevel, -l <level>   0 everything to 4 what is fatal; default: GLOG_v, or 1"""
+  --spilldir, -s <dir>     absolute path for data that does not fit into memory
+  --loglevel, -l <level>   0 (everything) to 4 (fatal errors); default: GLOG_v, or 1"""
 
 
 class ArgumentsError(PrefeedError, ValueError):
@@ -179,7 +179,7 @@ def _start(arguments: Arguments, config: Config) -> list[str]:
         f"The cache server daemon has been created as process id {pid} and is listening on port {port}",
         "",
         "Recommendation:",
-        f"The server runs by itself from now on; what it has to say goes to {log}",
+        f"The server runs in the background; its log is {log}",
     ]
 
 
@@ -269,10 +269,10 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     """
     given = _sort_out(arguments)
     if "command" not in given:
-        raise ArgumentsError("no command was given; `cache_admin --help` lists them")
+        raise ArgumentsError("no command was given; `cache_admin --help` lists the commands")
     host = given.get("hostname", environ.get("MS_CACHE_HOST", LOCAL_HOST))
     if host != LOCAL_HOST:
-        raise ArgumentsError(f"host {host} cannot be used: the cache is on the host that it serves, {LOCAL_HOST}")
+        raise ArgumentsError(f"host {host} cannot be used: a cache serves only its own host, {LOCAL_HOST}")
     command = given["command"]
     spilldir = given.get("spilldir")
     loglevel = given.get("loglevel", environ.get("GLOG_v") if command == "start" else None)
@@ -308,7 +308,7 @@ def _sort_out(arguments: Sequence[str]) -> dict[str, str]:
                 raise ArgumentsError(f"{word} was given more than once")
             given[name] = _take_value(word, left)
         else:
-            raise ArgumentsError(f"{word} is no argument of cache_admin; `cache_admin --help` lists them")
+            raise ArgumentsError(f"{word} is not an argument of cache_admin; `cache_admin --help` lists the arguments")
     return given
 
 
@@ -333,9 +333,9 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise ArgumentsError(f"{name} {text!r} is not a whole number; it is {least} to {most}") from None
+        raise ArgumentsError(f"{name} {text!r} is not a whole number; use {least} to {most}") from None
     if not least <= number <= most:
-        raise ArgumentsError(f"{name} {number} is out of range: it is {least} to {most}")
+        raise ArgumentsError(f"{name} {number} is out of range: use {least} to {most}")
     return number
 
 
@@ -348,7 +348,7 @@ def _ratio(text: str | None) -> float | None:
         return None
     ratio = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not 0 < ratio <= 1:
-        raise ArgumentsError(f"memory_cap_ratio {text} is out of range: it is more than 0 and at most 1")
+        raise ArgumentsError(f"memory_cap_ratio {text} is out of range: use more than 0 and at most 1")
     return ratio
 
 
@@ -357,5 +357,5 @@ def _spill_directory(text: str) -> Path:
     if not directory.is_absolute():
         raise ArgumentsError(f"spilldir {text} is relative: name an absolute path")
     if not directory.is_dir():
-        raise ArgumentsError(f"spilldir {text} does not exist, or is no directory")
+        raise ArgumentsError(f"spilldir {text} does not exist, or is not a directory")
     return directory

@@ -33,7 +33,7 @@ _LEAVE_SECONDS: Final = 10.0
 
 @click.command(name="doctor", context_settings={"allow_interspersed_args": False})
 @click.option("--steps", type=click.IntRange(min=2), default=_DEFAULT_STEPS, show_default=True,
-              help="Steps of each trial that are timed.")  # fmt: skip
+              help="Steps to time in each trial.")  # fmt: skip
 @home_option
 @json_option
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
@@ -42,7 +42,7 @@ _LEAVE_SECONDS: Final = 10.0
 def command(
     steps: int, home: str | None, as_json: bool, as_module: bool, program: str, arguments: tuple[str, ...]
 ) -> None:
-    """Say whether a training program waits for data, for what, and what helps.
+    """Show whether a training program waits for data, for what, and what helps.
 
     PROGRAM is a Python script, with -m a module, or a command that starts Python, such as torchrun; it is not changed.
     Its training loop is fed for a minute or two: as it is, with one batch again and again, with its files in memory, its
@@ -168,7 +168,7 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
 
 def _measured(m: Measurement) -> Iterator[str]:
     workers = f"{m.loader.num_workers} workers" if m.loader.num_workers != 1 else "1 worker"
-    yield f"  {m.loader.dataset}, batches of {m.loader.batch_size:g}, {workers}, {m.loader.cores} cores: ms a batch"
+    yield f"  {m.loader.dataset}, batches of {m.loader.batch_size:g}, {workers}, {m.loader.cores} cores: ms per batch"
     noise = m.as_is.relative_error(max(1, m.loader.num_workers))
     rows: list[tuple[str, float | None, str]] = [
         ("as it is", m.as_is.step_seconds, f"± {noise:.0%}".replace("%", " %")),

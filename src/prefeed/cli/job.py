@@ -86,37 +86,50 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
 @command.command(cls=_InOrder)
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: as many as SRC answers well."
-)
+@click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to SRC.")
 @click.option("-u", "--update", is_flag=True, help="Replace an object in DST only when SRC has a newer one.")
-@click.option("-f", "--force-update", is_flag=True, help="Copy every object, whatever DST has.")
+@click.option("-f", "--force-update", is_flag=True, help="Copy every object, even if DST has it.")
 @click.option("--check", is_flag=True, help="Read and compare objects that look the same.")
 @click.option("--perms", is_flag=True, help="Keep modes and, as root, owners of files.")
 @click.option("--dirs", is_flag=True, help="Create empty directories, too.")
 @click.option("--dry", is_flag=True, help="Show what would be done.")
-@click.option("--delete-src", is_flag=True, help="Remove from SRC what DST has, byte for byte.")
-@click.option("--delete-dst", is_flag=True, help="Remove from DST what SRC does not have.")
+@click.option("--delete-src", is_flag=True, help="Remove objects from SRC once DST has the same bytes.")
+@click.option("--delete-dst", is_flag=True, help="Remove objects from DST that SRC does not have.")
 @click.option(
-    "--exclude", metavar="PATTERN", multiple=True, expose_value=False, help="Leave out; the first match counts."
+    "--exclude",
+    metavar="PATTERN",
+    multiple=True,
+    expose_value=False,
+    help="Exclude matching objects; the first match counts.",
 )
-@click.option("--include", metavar="PATTERN", multiple=True, expose_value=False, help="Take; the first match counts.")
+@click.option(
+    "--include",
+    metavar="PATTERN",
+    multiple=True,
+    expose_value=False,
+    help="Include matching objects; the first match counts.",
+)
 @click.option(
     "-x/ ", "--one-file-system/--no-one-file-system", "one_file_system", default=None,
-    help="Enter no mounts below SRC, delete in none below DST; or treat them as plain directories. "
-    "Default: copy from them, delete in none.",
+    help="Do not enter mounts below SRC or delete in mounts below DST; or treat mounts as "
+    "plain directories. Default: copy from mounts, delete in none.",
 )  # fmt: skip
 @click.option("-s", "--start", default="", metavar="KEY", help="First key.")
 @click.option("-e", "--end", default="", metavar="KEY", help="Last key.")
 @click.option(
-    "--bwlimit", "bwlimit_mbit", type=click.IntRange(min=0), default=0, metavar="MBIT", help="Most Mbit/s; 0: no limit."
+    "--bwlimit",
+    "bwlimit_mbit",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="MBIT",
+    help="Maximum Mbit/s; 0: no limit.",
 )
-@click.option("--no-https", is_flag=True, help="Speak to web servers without encryption.")
+@click.option("--no-https", is_flag=True, help="Connect to web servers without encryption.")
 @home_option
 @json_option
 @click.pass_context
 def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_json: bool, **given: Any) -> None:
-    """Copy to DST what SRC has and DST lacks, verified; the same command resumes after an interruption.
+    """Copy objects from SRC that DST lacks, and verify them; the same command resumes after an interruption.
 
     Patterns: * and ? stop at slashes, ** does not, dir/ is a directory, a leading slash is the root. Exits with 1 when
     something failed.
@@ -153,18 +166,18 @@ def sync(ctx: click.Context, /, source: str, target: str, home: str | None, as_j
 @command.command()
 @click.argument("url")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--strategy", type=click.Choice(STRATEGIES), default=SEQUENCE, show_default=True, help="The order.")
+@click.option(
+    "--strategy", type=click.Choice(STRATEGIES), default=SEQUENCE, show_default=True, help="Order of the objects."
+)
 @click.option("--seed", type=int, default=0, help="Seed of the random order.")
 @click.option("--partitions", type=click.IntRange(min=1), default=1, help="Number of nodes that share the work.")
 @click.option("--partition", type=click.IntRange(min=0), default=0, help="Number of this node among them, from 0.")
 @click.option(
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with paths, one per line, in the order wanted.",
+    help="File with paths, one per line, in the wanted order.",
 )
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: as many as URL answers well."
-)
+@click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to URL.")
 @click.option(
     "--refresh", is_flag=True, help="List the origin now, even if PREFEED_LISTING_AGE allows an older listing."
 )
@@ -196,11 +209,11 @@ def warmup(
 @click.argument("url")
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--all", "everything", is_flag=True, help="Remove everything below URL, instead of PATH.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry", is_flag=True, help="Show what would be removed.")
 @click.option(
     "-x/ ", "--one-file-system/--no-one-file-system", "one_file_system", default=True,
-    help="Leave what is mounted below URL, or remove it too. Default: leave it.",
+    help="Keep the contents of mounts below URL, or remove them too. Default: keep them.",
 )  # fmt: skip
 @home_option
 @json_option
@@ -211,7 +224,7 @@ def rmr(  # noqa: PLR0913 - one parameter an option
 ) -> None:  # fmt: skip
     """Remove data AT ITS ORIGIN: each PATH below URL, with everything in it.
 
-    Links are removed, not followed; mounts below a PATH stay. The cache frees what it holds of the data. Exits with 1
+    Links are removed, not followed; mounts below a PATH stay. The cache frees its objects of the data. Exits with 1
     when something is left.
     """
     place = located(url, config_of(home=home))
@@ -241,7 +254,7 @@ def rmr(  # noqa: PLR0913 - one parameter an option
 @home_option
 @json_option
 def clear(url: str | None, paths: tuple[str, ...], *, everything: bool, home: str | None, as_json: bool) -> None:
-    """Free what the memory and disk tiers hold of URL, or of each PATH below it.
+    """Free the objects of URL, or of each PATH below it, in the memory and disk tiers.
 
     The data at the origin is never touched.
     """
@@ -264,7 +277,7 @@ def clear(url: str | None, paths: tuple[str, ...], *, everything: bool, home: st
     "-f", "--filename", "file", required=True, metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="YAML documents of kind SampleJob; - is stdin.",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Run each job in a process of its own, and do not wait for it.")
+@click.option("--detach", is_flag=True, help="Run each job in its own process, and do not wait for it.")
 @click.option("--yes", is_flag=True, help="Do not ask before data is removed at its origin.")
 @home_option
 @json_option
@@ -288,7 +301,9 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
     else:
         for record in records:
             was = (
-                " before, and not run again; to run it again, give it another name" if 0 < record.finished < now else ""
+                " earlier, and was not run again; give it another name to run it again"
+                if 0 < record.finished < now
+                else ""
             )
             click.echo(printable(f"{record.id}: {record.phase}{was}{f': {record.message}' if record.message else ''}"))
     if any(record.phase == FAILED for record in records):
@@ -332,7 +347,7 @@ def terminate_jobs(names: tuple[str, ...], home: str | None, as_json: bool) -> N
 @click.argument("name")
 @click.pass_context
 def work(ctx: click.Context, name: str) -> None:
-    """Do a job that `apply --detach` has recorded; its set is named by the environment."""
+    """Run a job that `apply --detach` has recorded; the environment names its set."""
     with _ended_when_terminated(ctx):
         record = work_detached(name, os.environ.get("PREFEED_JOB_SET", ""), config_of(), _events())
     click.echo(printable(f"{record.id}: {record.phase}{f': {record.message}' if record.message else ''}"))
@@ -353,7 +368,7 @@ def _read(file: Path, config: Config) -> list[Job]:
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     documents = list(load_documents(text, str(file)))
     if not documents:
-        raise SpecError(f"{file} has no document in it")
+        raise SpecError(f"{file} contains no document")
     asked = [parse_job(document) for document in documents]
     for note in (note for one in asked for note in one.spec.notes):
         render.say(note)
@@ -410,7 +425,7 @@ def sync_lines(result: SyncResult, *, dry: bool) -> list[str]:
     copied = f"{format_count(result.num_copied, 'object')}, {format_bytes(result.bytes_copied)} {verb}"
     parts = [
         copied if dry else f"{copied} in {format_duration(result.seconds)}{rate}",
-        f"{result.num_skipped:,} there already",
+        f"{result.num_skipped:,} already there",
     ]
     for count, where in ((result.num_deleted_dst, "destination"), (result.num_deleted_src, "source")):
         if count:

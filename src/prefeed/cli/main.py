@@ -14,26 +14,26 @@ from prefeed.cli import failure
 from prefeed.errors import PrefeedError
 
 COMMANDS: Final = {
-    "clear": ("prefeed.cli.warm:clear", "Free what the cache holds of a URL, or all of it."),
-    "doctor": ("prefeed.cli.doctor", "Say whether a training program waits for data, and what helps."),
+    "clear": ("prefeed.cli.warm:clear", "Free the cached objects of a URL, or all objects."),
+    "doctor": ("prefeed.cli.doctor", "Show whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
-    "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and say how they are."),
+    "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and show their state."),
     "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
     "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
     "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
-    "stats": ("prefeed.cli.server:stats", "Show hits, misses and what the cache holds."),
+    "stats": ("prefeed.cli.server:stats", "Show hits, misses and the contents of the cache."),
     "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
     "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
-    "unstage": ("prefeed.cli.stage:unstage_command", "Remove what `prefeed stage` copied."),
+    "unstage": ("prefeed.cli.stage:unstage_command", "Remove copies that `prefeed stage` made."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }
 """Name: (module, with a ``command`` or what is named behind it, one line for ``prefeed --help``)."""
 
 
 FROM_BENCH: Final = {
-    "bench": "Measure prefeed beside the same work without it.",
+    "bench": "Measure the same work with and without prefeed.",
     "demo": "Train on a slow object store, with and without prefeed.",
 }
 """Name: one line for ``prefeed --help``; of the commands that another distribution, prefeed-bench, brings."""
@@ -82,7 +82,7 @@ def _not_installed(name: str) -> click.Command:
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(installed_version("prefeed"), prog_name="prefeed", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Log what is done; -vv adds details and tracebacks.")
+@click.option("-v", "--verbose", count=True, help="Log each step; -vv adds details and tracebacks.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
     """A read-ahead cache that all training processes of a machine share: it asks your sampler which files come next, and loads them before the workers need them.

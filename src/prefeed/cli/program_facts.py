@@ -202,7 +202,7 @@ def _served(facts: ProgramFacts) -> str:
     if refused:
         text += f"{';' if served else ','} {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
     if unseen:
-        text += f"{';' if served or refused else ','} {len(unseen)} iterated past prefeed: {_listed([one['name'] for one in unseen])}"
+        text += f"{';' if served or refused else ','} {len(unseen)} iterated without prefeed: {_listed([one['name'] for one in unseen])}"
     return text
 
 
@@ -219,7 +219,7 @@ def _files(facts: ProgramFacts) -> str:
             for one in facts["past_the_cache"]
         ]
         where = "" if parts else f" below {facts['roots']}"
-        parts.append(f"{_number(opens, 'open')}{where} went past the cache ({_listed(calls, most=_MOST_CALLS)})")
+        parts.append(f"{_number(opens, 'open')}{where} bypassed the cache ({_listed(calls, most=_MOST_CALLS)})")
     return ", ".join(parts)
 
 

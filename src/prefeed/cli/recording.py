@@ -63,7 +63,7 @@ def require_writable(file: Path) -> None:
     """
     path = os.path.realpath(file)
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "it is a directory" if os.path.isdir(path) else "it is no file")
+        raise OSError(errno.EINVAL, "it is a directory" if os.path.isdir(path) else "it is not a file")
     descriptor, made = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
     os.close(descriptor)
     os.unlink(made)

@@ -105,10 +105,10 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
     bound = "" if s.best_hit_ratio is None else f"   best possible {format_ratio(s.best_hit_ratio)}"
     rows = [
         ("hit ratio", f"{format_ratio(s.hit_ratio)}{bound}"),
-        ("hits", _with_share(s.hits, reads, "in the cache when asked for")),
-        ("late", _with_share(s.late, reads, "in flight when asked for")),
-        ("misses", _with_share(s.misses, reads, "not asked for ahead of time")),
-        ("direct reads", _with_share(s.direct_reads, reads, "went past the server to the origin")),
+        ("hits", _with_share(s.hits, reads, "in the cache when requested")),
+        ("late", _with_share(s.late, reads, "in flight when requested")),
+        ("misses", _with_share(s.misses, reads, "not prefetched")),
+        ("direct reads", _with_share(s.direct_reads, reads, "bypassed the server")),
         ("memory tier", f"{format_bytes(used)} of {format_bytes(s.budget_bytes)} ({_share(used, s.budget_bytes)})"),
         ("  resident", f"{format_count(s.resident_objects, 'object')}, {format_bytes(s.resident_bytes)}"),
         ("  transient", f"{format_count(s.transient_objects, 'object')}, {format_bytes(s.transient_bytes)}"),
@@ -165,7 +165,7 @@ def _pool_rows(pool: PoolCounts) -> list[Row]:
         rows.append(
             (
                 "  failures",
-                f"{format_count(pool.failures, 'time')} a server did not answer in time, or not as memcached does",
+                f"{format_count(pool.failures, 'time')} a server did not answer in time, or gave a wrong answer",
             )
         )
     if pool.corrupt:
@@ -190,7 +190,7 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
         rows.append(
             (
                 "  not kept",
-                f"{format_count(counts.not_kept, 'sample')}: a process kept the turn to write; is one suspended?",
+                f"{format_count(counts.not_kept, 'sample')}: a process held the write lock; is one suspended?",
             )
         )
     return rows

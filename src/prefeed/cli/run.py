@@ -43,7 +43,7 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
-    help="Write what the last line says to FILE, as one JSON object.",
+    help="Write the facts of the last line to FILE, as one JSON object.",
 )  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors: no reports and no last line.")
 @click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
@@ -58,7 +58,7 @@ def command(
 
     PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
     Python, such as torchrun. Everything after it belongs to the program. Programs that it starts in turn are served as well.
-    At its end, a summary says what was served, from where, and how long the program waited.
+    At its end, a summary shows the files that were served, from where, and how long the program waited.
     """
     given: dict[str, Any] = dict(settings)
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
@@ -95,7 +95,7 @@ def _record(line: list[str], config: Config, *, json_file: Path | None, quiet: b
     if is_within_another(os.environ):
         if json_file is not None:
             raise click.UsageError(
-                "this is part of another `prefeed run`, which says the last line; give --json to that one"
+                "this runs inside another `prefeed run`, which prints the last line; give --json to that one"
             )
         return Record("")
     if quiet and json_file is None:

@@ -54,10 +54,10 @@ def command() -> None:
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: bool) -> None:
-    """Record what FILE asks for, and set it up.
+    """Record the sample sets of FILE, and set them up.
 
-    FILE holds documents of kind SampleSet, and of kind Secret for those who need one. Without --wait a process in the
-    background lists and copies; `prefeed sampleset get` says how far it is. Exits with 1 when, with --wait, a set has not
+    FILE holds documents of kind SampleSet, and of kind Secret for sets that need one. Without --wait a process in the
+    background lists and copies; `prefeed sampleset get` shows its progress. Exits with 1 when, with --wait, a set has not
     become ready. Applied again, a set resumes where it is.
     """
     config = config_of(home=home)
@@ -91,7 +91,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
 @home_option
 @json_option
 def get(name: str | None, home: str | None, as_json: bool) -> None:
-    """Show all sample sets, or one: how much of it is cached, what it may take, and its phase."""
+    """Show all sample sets, or one: how much of it is cached, its limits, and its phase."""
     config = config_of(home=home)
     sets = [find(name, config)] if name else [found for found in _all(config) if found is not None]
     seen = [(found, observe(found, config)) for found in sets]
@@ -111,7 +111,7 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
         render.print_json(described_object(found, status, explained))
         return
     render.print_rows(found.name, described_rows(found, status, now=time.time()))
-    render.print_lines(["  what its document says", *explained_lines(explained)])
+    render.print_lines(["  its document", *explained_lines(explained)])
 
 
 @command.command(name="delete")
@@ -132,7 +132,7 @@ def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
 @home_option
 @click.pass_context
 def bring_up_(ctx: click.Context, name: str, changed: bool, home: str | None) -> None:
-    """Do what `apply` began: in a process of its own, whose output is the set's log."""
+    """Finish the work of `apply` in its own process, whose output is the set's log."""
     config = config_of(home=home)
     progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed)
     if progress.error:
@@ -298,7 +298,7 @@ def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> 
         ("read at", printable(found.read_url)),
         ("total", _total(status)),
         ("cached", _cached(status)),
-        ("nodes", f"{status.num_ready} of {status.partitions} that this node knows of"),
+        ("nodes", f"{status.num_ready} of {status.partitions} known to this node"),
         ("server", f"process {status.pid}" if status.pid else "none runs; the first reader starts it"),
         ("home", str(found.home)),
     ]

@@ -20,7 +20,7 @@ _ANSWER_SECONDS: Final = 5.0
 def command() -> None:
     """Start, stop and inspect the node server.
 
-    One server per user and node fills the cache for every training process there. The first loader starts it by itself;
+    One server per user and node fills the cache for every training process there. The first loader starts it;
     these commands start it earlier or elsewhere, and stop it.
     """
 
@@ -55,10 +55,10 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
 @json_option
 @click.pass_context
 def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Stop the node server and wait until it is gone and its memory is free.
+    """Stop the node server and wait until it has ended and its memory is free.
 
-    One that does not answer, because it is busy or suspended, is resumed and told to end, and killed after 10 seconds.
-    Training goes on: readers find the data at its origin.
+    A server that does not answer, because it is busy or suspended, is resumed and told to end, and killed after
+    10 seconds. Training continues: readers find the data at its origin.
     """
     missing_server_exits(ctx)
     ended = backend_of(ctx).stop(node_config_of(home))
@@ -66,7 +66,7 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
         render.print_json({"pid": ended.pid, "stopped": True, "killed": ended.killed})
     elif ended.killed:
         render.print_lines(
-            [f"server {ended.pid} killed: it did not answer; the next server takes over what it had in memory"]
+            [f"server {ended.pid} killed: it did not answer; the next server takes over its memory tier"]
         )
     else:
         render.print_lines([f"server {ended.pid} stopped"])
@@ -105,10 +105,10 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def stats(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Show hits, misses and what the cache holds.
+    """Show hits, misses and the contents of the cache.
 
-    Counts are since the server started. Beside the measured hit ratio stands the most that any policy could reach
-    with this much memory.
+    Counts begin when the server starts. The best hit ratio without read-ahead with this much memory is shown beside
+    the measured one.
     """
     missing_server_exits(ctx)
     with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:

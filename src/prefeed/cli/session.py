@@ -13,8 +13,8 @@ from prefeed.cli.options import config_of, home_option, json_option, missing_ser
 def command() -> None:
     """Make, list and drop sessions of stage caches.
 
-    A session groups the caches of one or more pipelines: those that name the same session share what is the same below
-    their caches. Session 0 is the default one; it is always there, and gives way when others need the room.
+    A session groups the caches of one or more pipelines: pipelines that name the same session share the samples of
+    equal stages. Session 0 is the default one; it always exists, and gives way when others need the memory.
     """
 
 
@@ -34,7 +34,7 @@ def new(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Show all sessions with their caches: how many samples are held, how large they are, how often they were found."""
+    """Show all sessions with their caches: number of samples, their size, and how often they were found."""
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config_of(home=home), autostart=False) as client:
         sessions = client.list_sessions()
@@ -47,7 +47,7 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def drop(ctx: click.Context, sessions: tuple[int, ...], home: str | None, as_json: bool) -> None:
-    """Remove sessions with all that their caches hold, in memory and on disk.
+    """Remove sessions and their caches, in memory and on disk.
 
     Training that uses them continues, and recomputes its samples. When one of the sessions does not exist, none is removed.
     """

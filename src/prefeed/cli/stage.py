@@ -59,7 +59,7 @@ _MEANINGS: Final = {
     "--order", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="File with paths, one per line, to copy first when not everything fits. Default: small files first.",
 )  # fmt: skip
-@click.option("--partial", is_flag=True, help="Copy a part of an object store when not everything fits.")
+@click.option("--partial", is_flag=True, help="Allow a partial copy of an object store that does not fit.")
 @click.option("--list", "list_only", is_flag=True, help="List the copies.")
 @home_option
 @json_option
@@ -69,9 +69,9 @@ def command(
 ) -> None:  # fmt: skip
     """Copy a data set into memory or onto a fast disk, and print the path to train from.
 
-    SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and renews what
-    has changed at the origin. When a directory does not fit, the files that do are copied and the others are symbolic
-    links to it, so that every path can be read. Exits with 1 when a file could not be copied.
+    SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and copies
+    again files that have changed at the origin. When a directory does not fit, the files that do are copied and the
+    others are symbolic links to it, so that every path can be read. Exits with 1 when a file could not be copied.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)
@@ -89,7 +89,7 @@ def command(
         allow_partial=partial,
     )
     if to == MEMORY and not is_tmpfs(request.place):
-        render.say(f"{request.place} is not a tmpfs: the copy will lie on disk")
+        render.say(f"{request.place} is not a tmpfs: the copy will be on disk")
     try:
         result = _staged(request, config, as_json=as_json)
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def _print_result(result: StageResult, *, as_json: bool) -> None:
 
 
 def _say_waiting(pid: int) -> None:
-    render.say(f"process {pid} copies the same; waiting for it")
+    render.say(f"process {pid} makes the same copy; waiting for it")
 
 
 @click.command(name="unstage")
@@ -151,10 +151,10 @@ def _say_waiting(pid: int) -> None:
 @json_option
 @click.pass_context
 def unstage_command(ctx: click.Context, what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
-    """Remove what `prefeed stage` copied.
+    """Remove copies that `prefeed stage` made.
 
-    SRC is the origin, PATH what `prefeed stage` printed. All that lies below PATH goes, also what other programs have put
-    there. The data at the origin is never touched, nor is anything outside of the copy.
+    SRC is the origin, PATH the path that `prefeed stage` printed. Everything below PATH is removed, including files of
+    other programs. Neither the data at the origin nor anything else outside the copy is touched.
     """
     if (what is None) != everything:
         raise click.UsageError("give either SRC, a PATH or --all")
@@ -179,10 +179,10 @@ def plan_lines(plan: StagePlan, *, place: str) -> list[str]:
         lines.append(
             f"{fits:,} of {format_count(plan.num_objects, 'file')} "
             f"({format_bytes(plan.total_bytes - plan.left_bytes)} of {format_bytes(plan.total_bytes)}) fit in {place}: "
-            f"{plan.why}; {rest}; each GiB saves {format_count(plan.opens_per_gib, 'open')} an epoch"
+            f"{plan.why}; {rest}; each GiB saves {format_count(plan.opens_per_gib, 'open')} per epoch"
         )
     if plan.num_removed:
-        lines.append(f"{format_count(plan.num_removed, 'file')} removed from the copy: the origin has them no more")
+        lines.append(f"{format_count(plan.num_removed, 'file')} removed from the copy: the origin no longer has them")
     return lines
 
 
@@ -193,7 +193,7 @@ def result_lines(result: StageResult) -> list[str]:
     rate = f" ({summary.num_copied / seconds:,.0f} files/s, {format_bytes(summary.bytes_copied / seconds)}/s)"
     took = f"{format_bytes(summary.bytes_copied)} copied in {format_duration(summary.seconds)}{rate}"
     copied = f"{format_count(summary.num_copied, 'file')}, {took}" if summary.num_copied else "nothing copied"
-    held = f"{format_count(record.num_files, 'file')}, {format_bytes(record.bytes)} are there"
+    held = f"{format_count(record.num_files, 'file')}, {format_bytes(record.bytes)} in the copy"
     linked = f", {format_count(record.num_linked, 'link')} to the origin" if record.num_linked else ""
     lines = [f"{copied}; {held}{linked}"]
     if summary.full is not None:

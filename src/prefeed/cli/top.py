@@ -50,8 +50,8 @@ _MOST_SHARE: Final = 0.05
 def command(ctx: click.Context, once: bool, interval: float, home: str | None, as_json: bool) -> None:
     """Watch tiers, plans, rates and waits live.
 
-    The server is only looked at, and never started: without one, this waits until there is one. Rates are those
-    between two looks, also with --once and --json.
+    This never starts a server: without one, it waits until there is one. Rates are measured between two updates, also
+    with --once and --json.
     """
     config = node_config_of(home)
     with ServerSource(backend_of(ctx), config) as source:

@@ -30,19 +30,19 @@ from prefeed.cli.top_view import (
 )
 
 HELP: Final = """\
-q  quit        p  pause, and go on
-s  sort plans: as they came, by progress, by speed, by waiting
+q  quit        p  pause or resume
+s  sort plans: by arrival, by progress, by speed, by waiting
 ?  this page; any key closes it
 
-Tiers     what is held of what may be held
-Rates     over the last second; the chart goes back two minutes
-Plans     position: objects that the loop has, of all of its epoch
-          hits: found in a tier when asked for, since the start
-          best: the most that any policy could reach with this budget
+Tiers     bytes held, and the limit
+Rates     over the last second; the chart shows two minutes
+Plans     position: objects that the loop has received, of its epoch
+          hits: found in a tier when requested, since the start
+          best: best hit ratio without read-ahead, with this budget
           waited: share of its last epoch that the loop waited for data
-Waiting   5 % and more is worth `prefeed doctor`
+Waiting   at 5 % or more, run `prefeed doctor`
 
-The server is only looked at, and never started."""
+This view never starts a server."""
 
 
 class Looked(Message):

@@ -164,7 +164,7 @@ def tier_rows(statistics: Statistics) -> list[TierRow]:
     """Return the tiers that this node has itself."""
     s = statistics
     objects = s.resident_objects + s.transient_objects
-    remark = f"{s.transient_objects:,} in passing" if s.transient_objects else ""
+    remark = f"{s.transient_objects:,} transient" if s.transient_objects else ""
     used = s.resident_bytes + s.transient_bytes
     rows = [TierRow(name="memory", bytes=used, budget_bytes=s.budget_bytes, objects=objects, remark=remark)]
     disk = s.disk
@@ -275,7 +275,7 @@ def sections(history: History, *, width: int, sort: Sort = "order") -> list[Sect
     width = max(width, NARROWEST)
     sample = history.sample
     if sample is None:
-        return [Section("trouble", "", (Text(history.trouble, style="yellow"), Text("looking again", style="dim")))]
+        return [Section("trouble", "", (Text(history.trouble, style="yellow"), Text("trying again", style="dim")))]
     statistics = sample.statistics
     return [
         Section("tiers", "Tiers", _cut(_tiers(statistics), width)),

@@ -51,11 +51,11 @@ def command(*, budget: float, device: str | None, as_json: bool, target: str, ar
     """Find the fastest settings of a DataLoader, by trials.
 
     TARGET is module:make_loader, with a module that can be imported from the working directory, or train.py:make_loader.
-    The function returns a DataLoader, or a loader and a step: a function that is given a batch, and trains. What follows
-    TARGET are its arguments, as text; they are in sys.argv, too.
+    The function returns a DataLoader, or a loader and a step: a function that is given a batch, and trains. The words
+    after TARGET are its arguments, as text; they are in sys.argv, too.
 
     Tries numbers of workers, of batches made ahead, pinned memory, threads and lookahead for as long as the budget lasts, and
-    prints the line to paste, or says to leave it when the gain is within the noise.
+    prints the line to paste, or advises no change when the gain is within the noise.
     """
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), _users_errors(target):
         loader, step = _loader_and_step(target, arguments)
@@ -80,7 +80,9 @@ def _users_errors(target: str) -> Iterator[None]:
         told = traceback.TracebackException.from_exception(err)
         _leave_out_ours(told)
         click.echo("".join(told.format()), nl=False, err=True)
-        click.echo(f"prefeed: nothing was tuned: what {target} made or called raised {type(err).__name__}", err=True)
+        click.echo(
+            f"prefeed: nothing was tuned: {target}, its loader or its step raised {type(err).__name__}", err=True
+        )
         ctx.exit(EXIT_FAILED)
 
 
@@ -102,7 +104,7 @@ def _loader_and_step(target: str, arguments: tuple[str, ...]) -> tuple[Any, Call
     made = _call(_function(_module(place), name, target), arguments, target)
     loader, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not hasattr(loader, "num_workers") or not (step is None or callable(step)):
-        raise click.UsageError(f"{target} returned {_kinds(made)}, and not a DataLoader, or a loader and a step")
+        raise click.UsageError(f"{target} returned {_kinds(made)}; return a DataLoader, or a loader and a step")
     return loader, step
 
 

@@ -45,7 +45,7 @@ def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_js
 @json_option
 @click.pass_context
 def clear(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
-    """Free what the cache holds of a URL, or all of it.
+    """Free the cached objects of a URL, or all objects.
 
     URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Stage caches stay too: `prefeed session drop` removes those.
     Objects in a pool stay as well: other nodes use them, and they are never out of date.

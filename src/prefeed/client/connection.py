@@ -62,7 +62,8 @@ def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
         if wanted != SETTINGS[name].default and str(wanted) != running and name not in _said:
             _said.add(name)
             _log.warning(
-                "prefeed: the node server runs with %s = %s, not %s, until it is stopped (`prefeed server stop`)",
+                "prefeed: the node server runs with %s = %s; this process asked for %s; restart it to "
+                "change that (`prefeed server stop`)",
                 name, running, wanted,
             )  # fmt: skip
 
@@ -74,8 +75,8 @@ def _require_same_places(config: Config, welcome: m.Welcome) -> None:
     ):  # fmt: skip
         if any(place) and place_of(path) != place:
             raise ServerError(
-                f"the node server keeps its cache in {path}, and that is another directory in this mount namespace "
-                f"(another container): share it, or set another {setting} here"
+                f"the node server keeps its cache in {path}, which is another directory in this mount namespace (another "
+                f"container): share that directory, or set another {setting} here"
             )
 
 
@@ -233,7 +234,7 @@ class Connection:
             if len(self._unsent) > _MOST_UNSENT_BYTES:
                 pid = peer_process(self._sock)[0]
                 raise ServerBusyError(
-                    f"the node server (pid {pid}) takes no more messages: it is busy, or suspended", pid=pid
+                    f"the node server (pid {pid}) accepts no messages: it is busy, or suspended", pid=pid
                 )
             self._unsent += encode(message)
             self._flush_nowait()
@@ -343,7 +344,7 @@ class Connection:
         if isinstance(err, TimeoutError) and self.is_alive():
             pid = peer_process(self._sock)[0]
             return ServerBusyError(
-                f"the node server (pid {pid}) runs and does not answer: nothing came for {self._sock.gettimeout():g} s; it is busy, "
+                f"the node server (pid {pid}) runs and does not answer: no message came for {self._sock.gettimeout():g} s; it is busy, "
                 "or suspended; `prefeed server stop` ends it",
                 pid=pid,
             )

@@ -288,7 +288,7 @@ class Consumer:
         was_busy, self._is_busy = self._is_busy, True
         if not was_busy:
             _log.warning(
-                "prefeed: %s; training goes on meanwhile, and what is not in memory comes from the origin", str(err)
+                "prefeed: %s; training continues, and objects that are not in memory are read from the origin", str(err)
             )
 
     def _lose(self, connection: Connection, *, is_gone: bool = True) -> None:
@@ -298,7 +298,9 @@ class Consumer:
                 self._connection = None
         connection.close()
         if was_there and is_gone:
-            _log.warning("prefeed: the node server is gone; what it does not hold is read from the origin meanwhile")
+            _log.warning(
+                "prefeed: the node server is gone; until another one runs, objects that are not in memory are read from the origin"
+            )
         self._recover_in_background()
 
     def _recover_in_background(self) -> None:

@@ -74,7 +74,7 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     if dataset.manifest.grows:
         Catalogue.open(Path(opened.manifest_dir), dataset.manifest.uid)
         if opened.uid not in ("", dataset.manifest.uid):
-            raise StoreFormatError(f"{opened.manifest_dir} is another catalogue on the server than here")
+            raise StoreFormatError(f"{opened.manifest_dir} is a different catalogue on the server")
     return replace(
         dataset,
         number=opened.dataset,

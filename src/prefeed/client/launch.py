@@ -64,7 +64,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
             connect_in(place, sock)
         except BlockingIOError as err:
             sock.close()
-            raise ServerBusyError("the node server lets nobody in: it is busy, or suspended") from err
+            raise ServerBusyError("the node server accepts no connections: it is busy, or suspended") from err
         except OSError:  # nobody listens there, or somebody else does
             sock.close()
         else:

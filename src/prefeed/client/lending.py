@@ -149,7 +149,7 @@ class PartCosts:
         part, whole = (format_bytes(num / self.opens) for num in (self.read_bytes, self.opened_bytes))
         return (
             f"its samples read parts of large files, {part} of {whole} on average: a part took {format_seconds(cache)} through "
-            f"the cache and takes {format_seconds(origin)} where the file lies"
+            f"the cache and takes {format_seconds(origin)} from the file"
         )
 
 

@@ -469,7 +469,7 @@ class ObjectReader:
         try:
             data = self._read_direct(object_id)
         except AccessDeniedError as err:
-            both = f"{err.message} (this process was refused, and so was the node server before it: {refusal.message})"
+            both = f"{err.message} (the node server was refused before: {refusal.message})"
             raise type(err)(both, **err.details) from err
         now = time.monotonic()
         if now - self._renewed_at >= _RENEW_SECONDS and is_of_store(self.dataset.manifest.url):

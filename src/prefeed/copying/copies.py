@@ -232,7 +232,7 @@ def held(directory: Path) -> Iterator[RootedDir]:
         except BlockingIOError as err:
             pid = holder_of(directory)
             raise CopyInUseError(
-                f"process {pid} works at {directory}; wait until it is done, or stop it", path=str(directory), pid=pid
+                f"process {pid} is using {directory}; wait until it is done, or stop it", path=str(directory), pid=pid
             ) from err
         yield own
 
@@ -266,7 +266,7 @@ def holder_of(directory: Path) -> int:
 def _make(directory: Path) -> None:
     own = directory.parent
     if not own.parent.is_dir():
-        raise CopyError(f"{own.parent} is no directory; make it, or mount the disk that it stands for")
+        raise CopyError(f"{own.parent} is not a directory; make it, or mount its disk")
     try:
         own.mkdir(mode=0o700, exist_ok=True)
         require_private(own)

@@ -69,7 +69,7 @@ def plan_room(found: MachineRoom) -> tuple[int, str]:
         bounds.append(found.memory.spare_bytes(before_a_kill=True))
     least, why = min(bounds)
     if found.cache_bytes:
-        least, why = least - found.cache_bytes, f"{why}, and the node cache counts on {in_gib(found.cache_bytes)}"
+        least, why = least - found.cache_bytes, f"{why}, and the node cache may take {in_gib(found.cache_bytes)}"
     return max(0, least), why
 
 
@@ -98,15 +98,13 @@ class Ledger:
         wanted = room_of(size_bytes)
         with self._lock:
             if wanted > self._left_bytes:
-                raise TargetFullError(
-                    f"{wanted:,} bytes are needed and {self._left_bytes:,} are left of the room for it"
-                )
+                raise TargetFullError(f"{wanted:,} bytes are needed and {self._left_bytes:,} are left")
             self._unseen_bytes += wanted
             if self._unseen_bytes >= _LOOK_EVERY_BYTES:
                 self._unseen_bytes = 0
                 allowed, why = self._look()
                 if allowed < wanted:
-                    raise TargetFullError(f"something else takes the same room meanwhile: {why}")
+                    raise TargetFullError(f"another program has taken the space: {why}")
             self._left_bytes -= wanted
         return wanted
 

@@ -170,7 +170,7 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
             if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
                 raise
             where = err.filename or directory
-            raise CopyError(f"{where}: {err.strerror}; what was copied stays", path=str(directory)) from err
+            raise CopyError(f"{where}: {err.strerror}; copied files stay", path=str(directory)) from err
 
 
 def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
@@ -179,7 +179,7 @@ def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
 
 def _refuse_overlap(url: str, directory: Path) -> None:
     if is_within(url, str(directory)) or is_within(str(directory), url):
-        raise CopyError(f"{directory} and {url} lie in one another; name another place with --to")
+        raise CopyError(f"{directory} and {url} overlap, one inside the other; name another place with --to")
 
 
 class _Staging:
@@ -280,7 +280,7 @@ class _Staging:
             raise DoesNotFitError(
                 f"{self._source.url} has {plan.total_bytes:,} bytes in {plan.num_objects:,} objects, and "
                 f"{self._request.place} has room for {plan.room_bytes:,}: {plan.why}. Name another place with --to, or "
-                "take a part of it with --partial",
+                "copy a part of it with --partial",
                 needed_bytes=plan.total_bytes,
                 room_bytes=plan.room_bytes,
             )
@@ -288,7 +288,7 @@ class _Staging:
         new = plan.num_to_copy + (plan.num_left if self._has_links else 0)
         if free is not None and new > free:
             raise DoesNotFitError(
-                f"{plan.num_to_copy:,} files are to be made, and the file system of {self._request.place} takes {free:,} "
+                f"{plan.num_to_copy:,} new files are needed, and the file system of {self._request.place} has room for {free:,} "
                 "more; name another place with --to",
                 needed_files=new,
                 free_files=free,
@@ -477,11 +477,11 @@ def _scan(data: RootedDir) -> tuple[dict[str, Entry], list[str]]:
     def on_mount(path: str, _: int | None) -> bool:
         if path:
             where = data.locate(path)
-            raise CopyError(f"{where} is a mount, in a copy: unmount it, and stage again", path=where)
+            raise CopyError(f"{where} is a mount inside a copy: unmount it, and stage again", path=where)
         return True
 
     def on_problem(problem: Problem) -> None:
-        raise CopyError(f"{problem.error}; what was copied stays", path=data.root)
+        raise CopyError(f"{problem.error}; copied files stay", path=data.root)
 
     events = TreeEvents(directory=directories.append, problem=on_problem, mount=on_mount)
     return {

@@ -421,4 +421,4 @@ class Holdings:
             assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)
             assert table.failures.keys() == set(table.ids_in(states.FAILED).tolist())
             for object_id in table.ids_in(states.TRANSIENT).tolist():
-                assert (dataset, object_id) in expected, "a transient that nobody expects was not freed"
+                assert (dataset, object_id) in expected, "a transient without consumers was not freed"

@@ -137,7 +137,7 @@ class ImageFolder(LabelledImages):
         if not self.classes:
             raise EmptyListingError(
                 f"no class folder with an image below {origin.url}; wanted <class>/<name> with one of the endings "
-                f"{', '.join(IMAGE_EXTENSIONS)}, found {origin.manifest.num_objects} objects without"
+                f"{', '.join(IMAGE_EXTENSIONS)}, found {origin.manifest.num_objects} other objects"
             )
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         super().__init__(
@@ -269,8 +269,8 @@ def _read(origin: Origin, list_name: str) -> bytes:
     if object_id is None:
         raise ObjectNotFoundError(
             f"there is no {list_name} below {origin.url}, which lists {origin.manifest.num_objects} objects; "
-            "name the list relative to the root, a path and an integer a line, "
-            "or use ImageFolder for images in one folder a class",
+            "name the list relative to the root, a path and an integer per line, "
+            "or use ImageFolder for images in one folder per class",
             url=origin.url,
         )
     return origin.read(object_id)
@@ -289,13 +289,13 @@ def _parse(text: bytes, where: str, delimiter: str | None) -> tuple[list[bytes],
             targets.append(int(label))
         except ValueError:
             raise BadListError(
-                f"{where}, line {number}: {line.decode(errors='replace')[:200]!r} is no path and integer "
-                f"with {'white space' if delimiter is None else repr(delimiter)} between; wanted: train/0001.jpg 17",
+                f"{where}, line {number}: {line.decode(errors='replace')[:200]!r} is not a path and "
+                f"an integer with {'white space' if delimiter is None else repr(delimiter)} between; wanted: train/0001.jpg 17",
                 line=number,
             ) from None
         paths.append(path.strip().removeprefix(b"./"))
     if not paths:
-        raise EmptyListingError(f"{where} names no image; wanted a path and an integer a line: train/0001.jpg 17")
+        raise EmptyListingError(f"{where} names no image; wanted a path and an integer per line: train/0001.jpg 17")
     return paths, np.array(targets, dtype=np.int64)
 
 
@@ -316,7 +316,7 @@ def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str, age_secon
     if len(missing):
         first = os.fsdecode(paths[missing[0]])
         raise ObjectNotFoundError(
-            f"{where} names {len(missing)} of {len(paths)} images that are not there, the first of them {first!r}; "
+            f"{where} names {len(missing)} of {len(paths)} images that do not exist, the first of them {first!r}; "
             f"paths are relative to the root, which was listed {described_age(age_seconds)} ago",
             missing=first,
         )

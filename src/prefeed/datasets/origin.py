@@ -59,7 +59,7 @@ def sample_index(index: SupportsIndex, length: int) -> int:
         number = operator.index(index)
     except TypeError as err:
         raise TypeError(
-            f"a sample is asked for by its number, 0 to {length - 1}, and not by {type(index).__name__} {index!r}; for several "
+            f"a sample is asked for by its number, 0 to {length - 1}, not by {type(index).__name__} {index!r}; for several "
             "use torch.utils.data.Subset(dataset, range(start, stop))"
         ) from err
     if not -length <= number < length:

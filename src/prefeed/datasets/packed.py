@@ -124,7 +124,7 @@ def _grouped(manifest: Manifest, url: str) -> tuple[Indices, Indices]:
     if not groups:
         raise EmptyListingError(
             f"none of the {manifest.num_objects} files of {url} has a key and an extension, such as a/0001.jpg, "
-            "so that they make no groups: read them with group=False",
+            "so they form no groups: read them with group=False",
             url=url,
         )
     members = list(groups.values())

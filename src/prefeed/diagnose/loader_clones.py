@@ -73,11 +73,11 @@ def require_loader(loader: Any, function: str, *, step: Callable[[Any], Any] | N
     """
     if not isinstance(loader, TorchDataLoader):
         raise TypeError(
-            f"prefeed.{function} takes a torch.utils.data.DataLoader, and not {type(loader).__name__}: "
-            "make one of your dataset, DataLoader(dataset, batch_size=...)"
+            f"prefeed.{function} takes a torch.utils.data.DataLoader, not {type(loader).__name__}: make "
+            "one of your dataset, DataLoader(dataset, batch_size=...)"
         )
     if not callable(step) and (needs_step or step is not None):
-        raise TypeError(f"prefeed.{function} takes a step that is called with each batch, and not {step!r}")
+        raise TypeError(f"prefeed.{function} takes a step that is called with each batch, not {step!r}")
 
 
 def twin_of(

@@ -324,9 +324,7 @@ class _LentBytes(io.RawIOBase):
             real = io.FileIO(self._path)
             if self._has_given and not self._lent.are_of(real.fileno()):
                 real.close()
-                raise OSError(
-                    errno.ESTALE, "changed while it was open, and the node's cache has let go of it", self._path
-                )
+                raise OSError(errno.ESTALE, "changed while it was open, and the node's cache has freed it", self._path)
             self._real = real
         return self._real.fileno()
 

@@ -25,7 +25,7 @@ def refuse_credentials(url: str) -> None:
     place = without_keys(url) if "://" in url else None
     if place is not None:
         raise JobSpecError(
-            f"{place} was given with credentials in it, which every process on this machine could read: "
+            f"{place} contains credentials, which every process on this machine could read: "
             "put them into credentials.json in the home (mode 0600), or into the environment, and name the URL without them"
         )
 
@@ -40,16 +40,14 @@ def root_of(url: str) -> str:
     """
     refuse_credentials(url)
     if not url.strip():
-        raise JobSpecError(
-            "a place is empty, perhaps of a variable that is not set; the directory that you are in is ."
-        )
+        raise JobSpecError("a place is empty, perhaps because a variable is not set; the current directory is .")
     return require_root(canonical_url(url))
 
 
 def require_root(root: str) -> str:
     """Return a canonical URL that can be a place of a job; raises as ``root_of``."""
     if root.startswith(PACK):
-        raise JobSpecError(f"{root} is a pack: name the directory that it lies in, and its files are treated as files")
+        raise JobSpecError(f"{root} is a pack: name its directory, to use its files as plain files")
     prefix = root.partition("://")[2].partition("/")[2]
     reason = why_unsafe(prefix) if prefix and root.startswith(WRITABLE) else None
     if reason is not None:

@@ -123,15 +123,13 @@ class Records:
         """
         file = self.directory / f"{record.id}.json"
         if file.exists() and _read(file) is None:
-            raise JobConflictError(f"{file} is no record of a job: move it away, or give the job another name")
+            raise JobConflictError(f"{file} is not the record of a job: move it away, or give the job another name")
         with contextlib.suppress(FileNotFoundError):
             over = file.with_name(f".{file.name}.{process_mark()}.over")
             file.rename(over)
             over.unlink()
         if not publish_private(file, _encoded(record)):
-            raise JobConflictError(
-                f"job {record.id} was begun by another process at this moment; see `prefeed job list`"
-            )
+            raise JobConflictError(f"job {record.id} was just begun by another process; see `prefeed job list`")
 
     def note(self, name: str, **changes: Any) -> JobRecord:
         """Change what is recorded of a job of this process; return the record.
@@ -142,10 +140,10 @@ class Records:
         with self.changing():
             now = self.read(name)
             if now is None:
-                raise JobError(f"the record of job {name} is gone: its sample set was deleted, perhaps")
+                raise JobError(f"the record of job {name} is gone: perhaps its sample set was deleted")
             if now.process != Process.of(os.getpid()):
                 raise JobError(
-                    f"job {name} is process {now.process.pid}'s of {now.process.place} now: this process gave no sign of life "
+                    f"job {name} is process {now.process.pid}'s of {now.process.place} now: this process sent no sign of life "
                     "for too long"
                 )
             now = replace(now, **changes)

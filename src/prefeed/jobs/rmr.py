@@ -217,7 +217,7 @@ class DirectoryRemover:
                 with self._rooted.parent_of(path, removes=True):
                     pass
         except BadTargetNameError as err:
-            raise JobSpecError(f"{err}: name the path that it really has; nothing was removed") from err
+            raise JobSpecError(f"{err}: name its real path; nothing was removed") from err
         except OSError as err:
             raise JobError(f"{self._rooted.locate(path)}: {why_left(err)}") from err
         if status is not None and stat.S_ISLNK(status.st_mode):
@@ -265,7 +265,9 @@ class StoreRemover:
         for one in empty:
             if one.path in left:
                 where = self._place.locate(one.path)
-                failures.append(f"{where}/ marks a directory: not removed, the tools of the store can do that")
+                failures.append(
+                    f"{where}/ marks a directory and was not removed; remove it with the tools of the store"
+                )
             else:
                 yield 0
 

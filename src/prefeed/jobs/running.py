@@ -213,7 +213,7 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
     with records.changing():
         record = records.read(name)
         if record is None or record.is_over:
-            raise JobConflictError(f"job {name} is not waiting to be done")
+            raise JobConflictError(f"job {name} is not waiting to run")
         record = replace(record, process=Process.of(os.getpid()))
         records.write(record)
     try:
@@ -285,7 +285,9 @@ def copy_to_origin(
         raise
     _end(records, job, done)
     if done.problem:
-        raise SampleSetError(f"{done.problem}; apply again to go on with {found.source_url} to {found.origin_url}")
+        raise SampleSetError(
+            f"{done.problem}; apply again to resume the copy of {found.source_url} to {found.origin_url}"
+        )
 
 
 def _begun(found: SampleSet, records: Records) -> JobRecord:
@@ -334,7 +336,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
         if not select.select([descriptor], [], [], within_seconds)[0]:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             select.select([descriptor], [], [], within_seconds)
-            said = f"killed, because it did not end within {within_seconds:g} s; what it did stays whole"
+            said = f"killed, because it did not end within {within_seconds:g} s; its finished objects stay whole"
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -359,9 +361,7 @@ def _claimed(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
         if now is not None and now.phase == SUCCEEDED:
             if _without_terminate(now.spec) == _without_terminate(job.document):
                 return now
-            raise JobConflictError(
-                f"job {job.name} has succeeded, and cannot be changed after that: give the new one another name"
-            )
+            raise JobConflictError(f"job {job.name} has succeeded and cannot be changed: give the new job another name")
         if now is not None and not now.is_over:
             raise JobConflictError(
                 f"job {job.name} is {now.phase} as process {now.process.pid} of {now.process.place}; wait for it, or end it with "

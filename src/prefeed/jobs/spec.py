@@ -45,9 +45,7 @@ KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"
 TYPES: Final = (SYNC, WARMUP, RMR, CLEAR)
 
-_NO_SCHEDULE: Final = (
-    "jobs have no schedule here: let cron or a systemd timer run `prefeed job apply -f FILE` when it is time"
-)
+_NO_SCHEDULE: Final = "jobs have no schedule here: run `prefeed job apply -f FILE` from cron or a systemd timer"
 _NO_SECRET: Final = (
     "secretRef: credentials are looked up by URL, in credentials.json of the set's home, which Secrets fill"
 )
@@ -325,7 +323,7 @@ def _sync_options(
     if found is not None:
         if not found.needs_sync and not (source or target):
             raise JobSpecError(
-                f"the sample set {found.name} is read at its source, and nothing of it is copied: give syncOptions a destination"
+                f"the sample set {found.name} is read at its source, and nothing is copied: give syncOptions a destination"
             )
         source, target = source or found.source_url, target or found.origin_url
     shared = _shared(own, SyncOptions) | {"threads": own.threads or None}

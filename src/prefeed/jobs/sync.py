@@ -77,7 +77,7 @@ def sync_between(
 
     Raises:
         JobSpecError: These places or options cannot be, and nothing was done.
-        SourceError, JobError: A place cannot be listed at all, or nothing more can be written; what was copied stays, and
+        SourceError, JobError: A place cannot be listed at all, or nothing more can be written; copied files stay, and
             nothing was deleted.
     """
     source_root, target_root = _plain(source.url, options), _plain(target.url, options)
@@ -121,14 +121,14 @@ def refuse_overlap(source: str, target: str) -> None:
     if all(lies):
         raise JobSpecError(f"{source} and {target} are the same place")
     if any(lies):
-        raise JobSpecError(f"{source} and {target} lie in one another: name places beside each other")
+        raise JobSpecError(f"{source} and {target} overlap, one inside the other: name separate places")
 
 
 def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> None:
     for url in (source, target) if options.no_https else ():
         if not url.startswith(("/", "http://")):
             raise JobSpecError(
-                f"--no-https: the endpoint of {url} says how it is spoken to; give one that begins with http:// in "
+                f"--no-https: the endpoint of {url} names the protocol; give one that begins with http:// in "
                 "credentials.json or AWS_ENDPOINT_URL"
             )
     if source.startswith("http") and (options.update or options.delete_src):
@@ -137,13 +137,15 @@ def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> No
             f"{what}, and {source} is a web server, which {'tells none' if options.update else 'cannot'}"
         )
     if options.update and options.force_update:
-        raise JobSpecError("give either --update, which copies what is newer, or --force-update, which copies all")
+        raise JobSpecError(
+            "give either --update, which copies newer objects, or --force-update, which copies all objects"
+        )
     if options.threads is not None and options.threads < 1:
         raise JobSpecError(f"--threads must be at least 1: {options.threads}")
     if options.bwlimit_mbit < 0:
         raise JobSpecError(f"--bwlimit must not be negative: {options.bwlimit_mbit}")
     if options.start and options.end and options.start > options.end:
-        raise JobSpecError(f"--start {options.start!r} comes after --end {options.end!r}: nothing would be taken")
+        raise JobSpecError(f"--start {options.start!r} comes after --end {options.end!r}: nothing would be copied")
 
 
 class _Sync:
@@ -228,8 +230,8 @@ class _Sync:
         other = self._folded.setdefault(path.casefold(), path)
         if other != path:
             raise JobError(
-                f"{other!r} and {path!r} of {self._origin.url} are one name in {self._place.url}, whose file system does not "
-                "tell upper from lower case: rename or --exclude one of them; nothing was deleted"
+                f"{other!r} and {path!r} of {self._origin.url} are one name in {self._place.url}, whose file system ignores case"
+                ": rename or --exclude one of them; nothing was deleted"
             )
 
     def _task_of(self, our: Entry, their: Entry | None) -> _Task | None:
@@ -365,13 +367,13 @@ class _Sync:
 
     def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
         where = _join(self._origin.url, path)
-        how = f"{was} was mounted there at the last sync, and is not now" if was else "what is mounted there is empty"
+        how = f"{was} was mounted there at the last sync, and is not now" if was else "the mount there is empty"
         copy = f"prefeed job rmr {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
         remembered = f", or {self._record.file}, which remembers the mount" if was else ""
         return _about_mount(
             path,
-            f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} is a copy of what may only not be "
-            f"mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}",
+            f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} may be the copy of data that is only "
+            f"not mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}",
         )
 
     def _lost_copies(self) -> list[CopyFailure]:
@@ -411,17 +413,17 @@ class _Sync:
         """Delete what is to go, now that all was copied; nothing when something was not, or is not known."""
         result = _with_failures(result, [*lost, *self._unknown_mounts()])
         if not result.is_complete:
-            self._events.note("nothing was deleted, because not everything could be copied, or looked at")
+            self._events.note("nothing was deleted, because some objects could not be copied or checked")
             return result
         if not self._num_listed and self._options.delete_dst:
             raise EmptyListingError(
-                f"{self._origin.url} has nothing that is to be copied: nothing was deleted, for a storage that is not "
-                "mounted must not empty its copy. Check the source, and --exclude"
+                f"{self._origin.url} has no objects to copy: nothing was deleted, because the source may not be mounted. "
+                "Check the source, and --exclude"
             )
         if self._options.delete_dst and isinstance(self._origin, DirectoryPlace) and self._origin.broken_links:
             raise JobError(
-                f"{self._origin.source().locate(self._origin.broken_links[0])} is a link that leads nowhere: nothing was deleted, "
-                "for what it led to may only not be mounted. Remove or --exclude it, or mount what it leads to"
+                f"{self._origin.source().locate(self._origin.broken_links[0])} is a broken link: nothing was deleted, because its "
+                "target may only not be mounted. Remove or --exclude the link, or mount its target"
             )
         if self._options.delete_dst:
             num_deleted, failures = self._delete_from(self._place, self._deletable(extra), keep=self._folded or ())
@@ -439,7 +441,7 @@ class _Sync:
         return [
             _about_mount(
                 "",
-                f"{place.url}: nothing was deleted, for the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                f"{place.url}: nothing was deleted, because the kernel does not say what is mounted there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
             )
             for place in (self._origin, self._place) if isinstance(place, DirectoryPlace) and not place.mounts.is_known

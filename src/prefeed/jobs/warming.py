@@ -99,7 +99,7 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
         except ServerUnavailableError:
             if is_last:
                 raise
-            events.note("the node server is gone: the warm-up goes on with another one")
+            events.note("the node server is gone: the warm-up resumes with another one")
     raise AssertionError
 
 

@@ -134,14 +134,14 @@ def pack(
 
 def _job(request: PackRequest, place: Place) -> Job:
     if request.layout not in LAYOUTS:
-        raise CannotPackError(f"{request.layout!r} is no format; known are {', '.join(LAYOUTS)}")
+        raise CannotPackError(f"{request.layout!r} is not a format; choose one of {', '.join(LAYOUTS)}")
     if request.layout == "tfrecord":
         require_installed()
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
     if is_within(place.url, source):
-        raise CannotPackError(f"{place.url} lies in {source}, which is to be packed; pack into another directory")
+        raise CannotPackError(f"{place.url} lies in {source}, the directory to pack; pack into another directory")
     shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
     return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
 
@@ -198,7 +198,7 @@ def _run(work: Work, source_url: str, config: Config) -> PackResult:
             journal.begin(work.job)  # nothing was packed of another: it failed before it came to its first file
         if journal.job not in (None, work.job):
             raise PackOccupiedError(
-                f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: ask for the same, or remove it"
+                f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: run the same command again, or remove the pack"
             )
         kept = take_up(work, journal)
         require_room(work, kept)

@@ -109,9 +109,7 @@ def scan(data_file: Path, name: str) -> Iterator[Record]:
     try:
         with _opened(data_file) as environment, environment.begin(buffers=True) as transaction:
             if environment.open_db(txn=transaction).flags()["dupsort"]:
-                raise CannotPackError(
-                    f"{name} has several values for one key, which lie in no order that can be indexed"
-                )
+                raise CannotPackError(f"{name} has several values for one key, in an order that cannot be indexed")
             places = _Places(data_file)
             for key, value in transaction.cursor():
                 if len(value) == _DATABASE_BYTES and _is_database(environment, transaction, bytes(key)):
@@ -120,7 +118,7 @@ def scan(data_file: Path, name: str) -> Iterator[Record]:
                     )
                 yield Record(bytes(key).decode(*ENCODING), places.offset(value), value)
     except lmdb.Error as err:
-        raise CannotPackError(f"{name} is no LMDB environment, or a damaged one: {err}") from err
+        raise CannotPackError(f"{name} is not an LMDB environment, or is damaged: {err}") from err
 
 
 def _opened(data_file: Path) -> lmdb.Environment:

@@ -197,7 +197,7 @@ def _indexed(
         if progress is not None:
             progress(number + 1, len(infos), max(0, info.size_bytes))
     if not columns.paths:
-        raise EmptyListingError(f"the data files of {source.url} hold nothing")
+        raise EmptyListingError(f"the data files of {source.url} are empty")
     columns.name_apart(header.data_files)
     rows = columns.in_order()
     parts = _encoded(columns, rows, header)

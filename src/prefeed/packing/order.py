@@ -60,8 +60,8 @@ def check_names(layout: str, files: Iterable[tuple[bytes, str, int]]) -> None:
 
 
 _ADVICE: Final = {
-    "webdataset": "its samples are named up to the first dot of the file's name, and differ in what follows, whatever "
-    "the case; so each name needs a dot, not at its beginning, and no two may differ in case alone. Rename these files, "
+    "webdataset": "the key of a sample is its file name up to the first dot, and case is ignored in "
+    "the rest; so each name needs a dot that is not at its beginning, and no two names may differ only in case. Rename these files, "
     "or choose lmdb or tfrecord, which take any name",
     "lmdb": f"its keys have at most {LMDB_KEY_BYTES} bytes and its values less than 4 GiB; choose webdataset",
     "tfrecord": "its records end at 2 GiB; choose webdataset or lmdb",

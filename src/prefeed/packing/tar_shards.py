@@ -82,7 +82,9 @@ def scan(file: BinaryIO, name: str) -> Iterator[Record]:
     except (tarfile.TarError, ValueError, OverflowError, MemoryError) as err:  # what damaged headers end in
         if isinstance(err, PrefeedError):
             raise
-        raise CannotPackError(f"{name} is no tar file, a compressed one, or cut off: {err}; unpack it first") from err
+        raise CannotPackError(
+            f"{name} is not a tar file, is compressed, or is cut off: {err}; unpack it first"
+        ) from err
 
 
 def _check_whole(member: tarfile.TarInfo, end: int, name: str) -> None:
@@ -98,9 +100,7 @@ def _check_end(file: BinaryIO, offset: int, name: str) -> None:
     """Check that nothing follows: at a header that cannot be read tarfile ends as if it were the last one."""
     file.seek(offset)
     if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-        raise CannotPackError(
-            f"{name} is damaged, or cut off: what follows after {offset} bytes is no header of a file"
-        )
+        raise CannotPackError(f"{name} is damaged, or cut off: no header of a file follows after {offset} bytes")
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:

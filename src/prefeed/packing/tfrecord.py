@@ -95,14 +95,14 @@ def scan(file: BinaryIO, name: str) -> Iterator[Record]:
     while head := file.read(_HEAD_BYTES):
         where = f"record {number} of {name}"
         if len(head) < _HEAD_BYTES or _SUM.unpack_from(head, _LENGTH.size)[0] != masked_sum(head[: _LENGTH.size]):
-            raise CannotPackError(f"{where}: no TFRecord file, a compressed one, or a damaged one; unpack it first")
+            raise CannotPackError(f"{where}: not a TFRecord file, or compressed, or damaged; unpack it first")
         (size,) = _LENGTH.unpack_from(head)
         there = end - start - FRAME_BYTES
         if size > there:  # before memory is taken for it
             raise CannotPackError(f"{where} is cut off: {max(0, there)} of {size} bytes are there")
         payload, check = file.read(size), file.read(_SUM.size)
         if _SUM.unpack(check)[0] != masked_sum(payload):
-            raise CannotPackError(f"{where} is damaged: its bytes are not those of its checksum")
+            raise CannotPackError(f"{where} is damaged: its bytes do not match its checksum")
         yield Record(f"{name}/{number:06d}", start + _HEAD_BYTES, payload)
         start += FRAME_BYTES + size
         number += 1

@@ -183,7 +183,7 @@ def _require_kind(document: Document) -> str:
     kind, version = kind_of(document)
     if kind not in KINDS:
         hint = "; jobs are applied with `prefeed job apply`" if kind == "SampleJob" else ""
-        raise SpecError(f"kind: {kind!r:.60} is not known here; known are {', '.join(KINDS)}{hint}")
+        raise SpecError(f"kind: {kind!r:.60} is not known here; choose one of {', '.join(KINDS)}{hint}")
     if version != KINDS[kind]:
         raise SpecError(f"apiVersion: a {kind} has {KINDS[kind]}, not {version!r:.60}")
     return kind
@@ -216,7 +216,7 @@ def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> Places
     origin = replace(bucket, url=f"{bucket.url.rstrip('/')}/{name}")
     if is_in(source.url, origin.url) or is_in(origin.url, source.url):
         raise SpecError(
-            f"the data would be copied from {source.url} to {origin.url}, and one of them lies in the other; write noSync: true "
+            f"the data would be copied from {source.url} to {origin.url}, and one of them contains the other; write noSync: true "
             "to read it where it is, or name another bucket in the secret"
         )
     return Places(source=source, origin=origin, entries=_entries([(source, speaker), (bucket, secret)]))
@@ -365,7 +365,7 @@ def _decoded(value: Value, what: str) -> Value:
     try:
         return base64.b64decode(value, validate=True).decode().rstrip("\n") if isinstance(value, str) else value
     except (binascii.Error, ValueError):
-        raise SpecError(f"{what} must be base64; a text as it is belongs into stringData") from None
+        raise SpecError(f"{what} must be base64; put plain text into stringData") from None
 
 
 def _secret(name: str, values: Mapping[str, Value]) -> Secret:

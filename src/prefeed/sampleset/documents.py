@@ -200,12 +200,12 @@ def _joined(path: str, name: str) -> str:
 def _unknown(name: str, known: dict[str, Any], path: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     meant = f" Did you mean {near[0]}?" if near else ""
-    return f"{_joined(path, name)} is not known.{meant} Known there: {', '.join(sorted(known)) or 'no field at all'}"
+    return f"{_joined(path, name)} is not known.{meant} Known fields: {', '.join(sorted(known)) or 'no field at all'}"
 
 
 def _missing(name: str, value: dict[str, Any], known: dict[str, Any], path: str) -> str:
     near = difflib.get_close_matches(name, [given for given in value if given not in known], n=1)
-    meant = f": {near[0]} stands there, which is not known" if near else ""
+    meant = f": {near[0]} is there, which is not known" if near else ""
     return f"{_joined(path, name)} is missing{meant}"
 
 

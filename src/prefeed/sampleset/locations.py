@@ -93,8 +93,8 @@ def require_no_credentials(uri: str, what: str) -> None:
     place = without_keys(uri)
     if place is not None:
         raise SpecError(
-            f"{what} has credentials in it, or parameters, where lists of processes and logs would show them; write {place} "
-            "here, and the keys as access-key and secret-key into a document of kind Secret that secretRef names"
+            f"{what} contains credentials or parameters, which process lists and logs would show; write {place} "
+            "here, and put the keys as access-key and secret-key into a document of kind Secret that secretRef names"
         )
 
 
@@ -122,7 +122,7 @@ def _locate(uri: str, what: str) -> Location:
         return Location(url=canonical_url(uri))
     if name not in STORAGES:
         raise SpecError(
-            f"{what}: {name}:// is not known; known are {', '.join(f'{known}://' for known in STORAGES)} and a directory. A "
+            f"{what}: {name}:// is not known; choose one of {', '.join(f'{known}://' for known in STORAGES)} and a directory. A "
             "store that speaks S3 can be read as s3://BUCKET/PREFIX with `endpoint` in the secret"
         )
     host, slash, prefix = rest.partition("/")
@@ -149,7 +149,7 @@ def _s3(
     bucket: str, prefix: str, what: str, endpoint: str = "", region: str = "", *, is_virtual_hosted: bool = False
 ) -> Location:
     if not _BUCKET.fullmatch(bucket):
-        raise SpecError(f"{what}: {bucket!r:.80} is no name of a bucket; write NAME://BUCKET/PREFIX")
+        raise SpecError(f"{what}: {bucket!r:.80} is not the name of a bucket; write NAME://BUCKET/PREFIX")
     url = canonical_url(f"s3://{bucket}{prefix}")
     return Location(url=url, endpoint=endpoint, region=region, is_virtual_hosted=is_virtual_hosted)
 
@@ -173,5 +173,5 @@ def _guessed_storage(uri: str, what: str) -> str:
         return "bos"
     found = next((name for name, pattern in _VIRTUAL_HOSTED.items() if pattern.fullmatch(host)), None)
     if found is None:
-        raise SpecError(f"{what}: {uri!r:.100} says not what it is; write s3://BUCKET/PREFIX, or a directory as /PATH")
+        raise SpecError(f"{what}: {uri!r:.100} names no storage; write s3://BUCKET/PREFIX, or a directory as /PATH")
     return found

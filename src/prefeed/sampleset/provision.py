@@ -122,7 +122,7 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
         if status is not None:
             raise SampleSetInUseError(
                 f"{status.clients - 1} processes use the sample set {found.name}, with {status.plans} plans: end them, or use "
-                "--force, and they read its data without a cache",
+                "--force; they then read its data without a cache",
                 name=found.name,
             )
         keep_home = bool(others)  # what other nodes have mapped there

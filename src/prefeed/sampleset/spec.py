@@ -69,7 +69,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     prefetch: (
         Annotated[
             Whole,
-            _ignored("the sampler says what comes next, and the number of requests follows what the source can take"),
+            _ignored("the sampler gives the order, and the number of requests adapts to the source"),
         ]
         | None
     ) = None
@@ -83,12 +83,12 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     cache_size: Annotated[Whole, _mapped("without `cache.levels`: MiB of the one level")] | None = None
     free_space_ratio: Annotated[Ratio, _mapped("share of the disk that stays free: `disk_free`")] | None = None
     cache_partial_only: (
-        Annotated[bool, _ignored("whole objects are cached; one larger than the tier is read past it")] | None
+        Annotated[bool, _ignored("whole objects are cached; an object larger than the tier is read without it")] | None
     ) = None
     open_cache: (
         Annotated[Number, _ignored("files opened by path are checked for changes once per epoch: `revalidate`")] | None
     ) = None
-    sub_dir: Annotated[str, _mapped("directory below the source that is read in place of all of it")] | None = None
+    sub_dir: Annotated[str, _mapped("directory below the source to read instead of the whole source")] | None = None
 
     def __post_init__(self) -> None:
         if self.writeback:

@@ -300,7 +300,7 @@ def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
 
 # ---------------------------------------------------------------- what its document was mapped to
 
-_KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the node that you are on"
+_KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the current node"
 _METAURL = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
 
 
@@ -347,11 +347,11 @@ def _partitions(found: SampleSet, settings: Config) -> Explained:
     if count == 1:
         meaning = "this node caches the set"
     elif getattr(settings, "pool", None):
-        meaning = f"this node is one of {count}; what any of them fetched, the others get from the pool (PREFEED_POOL)"
+        meaning = f"this node is one of {count}; objects that one node fetched come to the others from the pool (PREFEED_POOL)"
     else:
         meaning = (
-            f"this node is one of {count}, and each caches for itself: nodes do not know of each other, so the set stays "
-            "PartialReady here. Set PREFEED_POOL on all of them, and one fetches for all"
+            f"this node is one of {count}, and each node has its own cache: nodes do not know each other, so the set "
+            "stays PartialReady here. Set PREFEED_POOL on all nodes to share fetched objects"
         )
     return Explained(field="spec.partitions", value=str(count), meaning=meaning)
 
@@ -392,7 +392,7 @@ def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
         place = settings.memory_dir if in_memory else settings.disk_path
         kind = "the memory tier" if in_memory else "the disk tier"
         size = settings.memory if in_memory else settings.disk
-        most = "as much as may be" if size is None or size == EVERYTHING else f"{size // MIB} MiB at most"
+        most = "as much as fits" if size is None or size == EVERYTHING else f"{size // MIB} MiB at most"
         value = f"{level.medium} {level.path} {level.cache_mib or ''}".strip()
         yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=f"{kind}, below {place}, {most}")
 

@@ -27,17 +27,17 @@ def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
         SpecError: It is no YAML, holds a field twice, or is too large. Nothing of the text is in the message.
     """
     if len(text) > MAX_DOCUMENT_BYTES:
-        raise SpecError(f"{file} is larger than {MAX_DOCUMENT_BYTES} bytes, which no such document is")
+        raise SpecError(f"{file} is larger than {MAX_DOCUMENT_BYTES} bytes, and a document may not be larger")
     try:
         documents = list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(
-            f"{file}{where}: {_QUOTED.sub('…', err.problem or 'this is no YAML')}"
+            f"{file}{where}: {_QUOTED.sub('…', err.problem or 'this is not YAML')}"
         ) from None  # its text has a piece of the file
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise SpecError(f"{file} is no YAML that can be read") from None
+        raise SpecError(f"{file} is not YAML that can be read") from None
     for document in documents:
         if document is not None:
             if not isinstance(document, dict):
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not taken", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

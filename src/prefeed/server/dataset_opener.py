@@ -371,7 +371,7 @@ class Openings:
         if not directory.is_relative_to(self._config.home):
             raise PrefeedError(f"the manifest must lie below {self._config.home}, not in {directory}")
         if directory.is_relative_to(self._config.home / NODES) and not directory.is_relative_to(self._own_dir):
-            raise PrefeedError(f"{directory} is of another server than this one, which has {self._own_dir}")
+            raise PrefeedError(f"{directory} belongs to another server; this server has {self._own_dir}")
 
     def open_catalogue(self, name: str, paths_file: Path, num_samples: int, waiter: Waiter, reach: Reach) -> None:
         """Open the catalogue of this name, which begins with the paths in a file; that is removed.
@@ -401,7 +401,7 @@ class Openings:
         view = reach.view
         if is_catalogue(self._own_dir, directory):
             if view is not None and not directory.name.endswith(view.mark):
-                raise PrefeedError(f"{directory.name} is of another mount namespace than this client's")
+                raise PrefeedError(f"{directory.name} belongs to another mount namespace than this client's")
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples, view), waiter, view,
                 directory=directory,

@@ -144,7 +144,9 @@ class Handlers:
         except PrefeedError as err:
             self._fail(connection, message, err)
         except (KeyError, IndexError, ValueError, OSError) as err:
-            text = f"{type(message).__name__} names what this server does not have: {type(err).__name__}: {err}"
+            text = (
+                f"{type(message).__name__} names something that this server does not have: {type(err).__name__}: {err}"
+            )
             self._fail(connection, message, PrefeedError(text))
 
     def on_closed(self, connection: Connection) -> None:
@@ -502,6 +504,6 @@ def _see_as(connection: Connection, hello: m.Hello, views: Views) -> None:
         connection.view = views.attach(root, hello.devices)
     except OSError as err:
         raise ServerError(
-            "the node server runs in another mount namespace (another container), and cannot read files as this one sees "
+            "the node server runs in another mount namespace (another container), and cannot read files as this process sees "
             f"them: {err.strerror}; set another PREFEED_HOME here"
         ) from err

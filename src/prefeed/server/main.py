@@ -264,7 +264,7 @@ def _held_port(config: Config) -> Iterator[None]:
                 held.bind(("127.0.0.1", config.port))
         except OSError as err:
             raise ServerError(
-                f"port {config.port} on 127.0.0.1 cannot be had ({err.strerror}): another program uses it; name another "
+                f"port {config.port} on 127.0.0.1 is not available ({err.strerror}): another program uses it; name another "
                 "one with PREFEED_PORT or `cache_admin --start -p`"
             ) from err
         yield
@@ -294,7 +294,7 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
         ) from err
     except ServerError as err:
         raise ServerError(
-            f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME a PREFEED_DISK_DIR of its own"
+            f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME its own PREFEED_DISK_DIR"
         ) from err
     with closing(held):
         carry_over(config.disk_dir, held.path, _OF_DISK)
@@ -341,7 +341,7 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
 
 def _say_damage(node: Node, tier: TierWriter, sessions: Sessions, disk: DiskTier | None) -> None:
     """Say and count what earlier servers left that could not be used."""
-    again = "what is lost is fetched again"
+    again = "lost objects are fetched again"
     found = [
         *([f"the memory tier in {tier.directory} was damaged ({tier.damage}): {again}"] if tier.damage else ()),
         *([f"the disk tier was damaged ({disk.damage}), and is emptied: {again}"] if disk and disk.damage else ()),

@@ -100,7 +100,7 @@ class MetricsEndpoint:
             self._listener = _listen(address)
         except (OSError, ValueError) as err:
             self.notice = (
-                f"no metrics are served: {address} cannot be had ({getattr(err, 'strerror', None) or err}); name "
+                f"no metrics are served: {address} cannot be used ({getattr(err, 'strerror', None) or err}); name "
                 "another address with PREFEED_METRICS, or 0 for none"
             )
         if self._listener is not None:

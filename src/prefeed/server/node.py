@@ -245,7 +245,7 @@ class Node:
     def damaged(self, identity: tuple[int, ...]) -> None:
         """A reader met damage in the tier: nothing of it is used any more, unless it is another one by now."""
         if identity == self._tier.identity:
-            self._empty_tier("a reader could not find its way in it")
+            self._empty_tier("a reader could not follow its structure")
 
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
@@ -441,7 +441,7 @@ class Node:
         """What the tier holds cannot be used: begin anew."""
         self._counts.errors[StoreDamagedError.code] += 1
         _log.warning(
-            "prefeed: the memory tier in %s is damaged (%s): it is emptied, and what is lost is fetched again",
+            "prefeed: the memory tier in %s is damaged (%s): it is emptied, and lost objects are fetched again",
             self._tier.directory, why,
         )  # fmt: skip
         try:
@@ -530,5 +530,5 @@ def _changed_in_one_view(result: Result) -> PassedThroughError:
     """Return what readers of several mount namespaces are told of a file that changed in that of whoever was asked."""
     path = result.job.manifest.path(result.job.ticket.object_id)
     return PassedThroughError(
-        f"{path} is another file by now, at least for one of those who listed it: open it", path=path
+        f"{path} is another file now, at least for one process that listed it: open it", path=path
     )

@@ -151,8 +151,8 @@ class Sessions:
         _require_ids(key, size_bytes)
         if spilling and self._disk is None:
             raise SpillingDisabledError(
-                "this node has no disk tier to spill to: start its server with PREFEED_DISK set to how much disk it may "
-                "take, such as 100GiB or auto (`cache_admin --start -s DIR` does so), or use spilling=False"
+                "this node has no disk tier to spill to: start its server with PREFEED_DISK set to a size, such as 100GiB, "
+                "or to auto (`cache_admin --start -s DIR` does so), or use spilling=False"
             )
         caches = (
             self._sessions.setdefault(session, {}) if session == DEFAULT_SESSION else self._require_session(session)

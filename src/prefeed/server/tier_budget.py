@@ -239,7 +239,7 @@ class Room:
     def find(self, key: CacheKey, limit_bytes: int) -> None:
         """A cache of an earlier life is here; who has it open may still write up to its limit."""
         if why := empty_if_damaged(self.files.path(key), on_disk=self._on_disk, is_suspect=self.is_suspect):
-            self.damage.append(f"the cache in {self.files.path(key)} was damaged ({why}): its samples are made again")
+            self.damage.append(f"the cache in {self.files.path(key)} was damaged ({why}): its samples are recomputed")
         if not self._try_trim(key):
             self._set(key, max(self.files.taken_bytes(key), limit_bytes))
 

@@ -48,16 +48,16 @@ def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callabl
         return
     if not fetched.is_end_known:
         raise TruncatedBodyError(
-            f"{where()}: the server sends no Content-Length and no chunks, so that nobody can tell whether all of it came; "
-            "list its size in the index, or have the server send one",
+            f"{where()}: the server sends no Content-Length and no chunks, so a partial body cannot be detected; list its size "
+            "in the index, or let the server send one",
             url=where(),
         )
     if listed is None or listed.size_bytes < 0 or _says_changed(fetched, listed):
         return
     encoded = f", encoded as {fetched.encoding}" if fetched.encoding else ""
     message = (
-        f"{where()}: {size} bytes came{encoded}, {listed.size_bytes} are listed, and the origin does not say that the object "
-        "changed; is it a login page or half a body? If the object did change, list the origin anew"
+        f"{where()}: {size} bytes came{encoded}, {listed.size_bytes} are listed, and the origin reports no change of the object; "
+        "is it a login page or a partial body? If the object did change, list the origin again"
     )
     _say_once(where(), message)
     raise WrongAnswerError(message, url=where())

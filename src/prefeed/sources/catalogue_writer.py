@@ -187,8 +187,8 @@ class CatalogueWriter(Catalogue):
 
     def _taken(self) -> StoreFormatError:
         return StoreFormatError(
-            f"{self.directory} was changed by another process than its server: what is new is not added to it. Two servers "
-            "have one directory, or it was copied while in use; end one of them, or give each a PREFEED_HOME"
+            f"{self.directory} was changed by another process than its server, so new files are not added to it. Two servers "
+            "have one directory, or it was copied while in use; end one of them, or give each its own PREFEED_HOME"
         )
 
     def index_of(self, path: str) -> int | None:

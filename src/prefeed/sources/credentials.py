@@ -108,7 +108,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         entries = None  # what json says of it would show a part of it
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise CredentialsError(
-            f'{path} is not understood; it is written {{"format": {FORMAT}, "stores": [{{"url": "s3://name", …}}]}} '
+            f'{path} is not valid; write it as {{"format": {FORMAT}, "stores": [{{"url": "s3://name", …}}]}} '
             f"with the fields {', '.join(sorted(FIELDS))}",
             path=str(path),
         )

@@ -164,7 +164,7 @@ class _Walk:
     def _take_other(
         self, entry: os.DirEntry[Any], relative: bytes, chain: Chain, names: list[bytes], below: list[bytes]
     ) -> None:
-        """Note what is no regular file: a directory, or a link to one or to a file."""
+        """Note what is not a regular file: a directory, or a link to one or to a file."""
         name = os.fsencode(entry.name)
         try:
             kind = self._kind(entry, relative + name)

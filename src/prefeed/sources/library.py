@@ -370,7 +370,7 @@ def _say_damaged(directory: Path, err: ManifestDamagedError) -> None:
         which = str(directory), 0
     if which not in _said:
         _said.add(which)
-        _log.warning("prefeed: %s; what it lists is listed anew", str(err))
+        _log.warning("prefeed: %s; the origin is listed again", str(err))
 
 
 def _is_in_force(manifest: Manifest) -> bool:
@@ -398,7 +398,7 @@ def _with_way_out(err: SourceError, old: Listed | None, now: float) -> SourceErr
     if old is None:
         return err
     advice = (
-        f"; its listing of {described_age(now - old.began_at)} ago is still there: to read what that names, set "
+        f"; its listing of {described_age(now - old.began_at)} ago is still there: to use it, set "
         "listing_age=inf (PREFEED_LISTING_AGE=inf)"
     )
     return type(err)(err.message + advice, **err.details)

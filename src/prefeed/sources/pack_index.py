@@ -96,7 +96,7 @@ class Head:
             StoreFormatError: The bytes are not the beginning of an index.
         """
         if len(data) != HEAD_BYTES or bytes(data[:6]) != _MAGIC[:6]:
-            raise StoreFormatError(f"{where} is no index of a pack")
+            raise StoreFormatError(f"{where} is not the index of a pack")
         magic, header_bytes, body_bytes, digest = _HEAD.unpack_from(data)
         if _SUM.unpack_from(data, _HEAD.size)[0] != xxh3_64_intdigest(bytes(data[: _HEAD.size])):
             raise StoreFormatError(f"{where} is damaged: its head is not what was written; make the pack again")
@@ -162,7 +162,7 @@ class PackIndex:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size < HEAD_BYTES:
-                raise StoreFormatError(f"{os.fspath(path)} is no index of a pack")
+                raise StoreFormatError(f"{os.fspath(path)} is not the index of a pack")
             return cls(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), os.fspath(path))
         finally:
             os.close(descriptor)

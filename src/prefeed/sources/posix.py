@@ -168,7 +168,7 @@ class PosixSource:
         if len(data) > size:  # files that the kernel makes up say that they are empty
             if os.fstat(descriptor).st_size == size:
                 raise PassedThroughError(
-                    f"{self.locate(path)} says that it is empty, and is not", path=self.locate(path)
+                    f"{self.locate(path)} reports a size of 0, and is not empty", path=self.locate(path)
                 )
             return None
         if len(data) != size:
@@ -196,9 +196,9 @@ class PosixSource:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError
         if not stat.S_ISREG(status.st_mode):
-            raise PassedThroughError(f"{where} is no regular file", path=where)
+            raise PassedThroughError(f"{where} is not a regular file", path=where)
         raise PassedThroughError(
-            f"{where} has {status.st_size} bytes, more than max_object ({self._max_bytes}), and is read past the cache",
+            f"{where} has {status.st_size} bytes, more than max_object ({self._max_bytes}), and is read without the cache",
             path=where,
         )
 

@@ -190,8 +190,8 @@ def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> S
     if made_with is not None and made_with.is_whole:
         return made_with  # another endpoint, or another account, is named meanwhile
     raise refusal or CredentialsError(
-        f"what is read of {url} was made at another endpoint, or by another account, than the environment names now, and was "
-        "pickled without credentials: name the same as when it was made, or make it anew"
+        f"the dataset of {url} was made with another endpoint or account than the environment names now, and was "
+        "pickled without credentials: set the same endpoint and account, or make the dataset again"
     )
 
 

@@ -48,7 +48,7 @@ _BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
     (
         "Received redirect without LOCATION",
         SourceError,
-        "the server redirects and does not say where to; if it is a bucket in another region, set AWS_REGION",
+        "the server redirects and does not say where; if it is a bucket in another region, set AWS_REGION",
     ),
     ("error following redirect", SourceError, "the server redirects in a circle, or more than ten times"),
     (NO_LENGTH, SourceError, "the server sends no Content-Length, so that a short answer would go unseen"),

@@ -51,14 +51,14 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
         return _absolute(_file_path(text))
     if f"{scheme}://" == SAMPLE_SET:
         raise UnknownSchemeError(
-            f"{text} is the name of a sample set, and not taken here: `prefeed sampleset describe` says where its data is",
+            f"{text} is the name of a sample set, which cannot be used here: `prefeed sampleset describe` shows where its data is",
             scheme=scheme,
         )
     if scheme not in OBJECT_STORE_SCHEMES:
         raise UnknownSchemeError(
             f"no source reads {scheme}:// (in {without_credentials(text)}); "
-            f"known are a directory and {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}, "
-            f"and for a pack {PACK} before one of these",
+            f"choose a directory or {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}, "
+            f"and write {PACK} before it for a pack",
             scheme=scheme,
         )
     return _network_url(scheme, text)
@@ -160,7 +160,7 @@ def open_plain_source(
     if root.startswith("/"):
         return PosixSource(root, view=view)
     if root.startswith(PACK):
-        raise UnknownSchemeError(f"{root} is a pack, and not what a pack can lie on; write {PACK} once")
+        raise UnknownSchemeError(f"{root} is a pack, and a pack cannot be inside a pack; write {PACK} once")
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 

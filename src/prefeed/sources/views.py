@@ -94,7 +94,7 @@ class View:
     def _used(self) -> Iterator[int]:
         with self._lock:
             if self._root < 0 or not self._attached:
-                raise OSError(errno.ESTALE, "who showed this directory is gone")
+                raise OSError(errno.ESTALE, "the process that showed this directory has ended")
             self._users += 1
             root = self._root
         try:

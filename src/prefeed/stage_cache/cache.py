@@ -243,7 +243,7 @@ def _host(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"argument hostname with value {value!r} is not of type str")
     if value != _LOCAL_HOST:
-        raise ValueError(f"hostname {value!r}: a cache is on the host that it serves, use {_LOCAL_HOST}")
+        raise ValueError(f"hostname {value!r}: a cache serves only its own host, use {_LOCAL_HOST}")
     return value
 
 

@@ -126,7 +126,7 @@ class CacheLink:
         except SessionNotFoundError:
             self.is_dropped = True
             self.disconnect()
-            _log.warning("prefeed: session %d was dropped: samples are made anew from now on", self._name.session)
+            _log.warning("prefeed: session %d was dropped: samples are recomputed from now on", self._name.session)
         except (PrefeedError, OSError):
             self.is_alone = False
             self._leave_alone()

@@ -212,8 +212,8 @@ class CacheStore:
         self._here.link.count(not_kept=1)
         _report_at_exit()
         say_once(
-            "samples are made and not kept for now: another process keeps the turn to write a stage cache for longer than a "
-            "second, is it suspended (kill -STOP, a paused container)? `prefeed stats` counts them"
+            "samples are not cached for now: another process has held the write lock of a stage cache for more than a second; "
+            "is it suspended (kill -STOP, a paused container)? `prefeed stats` counts them"
         )
 
     def _say_full(self) -> None:
@@ -222,8 +222,8 @@ class CacheStore:
             entries, on_disk, _ = self.statistics()
             taken = sum(tier.limit_bytes for tier in self._here.place.tiers) // 1024**2
             _log.info(
-                "prefeed: a cache of session %d is full: %d samples in %d MiB are kept, what else is made is not; raise its "
-                "size, PREFEED_MEMORY or PREFEED_DISK",
+                "prefeed: a cache of session %d is full: %d samples in %d MiB are kept, further samples are not; raise its size"
+                ", PREFEED_MEMORY or PREFEED_DISK",
                 self.name.session, entries + on_disk, taken,
             )  # fmt: skip
 

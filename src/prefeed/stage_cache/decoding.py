@@ -186,7 +186,7 @@ def _named_tuple(node: list[Any], compile_node: CompileNode) -> Reader:
     def read(source: Source) -> Any:
         cls = class_at(module, qualname)  # each time: a notebook may define it anew
         if not is_named_tuple(cls) or list(cls._fields) != fields or len(readers) != len(fields):
-            raise ValueError(f"{module}.{qualname} is not the named tuple any more that it was")
+            raise ValueError(f"{module}.{qualname} is no longer the same named tuple")
         return tuple.__new__(cls, [read(source) for read in readers])
 
     return read
@@ -199,7 +199,7 @@ def _dataclass(node: list[Any], compile_node: CompileNode) -> Reader:
     def read(source: Source) -> Any:
         cls = class_at(module, qualname)
         if not is_plain_dataclass(cls) or field_names(cls) != fields:
-            raise ValueError(f"{module}.{qualname} is not the dataclass any more that it was")
+            raise ValueError(f"{module}.{qualname} is no longer the same dataclass")
         return rebuild(cls, names, [read(source) for read in readers])
 
     return read
@@ -219,7 +219,7 @@ def _enum(node: list[Any], compile_node: CompileNode) -> Reader:
     def read(source: Source) -> Any:
         cls = class_at(module, qualname)
         if not is_enum(cls):
-            raise ValueError(f"{module}.{qualname} is no enum any more")
+            raise ValueError(f"{module}.{qualname} is no longer an enum")
         return cls.__members__[next(source.values)]
 
     return read
@@ -232,7 +232,7 @@ def _flag(node: list[Any], compile_node: CompileNode) -> Reader:
     def read(source: Source) -> Any:
         cls = class_at(module, qualname)
         if not is_flag(cls):
-            raise ValueError(f"{module}.{qualname} is no flag any more")
+            raise ValueError(f"{module}.{qualname} is no longer a flag")
         return cls(read_value(source))
 
     return read

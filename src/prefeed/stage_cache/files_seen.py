@@ -27,7 +27,7 @@ from prefeed.system.machine import is_on_own_disk
 from prefeed.types import ENTRY_KEY_BYTES
 
 ABSENT: Final = bytes(ENTRY_KEY_BYTES)
-"""Stands for a file that is not there, or is no regular file."""
+"""Stands for a file that is not there, or is not a regular file."""
 
 _QUICK_SECONDS: Final = 200e-6
 """Where asking a file takes longer, as on a network, many are asked side by side."""

@@ -105,9 +105,7 @@ def unpack_header(view: memoryview) -> Header:
         raise EntryFormatError(f"{size} bytes are no stage entry: its header alone has {HEADER_BYTES}")
     header = _header_of(bytes(view[:HEADER_BYTES]))
     if header.payload_end != size:
-        raise EntryFormatError(
-            f"the entry is damaged: its header speaks of {header.payload_end} bytes, there are {size}"
-        )
+        raise EntryFormatError(f"the entry is damaged: its header names {header.payload_end} bytes, there are {size}")
     return header
 
 

@@ -420,6 +420,6 @@ class _Encoders(threading.local):
 def refusal(where: str) -> str:
     """Return the text of a ``RandomStageError``."""
     return (
-        f"a stage that draws random numbers cannot be cached, each epoch would see the same ones: {where}. Cache what comes "
+        f"a stage that draws random numbers cannot be cached, because each epoch would see the same numbers: {where}. Cache what comes "
         "before it, and map the random step on top; if its result does not depend on chance, mark it with prefeed.not_random"
     )

@@ -122,8 +122,8 @@ def plan_store_dir(
     """
     if not is_there:
         warning = (
-            f"{memory_dir} is no directory that is there: the memory tier goes to {fallback_dir} on disk, which is slower; "
-            "make the directory, on a tmpfs, or correct PREFEED_MEMORY_DIR"
+            f"{memory_dir} is not a directory: the memory tier goes to {fallback_dir} on disk, which is slower; "
+            "make the directory on a tmpfs, or correct PREFEED_MEMORY_DIR"
         )
         return fallback_dir, False, warning
     if distrusted:
@@ -137,7 +137,7 @@ def plan_store_dir(
         )
         return fallback_dir, False, warning
     if not on_tmpfs:
-        return memory_dir, False, f"{memory_dir} is not a tmpfs: the memory tier lies on disk, which is slower"
+        return memory_dir, False, f"{memory_dir} is not a tmpfs: the memory tier is on disk, which is slower"
     return memory_dir, True, None
 
 

@@ -94,7 +94,7 @@ def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
         ) from err
     return (
         other,
-        f"{preferred} is somebody else's, open to others, or no directory: the memory tier lies in {other} instead",
+        f"{preferred} belongs to another user, is open to others, or is not a directory: the memory tier is in {other} instead",
     )
 
 
@@ -138,7 +138,7 @@ def require_trusted(directory: Path) -> None:
     is_open = bool(mode & 0o022) and not mode & stat.S_ISVTX
     if not stat.S_ISDIR(found.st_mode) or not (is_ours or (found.st_uid == 0 and not is_open)):
         raise StoreError(
-            f"{directory} is of user {found.st_uid} with mode {mode:04o}: others could put entries into it, and those may "
+            f"{directory} belongs to user {found.st_uid} and has mode {mode:04o}: others could put entries into it, and entries may "
             "be code; name a directory of your own with PREFEED_MEMORY_DIR or PREFEED_DISK_DIR",
             path=os.fspath(directory),
         )

@@ -92,7 +92,7 @@ class NodeDirectory:
                 lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             return cls(path, number, lock)
         raise ServerError(
-            f"{parent / name_of(number)} is of another server, which runs: give each a directory of its own"
+            f"{parent / name_of(number)} belongs to another server, which runs: give each server its own directory"
         )
 
     def beat(self) -> None:

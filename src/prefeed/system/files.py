@@ -75,8 +75,8 @@ def read_private(path: Path) -> bytes | None:
 def _require_private(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise CredentialsError(
-            f"{path} must be a file of user {os.geteuid()} that nobody else can read; it has "
-            f"owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}. Run chmod 600 {path}",
+            f"{path} must be a file of user {os.geteuid()} that no other user can read; it "
+            f"has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}. Run chmod 600 {path}",
             path=str(path),
         )
 

@@ -93,7 +93,9 @@ class Memory:
         return min(bounds)
 
     def _words(self, what: str, limit_bytes: int) -> str:
-        return f"{what} has {in_gib(limit_bytes)}, of which {in_gib(reserve_bytes(limit_bytes))} stay free for programs"
+        return (
+            f"{what} has {in_gib(limit_bytes)}, and {in_gib(reserve_bytes(limit_bytes))} of it stay free for programs"
+        )
 
 
 def reserve_bytes(limit_bytes: int) -> int:

@@ -17,7 +17,7 @@ from prefeed.system.machine import mount_number
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-IS_MOUNT: Final = "something is mounted there, which is not entered"
+IS_MOUNT: Final = "it is a mount, which is not entered"
 
 
 class Boundary(NamedTuple):

@@ -44,7 +44,7 @@ def why_not_kept(status: os.stat_result) -> str:
     """Return why others than this user and root may have put something into a directory, or may do so."""
     if not (is_mine(status) or status.st_uid == 0) or status.st_mode & _OTHERS_WRITE:
         return (
-            f"must be a directory of user {os.geteuid()} that nobody else may write to; it has owner {status.st_uid} and "
+            f"must be a directory of user {os.geteuid()} that no other user may write to; it has owner {status.st_uid} and "
             f"mode {stat.S_IMODE(status.st_mode):04o}. Remove it or run chmod go-w"
         )
     return ""
@@ -53,10 +53,10 @@ def why_not_kept(status: os.stat_result) -> str:
 def why_not_shared(status: os.stat_result) -> str:
     """Return why others could replace what this user has in a directory: /tmp is fine, its entries are their owners'."""
     if not (is_mine(status) or status.st_uid == 0 or _is_of_host(status)):
-        return f"belongs to user {status.st_uid}, who may replace what is in it"
+        return f"belongs to user {status.st_uid}, who may replace its contents"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
         return (
-            f"has mode {stat.S_IMODE(status.st_mode):04o}: others may replace what is in it. Run chmod +t or name another "
+            f"has mode {stat.S_IMODE(status.st_mode):04o}: others may replace its contents. Run chmod +t or name another "
             "directory"
         )
     return ""
@@ -65,7 +65,7 @@ def why_not_shared(status: os.stat_result) -> str:
 def why_not_trusted_file(status: os.stat_result) -> str:
     """Return why others than this user and root may have written a file."""
     if not stat.S_ISREG(status.st_mode):
-        return "is no file"
+        return "is not a file"
     if not (is_mine(status) or status.st_uid == 0):
         return f"belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:

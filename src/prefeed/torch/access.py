@@ -365,7 +365,7 @@ def _indexed(access: AccessMap, indices: np.ndarray[Any, np.dtype[np.int64]] | N
 
 
 def _roots_absent(absent: Sequence[str]) -> str:
-    return f"PREFEED_ROOTS names paths that are no directories here: {', '.join(absent)}; correct them, or mount the file systems"
+    return f"PREFEED_ROOTS names paths that are not directories here: {', '.join(absent)}; correct them, or mount the file systems"
 
 
 def _roots_that_are_absent(config: Config) -> list[str]:

@@ -108,7 +108,7 @@ def _opened(names: tuple[RingName, ...]) -> RingWriter | None:
     try:
         return RingWriter.open(names[worker.id])
     except (OSError, ValueError):
-        _log.debug("prefeed: batches go as torch sends them", exc_info=True)
+        _log.debug("prefeed: batches are sent as torch sends them", exc_info=True)
         return None
 
 

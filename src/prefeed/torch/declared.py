@@ -204,7 +204,7 @@ def _wrong_list(dataset: Any, got: str) -> str:
     return (
         f"{name}.train_data_list() must return the paths of all samples as a numpy array of strings: "
         f"shape (num_samples,), or (num_lists, num_samples) when a sample is made of several files; {got}. "
-        f"Right is: return np.array(self.images), or return np.array([self.images, self.titles])"
+        f"For example: return np.array(self.images), or return np.array([self.images, self.titles])"
     )
 
 

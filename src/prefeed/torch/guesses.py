@@ -227,5 +227,5 @@ class Supposing:
                 self._guess.judge(sample, {path(object_id) for object_id in ids})
         if self._guess.is_over:
             _log.info(
-                "prefeed: samples do not open the files that their dataset lists: their files are learned as they are made"
+                "prefeed: samples do not open the files that their dataset lists: their files are learned while samples are made"
             )

@@ -294,7 +294,7 @@ class Position:
             return
         if state.get("version") != _VERSION or "began" not in state:
             raise ResumeError(
-                f"this is no state of prefeed's DataLoader (its keys: {', '.join(map(str, state))}); "
+                f"this is not a state of prefeed's DataLoader (its keys: {', '.join(map(str, state))}); "
                 "load what its own state_dict() returned"
             )
         chain, began = samplers_of(loader._index_sampler), state["began"]

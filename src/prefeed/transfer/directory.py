@@ -236,10 +236,10 @@ class DirectoryPlace:
         if found is None and folds_case:
             return ""
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != one.size_bytes >= 0:
-            return "its copy is gone, or is another file by now"
+            return "its copy is gone, or is another file now"
         in_mount = lies_in(one.path, self.mounts.points.keys() - {""})
         if original is not None and os.path.samestat(found, original) and (found.st_nlink == 1 or in_mount):
-            return f"{self.url}/{one.path} is the very same file, by another mount"
+            return f"{self.url}/{one.path} is the same file, by another mount"
         return ""
 
 
@@ -414,7 +414,7 @@ class DirectorySink:
                 view = memoryview(chunk).cast("B")
                 _write_all(file, view)
                 if not _reads_back(file, written, view):
-                    raise CopyError(f"{where}: what was read back is not what was written", path=where)
+                    raise CopyError(f"{where}: the bytes read back are not the bytes written", path=where)
                 written += len(view)
             if written != body.size_bytes:
                 raise TruncatedBodyError(f"{where}: {written} bytes came, {body.size_bytes} were announced", path=where)

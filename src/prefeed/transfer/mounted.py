@@ -81,7 +81,7 @@ class MetMounts:
     def changes(self) -> list[str]:
         """Return sentences on mounts that have come, or gone, since this began."""
         now = mounts_by_number()
-        said = [f"{point} was mounted while the sync went on" for point in self._come]
+        said = [f"{point} was mounted while the sync ran" for point in self._come]
         for number, mount in self._before.items():
             there = now.get(number)
             if there is not None and (there.point, there.type) == (mount.point, mount.type):
@@ -89,7 +89,7 @@ class MetMounts:
             if number in self._numbers.values() or any(overlap_by_name(mount.point, one) for one in self._places):
                 said.append(f"{mount.point} was mounted when the sync began, and is not any more")
         if not said and _identity_of(self._root) != self._identity:
-            said.append(f"{self._root} was unmounted, mounted over or replaced while the sync went on")
+            said.append(f"{self._root} was unmounted, mounted over or replaced while the sync ran")
         return said
 
     def _where(self, path: str) -> str:
@@ -139,8 +139,8 @@ class MountRecord:
             write_private(self.file, json.dumps(document, indent=1).encode())
         except OSError as err:
             raise JobError(
-                f"{self.file} cannot be written: {err.strerror}; it records what is mounted below the places, so that a later "
-                "sync does not take it for deleted",
+                f"{self.file} cannot be written: {err.strerror}; it records the mounts below the places, so that a later sync "
+                "does not treat their files as deleted",
                 path=str(self.file),
             ) from err
         self._now = now
@@ -156,8 +156,8 @@ class MountRecord:
             return {SOURCE: {}, TARGET: {}}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
             raise JobError(
-                f"{self.file} is damaged: {err}. It records what was mounted at the last sync; remove it if all that belongs "
-                f"below {self._names[SOURCE]} and {self._names[TARGET]} is mounted now",
+                f"{self.file} is damaged: {err}. It records the mounts of the last sync; remove it if everything below {self._names[SOURCE]} and "
+                f"{self._names[TARGET]} is mounted now",
                 path=str(self.file),
             ) from err
 

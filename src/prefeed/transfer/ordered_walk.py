@@ -144,7 +144,9 @@ class Tree:
         try:
             scan = self._scan_open("", None)
         except NotADirectoryError as err:
-            raise ObjectNotFoundError(f"{self._shown[:-1]} is no directory; name the one that holds the files") from err
+            raise ObjectNotFoundError(
+                f"{self._shown[:-1]} is not a directory; name the directory that holds the files"
+            ) from err
         except OSError as err:
             raise _translated(err, self._shown[:-1] or "/") from err
         assert scan.directory is not None, "never has no directory that is the root"

@@ -94,12 +94,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """
     body = pattern.rstrip("/")
     if not body:
-        raise JobSpecError(f"{pattern!r} is no pattern; write one like *.tmp, or dir/ for a directory")
+        raise JobSpecError(f"{pattern!r} is not a pattern; write one like *.tmp, or dir/ for a directory")
     anchor = r"\A" if body.startswith("/") else r"(?:\A|/)"
     try:
         return re.compile(anchor + _translated(body.lstrip("/"), pattern) + r"\Z", re.DOTALL)
     except re.error as err:
-        raise JobSpecError(f"{pattern!r} is no pattern: {err}") from err
+        raise JobSpecError(f"{pattern!r} is not a pattern: {err}") from err
 
 
 def _translated(body: str, pattern: str) -> str:

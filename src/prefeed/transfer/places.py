@@ -120,7 +120,7 @@ def open_root(root: str, config: Config) -> Root:
     if root.startswith("/"):
         if not os.path.isdir(root):
             raise ObjectNotFoundError(
-                f"{root} is no directory; check the path, and that the storage is mounted", path=root
+                f"{root} is not a directory; check the path, and that the storage is mounted", path=root
             )
         return DirectoryPlace(root)
     return StorePlace(root, config) if root.startswith(WRITABLE) else HttpPlace(root, config)

@@ -266,10 +266,10 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
         raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
     if err.errno == errno.EXDEV:
         raise BadTargetNameError(
-            f"{where} lies in a mount below the destination, where files cannot be put whole: make that a destination of "
-            "its own",
+            f"{where} lies in a mount below the destination, where files cannot be written atomically: sync that mount separately "
+            "",
             path=where,
         ) from err
     if err.errno in _BAD_NAME or err.errno in _NOT_THERE:
         raise BadTargetNameError(f"{where}: {reason}", path=where) from err
-    raise CopyError(f"{where} cannot be written: {reason}; what was copied stays", path=where) from err
+    raise CopyError(f"{where} cannot be written: {reason}; copied files stay", path=where) from err

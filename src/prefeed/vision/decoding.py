@@ -145,7 +145,7 @@ class Encoded:
             raise self._undecodable(err) from err
 
     def _undecodable(self, err: Exception) -> ImageDecodeError:
-        what = "bytes that are no picture" if isinstance(err, UnidentifiedImageError) else str(err)
+        what = "its bytes are not a picture" if isinstance(err, UnidentifiedImageError) else str(err)
         return ImageDecodeError(
             f"{self._name or 'a picture'} of {self._data.nbytes} bytes cannot be decoded: {what}. Replace or remove it; "
             "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True reads as much of truncated files as there is",

@@ -94,7 +94,7 @@ def say_passed_over(directories: Iterable[Path]) -> None:
             if directory not in _said:
                 _said.add(directory)
                 _log.warning(
-                    "prefeed: %s; another directory is used for the node server meanwhile, or set XDG_RUNTIME_DIR to one of "
+                    "prefeed: %s; the node server uses another directory until then; or set XDG_RUNTIME_DIR to one of "
                     "your own", str(err),
                 )  # fmt: skip
         except OSError:

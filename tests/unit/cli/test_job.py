@@ -148,9 +148,9 @@ def test_a_job_is_recorded_and_done_once(run: Run, source: Path, tmp_path: Path)
 
     assert (first.exit_code, first.stdout) == (0, "one: Succeeded\n")
     assert (again.exit_code, tree(tmp_path / "t")) == (0, FILES)
-    assert again.stdout.startswith("one: Succeeded before, and not run again")
+    assert again.stdout.startswith("one: Succeeded earlier, and was not run again")
     assert other.exit_code == 1
-    assert "give the new one another name" in other.stderr
+    assert "give the new job another name" in other.stderr
     assert "sync  -    Succeeded" in run(None, "job", "list").stdout
     assert json.loads(run(None, "job", "describe", "one", "--json").stdout)["result"]["num_copied"] == 30
 

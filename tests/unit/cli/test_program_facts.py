@@ -54,8 +54,8 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         {},
         [
             "2 loaders served: train_loader, val_loader; 1 not: Stream: an IterableDataset has no order to know beforehand",
-            ("48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB), 106 opens went past the cache "
-            "(PIL.Image.open 106 outside of samples)"),
+            ("48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB), 106 opens bypassed the cache ("
+            "PIL.Image.open 106 outside of samples)"),
             "waited 3.1 % of 412.0 s for data",
         ],
     ),
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         USED | past("numpy.memmap", 2000) | past("open", 1) | past("os.open", 3, in_samples=True),
         {},
         [
-            ("no DataLoader of torch's was used; 2,004 opens below /data (nfs4) went past the cache (numpy.memmap 2,000 outside of "
+            ("no DataLoader of torch's was used; 2,004 opens below /data (nfs4) bypassed the cache (numpy.memmap 2,000 outside of "
             "samples, os.open 3 in samples, open 1 outside of samples)")
         ],
     ),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
     "past prefeed": (
         USED | loader("A", served=1) | {key_of(UNSEEN, "Pets"): counters(4)},
         {},
-        ["1 loader served: A; 1 iterated past prefeed: Pets"],
+        ["1 loader served: A; 1 iterated without prefeed: Pets"],
     ),
     "many": (
         USED
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         {},
         [
             "11 loaders served: " + ", ".join(f"loader{n:02}" for n in range(8)) + ", and 3 more",
-            "42 opens below /data (nfs4) went past the cache ("
+            "42 opens below /data (nfs4) bypassed the cache ("
             + ", ".join(f"call{n} {9 - n} outside of samples" for n in range(5))
             + ", and 2 more)",
         ],

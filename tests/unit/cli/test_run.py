@@ -123,7 +123,7 @@ def test_part_of_another_counts_for_that(start, run, tmp_path: Path, monkeypatch
     monkeypatch.setenv("PREFEED_RUN", str(tmp_path))
     monkeypatch.delattr("prefeed.cli.run.begin_record")
     assert start("train.py")[1] == ALWAYS
-    assert "part of another `prefeed run`" in run(None, "run", "--json", "o.json", "train.py").stderr
+    assert "inside another `prefeed run`" in run(None, "run", "--json", "o.json", "train.py").stderr
 
 
 def test_no_place_to_count(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,10 @@ def test_more_nodes_than_this_one(run: Any, write: Any, document: dict[str, Any]
     assert run(None, "sampleset", "apply", "-f", write(document), "--wait").exit_code == 0
     found = status(run)
     assert (found["phase"], found["runtimeStatus"]["runtimeReady"]) == ("PartialReady", "1/3")
-    assert "this node is one of 3, and each caches for itself" in run(None, "sampleset", "describe", "imagenet").stdout
+    assert (
+        "this node is one of 3, and each node has its own cache"
+        in run(None, "sampleset", "describe", "imagenet").stdout
+    )
     run(None, "sampleset", "delete", "imagenet")
 
 

@@ -45,7 +45,7 @@ def test_the_path_is_all_of_stdout(run, origin: Path, sandbox: Sandbox) -> None:
     assert path.is_relative_to(sandbox.memory_dir)
     assert {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()} == FILES
     assert result.stderr.startswith("prefeed: 3 files, 24.5 KiB copied in 0.")
-    assert run(None, "stage", str(origin)).stderr == "prefeed: nothing copied; 3 files, 24.5 KiB are there\n"
+    assert run(None, "stage", str(origin)).stderr == "prefeed: nothing copied; 3 files, 24.5 KiB in the copy\n"
 
 
 def test_json_is_one_object_on_stdout(run, origin: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_failure_ends_with_1_and_the_path_is_there_all_the_same(run, origin: P
 
     assert result.exit_code == 1
     assert (Path(result.stdout.removesuffix("\n")) / "made up").is_symlink()
-    assert f"prefeed: {origin}/made up says that it is empty, and is not\n" in result.stderr
+    assert f"prefeed: {origin}/made up reports a size of 0, and is not empty\n" in result.stderr
 
 
 def test_what_is_not_there_is_an_error(run, sandbox: Sandbox) -> None:
@@ -156,7 +156,7 @@ def test_a_memory_directory_on_disk_is_said(
     disk.mkdir()
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(disk))
 
-    assert f"prefeed: {disk} is not a tmpfs: the copy will lie on disk\n" in run(None, "stage", str(origin)).stderr
+    assert f"prefeed: {disk} is not a tmpfs: the copy will be on disk\n" in run(None, "stage", str(origin)).stderr
 
 
 def test_names_with_odd_bytes_are_printed_as_they_are(run, origin: Path, sandbox: Sandbox) -> None:
@@ -178,14 +178,14 @@ def test_nothing_is_said_of_a_plan_in_which_all_fits() -> None:
 
 def test_a_plan_in_words() -> None:
     assert stage.plan_lines(PLAN, place="/dev/shm") == [
-        "900 of 1,000 files (1.0 GiB of 2.0 GiB) fit in /dev/shm: --size allows no more; the others are links to the origin; each GiB saves 900 opens an epoch",
-        "1 file removed from the copy: the origin has them no more",
+        "900 of 1,000 files (1.0 GiB of 2.0 GiB) fit in /dev/shm: --size allows no more; the others are links to the origin; each GiB saves 900 opens per epoch",
+        "1 file removed from the copy: the origin no longer has them",
     ]
 
 
 def test_a_result_in_words() -> None:
     assert stage.result_lines(RESULT) == [
-        "900 files, 1.0 GiB copied in 4.5 s (200 files/s, 227.6 MiB/s); 900 files, 1.0 GiB are there, 100 links to the origin"
+        "900 files, 1.0 GiB copied in 4.5 s (200 files/s, 227.6 MiB/s); 900 files, 1.0 GiB in the copy, 100 links to the origin"
     ]
     failures = tuple(CopyFailure(path=str(n), code="c", message=f"{n} is bad") for n in range(7))
     bad = StageResult(record=RECORD, plan=PLAN, summary=SUMMARY, failures=failures, is_usable=False)

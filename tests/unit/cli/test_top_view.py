@@ -38,7 +38,7 @@ def test_all_that_the_server_says_is_there() -> None:
     lines = lines_of(*looks(3), width=110)
 
     assert "pid 4321, up 2 h 2 min, 9 clients" in lines[0]
-    assert "98.4 %  31.5 GiB of 32.0 GiB  314k objects, 4,000 in passing" in line_with(lines, "memory")
+    assert "98.4 %  31.5 GiB of 32.0 GiB  314k objects, 4,000 transient" in line_with(lines, "memory")
     assert "90.0 GiB of 200.0 GiB  900k objects" in line_with(lines, "disk")
     assert "3 of 4 servers up  210k reads, 13.0 % found" in line_with(lines, "pool")
     assert "3,300/s" in line_with(lines, "hits")
@@ -65,7 +65,7 @@ def test_without_a_server_the_frame_says_why() -> None:
     lines = lines_of(NO_SERVER)
 
     assert lines[0].endswith("no server")
-    assert lines[1:] == [NO_SERVER.trouble, "looking again"]
+    assert lines[1:] == [NO_SERVER.trouble, "trying again"]
 
 
 def test_a_pool_with_all_servers_up_is_green_and_damage_is_said() -> None:

@@ -105,7 +105,7 @@ def test_loader_and_step(call: Tune, tuned: list[Any]) -> None:
         (["absent_module:make_loader"], "no module 'absent_module'"),
         (["tuned_module:absent"], "has no function absent"),
         (["tuned_module:number"], "has no function number"),
-        (["tuned_module:nothing"], "returned NoneType, and not a DataLoader"),
+        (["tuned_module:nothing"], "returned NoneType; return a DataLoader"),
         (["tuned_module:two"], "was given 0 arguments"),
         (["tuned_module:two", "1", "2", "3"], "was given 3 arguments"),
         (["--budget", "0", "tuned_module:two"], "--budget"),
@@ -127,7 +127,7 @@ def test_what_the_module_needs_and_is_not_there(call: Tune, tmp_path: Path) -> N
         f'  File "{tmp_path / "tuned_module.py"}", line 1, in <module>',
         "    import absent_thing",
         "ModuleNotFoundError: No module named 'absent_thing'",
-        "prefeed: nothing was tuned: what tuned_module:make_loader made or called raised ModuleNotFoundError",
+        "prefeed: nothing was tuned: tuned_module:make_loader, its loader or its step raised ModuleNotFoundError",
     ]
 
 
@@ -148,7 +148,7 @@ def test_what_the_users_function_raises(call: Tune, tmp_path: Path) -> None:
     assert "ZeroDivisionError: division by zero" in result.stderr
     assert result.stderr.splitlines()[-2:] == [
         "ValueError: no data",
-        "prefeed: nothing was tuned: what tuned_module:make_loader made or called raised ValueError",
+        "prefeed: nothing was tuned: tuned_module:make_loader, its loader or its step raised ValueError",
     ]
 
 

@@ -195,5 +195,5 @@ def test_settings_that_the_running_server_does_not_have_are_said_once(
     said = [record.getMessage() for record in caplog.records if "runs with" in record.getMessage()]
     running, wanted = server.config.memory, 1 << 30
     assert said == [
-        f"prefeed: the node server runs with memory = {running}, not {wanted}, until it is stopped (`prefeed server stop`)"
+        f"prefeed: the node server runs with memory = {running}; this process asked for {wanted}; restart it to change that (`prefeed server stop`)"
     ]

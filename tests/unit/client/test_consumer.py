@@ -501,7 +501,7 @@ def test_a_lost_server_is_said_once(
     lose_server(server, consumer, 3)
     wait_recovered(consumer)
     assert [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()] == [
-        "prefeed: the node server is gone; what it does not hold is read from the origin meanwhile"
+        "prefeed: the node server is gone; until another one runs, objects that are not in memory are read from the origin"
     ]
 
 

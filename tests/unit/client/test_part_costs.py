@@ -24,7 +24,7 @@ def with_origin(seconds: float, costs: PartCosts = PARTS, **changes: float) -> P
 def test_a_page_cache_is_quicker_and_slow_storage_is_not() -> None:
     assert with_origin(5 * US).why_slower(is_lasting=False) == (
         "its samples read parts of large files, 3.9 KiB of 57.2 MiB on average: a part took 50 us through the cache "
-        "and takes 5 us where the file lies"
+        "and takes 5 us from the file"
     )
     assert with_origin(49 * US).why_slower(is_lasting=False)
     assert not with_origin(51 * US).why_slower(is_lasting=True)

@@ -44,7 +44,7 @@ def test_what_the_node_cache_will_take_is_not_free() -> None:
     bytes_, why = plan_room(replace(DISK, cache_bytes=30 * GIB))
 
     assert bytes_ == 60 * GIB
-    assert "node cache counts on 30.00 GiB" in why
+    assert "node cache may take 30.00 GiB" in why
 
 
 def test_a_cache_that_has_not_taken_its_memory_yet_is_seen(sandbox: Sandbox) -> None:
@@ -80,5 +80,5 @@ def test_another_program_that_fills_the_place_is_seen() -> None:
     ledger = Ledger(1 << 40, lambda: next(looks))
     ledger.take(64 * 1024**2)
 
-    with pytest.raises(TargetFullError, match="something else takes the same room meanwhile: 2 GiB stay free"):
+    with pytest.raises(TargetFullError, match="another program has taken the space: 2 GiB stay free"):
         ledger.take(64 * 1024**2)

@@ -63,4 +63,4 @@ def test_what_is_not_waited_for_gains_nothing() -> None:
 
 def test_a_stage_cache_larger_than_memory_says_so() -> None:
     found = cure("stage cache", staged=timing(0.2), staged_bytes=2_000_000)
-    assert "(2.0 GB; with spilling, for only 1.0 GB of memory are free)" in found.what
+    assert "(2.0 GB; with spilling, because only 1.0 GB of memory are free)" in found.what

@@ -55,7 +55,7 @@ def test_gain_at_the_limit_is_one() -> None:
 def test_nothing_is_faster() -> None:
     tuning = report(Found(best=NONE), RUNS)
     assert (tuning.gain, tuning.low, tuning.high) == (1.0, 1.0, 1.0)
-    assert str(tuning).startswith("Leave it: nothing")
+    assert str(tuning).startswith("Leave it: no setting")
 
 
 def test_step_takes_the_time() -> None:

@@ -105,7 +105,7 @@ def test_a_device_that_computes_meanwhile_loses_nothing() -> None:
 
 def test_more_gained_than_waited_is_explained() -> None:
     verdict = judge(measurement(as_is=timing(1.0, waited=0.1), compute=timing(0.5)))
-    assert "2.0 times as fast. That is more than it waits: making batches takes processors" in str(verdict)
+    assert "2.0 times as fast. That is more than its waiting time: making batches takes processors" in str(verdict)
     assert "more than it waits" not in str(judge(measurement()))
 
 
@@ -136,8 +136,8 @@ def test_figures_that_fit_are_not_doubted() -> None:
     [
         ({"cached": timing(0.99)}, "it waits 63 % of its time for files, and with its files in memory it was 1.01 times as fast"),
         ({"staged": timing(1.3)}, "waits 81 % of its time for files and samples, and with its samples in memory it was 0.77 times"),
-        ({"compute": timing(0.7), "cached": timing(0.4)}, "cache made it 2.5 times as fast, and no data loading at all 1.4 times"),
-        ({"compute": timing(0.99), "workers": {8: timing(0.5)}}, "workers made it 2.0 times as fast, and no data loading at all 1.0"),
+        ({"compute": timing(0.7), "cached": timing(0.4)}, "cache made it 2.5 times as fast, and the job without data loading is 1.4 times as fast"),
+        ({"compute": timing(0.99), "workers": {8: timing(0.5)}}, "workers made it 2.0 times as fast, and the job without data loading is 1.0"),
     ],
     ids=["files", "samples", "cache", "workers"],
 )  # fmt: skip
@@ -146,20 +146,22 @@ def test_contradictions_are_flagged(changes: dict[str, Any], said: str) -> None:
     contradiction, how_little = sentences(verdict)[-2:]
     assert contradiction.startswith("These figures contradict each other: ")
     assert said in contradiction
-    assert how_little.startswith("10 steps in 10.00 s were measured, give or take 0 %: that may be too little to say.")
+    assert how_little.startswith(
+        "10 steps in 10.00 s were measured, give or take 0 %: that may be too little for a verdict."
+    )
     assert "leave it" not in str(verdict)
 
 
 def test_a_measurement_that_is_too_short_says_so() -> None:
     tiny = measurement(loader=loader(samples=40), as_is=timing(0.002, waited=0.0018), compute=timing(0.0002))
     assert sentences(judge(tiny))[-1] == (
-        "10 steps in 0.02 s were measured, give or take 0 %, over and over the same 4 batches: that is too short to say. "
+        "10 steps in 0.02 s were measured, give or take 0 %, always the same 4 batches: that is too short for a verdict. "
         "Examine more steps (--steps 100), and more data if this is a part of it."
     )
     wild = Timing(steps=10, seconds=10.0, waited_seconds=9.0, each=[0.01] * 8 + [0.02, 9.9])
     doubts = judge(measurement(loader=loader(num_workers=0), as_is=wild)).doubts
     assert [doubt.split(",")[1] for doubt in doubts] == [
-        " give or take 99 %: that is too short to say. Examine more steps (--steps 100)"
+        " give or take 99 %: that is too short for a verdict. Examine more steps (--steps 100)"
     ]
     of_stream = measurement(loader=loader(samples=None), as_is=timing(0.001), costs=None)
-    assert "too short to say" in str(judge(of_stream))
+    assert "too short for a verdict" in str(judge(of_stream))

@@ -128,7 +128,7 @@ def test_the_places_of_a_job_are_those_of_its_set_and_may_be_in_another() -> Non
     )
     assert [place.settings.home.parent.name for place in job.places] == ["imagenet", "other"]
     assert freed.places == (Place(url="/data", settings=job.places[0].settings, sample_set=job.sample_set),)
-    with pytest.raises(JobSpecError, match="nothing of it is copied: give syncOptions a destination"):
+    with pytest.raises(JobSpecError, match="nothing is copied: give syncOptions a destination"):
         resolved("  type: sync\n  sampleSetRef: imagenet\n")
     with pytest.raises(SampleSetNotFoundError, match="there is no sample set 'gone'"):
         resolved("  type: clear\n  sampleSetRef: gone\n")

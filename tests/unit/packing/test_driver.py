@@ -323,7 +323,7 @@ def test_names_are_refused_before_anything_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layout": "zip"}, "known are lmdb, webdataset, tfrecord"),
+        ({"layout": "zip"}, "choose one of lmdb, webdataset, tfrecord"),
         ({"layout": "lmdb", "shard_bytes": 5}, "one file"),
         ({"layout": "lmdb", "out": "src/out"}, "lies in"),
         ({"layout": "lmdb", "out": "src"}, "lies in"),
@@ -346,13 +346,13 @@ def test_options_that_do_not_fit(
 def test_the_origin_is_not_written_through_a_link(tmp_path: Path, source: str, out: str) -> None:
     files = make_files(tmp_path / "src")
     (tmp_path / "link").symlink_to(tmp_path / "src")
-    with pytest.raises(CannotPackError, match="which is to be packed"):
+    with pytest.raises(CannotPackError, match="the directory to pack"):
         packed(tmp_path / source, tmp_path / out, "lmdb")
     assert sum(len(found) for _, _, found in os.walk(tmp_path / "src")) == len(files)
 
 
 def test_all_of_the_machine_is_not_packed_into_itself(tmp_path: Path) -> None:
-    with pytest.raises(CannotPackError, match="which is to be packed"):
+    with pytest.raises(CannotPackError, match="the directory to pack"):
         packed("/", tmp_path / "out", "lmdb")
 
 

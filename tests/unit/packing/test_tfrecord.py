@@ -137,7 +137,7 @@ def test_names_that_say_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "words"), [(3, "damaged one"), (9, "damaged one"), (14, "not those of its checksum"), (-1, "its checksum")]
+    ("at", "words"), [(3, "or damaged"), (9, "or damaged"), (14, "do not match its checksum"), (-1, "its checksum")]
 )
 def test_damaged_records_are_refused(tmp_path: Path, at: int, words: str) -> None:
     (tmp_path / "data").mkdir()

@@ -98,9 +98,9 @@ def test_what_is_copied_and_where_it_is_read(
         (
             {**KEYS, "source": {"uri": "s3://c"}},
             {"bucket": "s3://c"},
-            "one of them lies in the other; write noSync: true",
+            "one of them contains the other; write noSync: true",
         ),
-        ({**KEYS, "source": {"uri": "s3://c/imagenet/a"}}, {"bucket": "s3://c"}, "lies in the other"),
+        ({**KEYS, "source": {"uri": "s3://c/imagenet/a"}}, {"bucket": "s3://c"}, "one of them contains the other"),
     ],
 )
 def test_places_that_cannot_be(spec: dict[str, Any], values: dict[str, Any], said: str) -> None:

@@ -53,15 +53,15 @@ def said_of(value: object, kind: type = Outer, path: str = "a", *, is_secret: bo
 
 def test_an_unknown_field_is_named_with_its_path_and_what_is_known() -> None:
     assert said_of({"sections": [{}, {"cacheSise": 1}]}) == (
-        "a.sections[1].cacheSise is not known. Did you mean cacheSize? Known there: cacheSize, path"
+        "a.sections[1].cacheSise is not known. Did you mean cacheSize? Known fields: cacheSize, path"
     )
-    assert said_of({"sise": 1}, Inner, "") == "sise is not known. Known there: cacheSize, path"
+    assert said_of({"sise": 1}, Inner, "") == "sise is not known. Known fields: cacheSize, path"
 
 
 def test_a_missing_field_that_was_meant_by_another_is_said_so() -> None:
     assert said_of({}, Required) == "a.partitions is missing"
     assert said_of({"partition": 1, "size": 2}, Required) == (
-        "a.partitions is missing: partition stands there, which is not known"
+        "a.partitions is missing: partition is there, which is not known"
     )
 
 
@@ -90,7 +90,7 @@ def test_a_missing_field_that_was_meant_by_another_is_said_so() -> None:
         ),
         ("name", "a\n", "a.name must be made of lower-case letters, digits and - between them, at most 63, not 'a\\n'"),
         ("named", "A", "a.named must be made of lower-case letters, digits and - between them, at most 63, not 'A'"),
-        ("named", {"pat": ""}, "a.named.pat is not known. Did you mean path? Known there: cacheSize, path"),
+        ("named", {"pat": ""}, "a.named.pat is not known. Did you mean path? Known fields: cacheSize, path"),
     ],
 )
 def test_wrong_types_are_refused(field: str, value: object, said: str) -> None:
@@ -107,10 +107,10 @@ def test_numbers_are_numbers(value: object) -> None:
     [
         (5, "a document must have fields; it is a number"),
         ({"\udcff": 1}, "the document has a field whose name or value is no UTF-8 text"),
-        ({"cachSize": None}, "cachSize is not known. Did you mean cacheSize? Known there: cacheSize, path"),
-        ({"a - at `$.b`": 1}, "a - at `$.b` is not known. Known there: cacheSize, path"),
+        ({"cachSize": None}, "cachSize is not known. Did you mean cacheSize? Known fields: cacheSize, path"),
+        ({"a - at `$.b`": 1}, "a - at `$.b` is not known. Known fields: cacheSize, path"),
         ({"a - at `$.b": 1}, "Object contains unknown field `a - at `$.b`"),
-        ({"a`\n": 1}, "a`\n is not known. Known there: cacheSize, path"),
+        ({"a`\n": 1}, "a`\n is not known. Known fields: cacheSize, path"),
     ],
 )
 def test_whatever_a_document_holds_it_is_said(value: object, said: str) -> None:
@@ -147,12 +147,12 @@ def test_documents_that_are_empty_are_left_out() -> None:
     [
         ("secret-key: hush\nsecret-key: hush\n", r"f\.yaml, line 2, column 1: this field is given twice"),
         ("secret-key: [hush\n", r"f\.yaml, line 2"),
-        ("a: &x hush\nb: *x\n", r"aliases \(\*name\) are not taken"),
+        ("a: &x hush\nb: *x\n", r"aliases \(\*name\) are not allowed"),
         ("a: !!python/name:os.system hush\n", "could not determine a constructor"),
         ("secret-key: !hush\n", "could not determine a constructor"),
         ("secret-key: !hush!hush\n", "found undefined tag handle"),
         ("%hush\n---\na: b\n%hush", "f.yaml"),
-        ("a: \x00hush", "no YAML"),
+        ("a: \x00hush", "not YAML"),
         ("[" * 1000 + "hush", "no YAML|f.yaml"),
         ("- hush", "must have fields; it is a list"),
     ],

@@ -49,12 +49,12 @@ def test_places_as_the_original_writes_them(uri: str, expected: Location) -> Non
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("redis://127.0.0.1/1", "redis:// is not known; known are bos://"),
-        ("photos", "says not what it is"),
-        ("", "says not what it is"),
+        ("redis://127.0.0.1/1", "redis:// is not known; choose one of bos://"),
+        ("photos", "names no storage"),
+        ("", "names no storage"),
         ("minio://127.0.0.1:9000", "there is no bucket behind"),
-        ("s3:///train", "no name of a bucket"),
-        ("s3://pho tos/train", "no name of a bucket"),
+        ("s3:///train", "not the name of a bucket"),
+        ("s3://pho tos/train", "not the name of a bucket"),
         ("file://other/data", "does not name a directory of this machine"),
     ],
 )

@@ -70,7 +70,7 @@ def test_what_is_no_ratio_is_refused_with_what_to_write(given: object) -> None:
         ({"enable_xattr": "true"}, r"o\.enable-xattr must be true or false, not 'true'$"),
         ({"writeback": True}, r"o\.writeback: the source is only read"),
         ({"free_space_ratio": 1}, r"o\.free-space-ratio must be less than 1"),
-        ({"metrics": "here"}, r"o\.metrics: 'here' is no address"),
+        ({"metrics": "here"}, r"o\.metrics: 'here' is not an address"),
         ({"get_timeout": 0}, r"o\.get-timeout must be a whole number of seconds, at least 1, not 0"),
         ({"get_timeout": "60s"}, r"o\.get-timeout must be a whole number"),
         ({"sub_dir": "a/../../b"}, r"o\.sub-dir must name a directory below the source, without \.\."),

@@ -497,7 +497,7 @@ def test_a_listing_that_is_damaged_under_a_server_is_made_anew(
     lines = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
     assert len(lines) == 1
     assert f"{first.manifest_dir}/columns is damaged: its column '{column}'" in lines[0]
-    assert "listed anew" in lines[0]
+    assert "listed again" in lines[0]
     assert (opened.dataset, opened.manifest_dir) == (first.dataset, first.manifest_dir)
     assert [Manifest.open(opened.manifest_dir).path(index) for index in range(3)] == ["a", "b", "c"]
     assert [server.node.datasets[opened.dataset].manifest.path(index) for index in range(3)] == ["a", "b", "c"]

@@ -130,7 +130,7 @@ def test_settings_name_servers() -> None:
     "entry", ["host", "host:", "host:0", "host:65536", ":1", "a b:1", "http://host:1", "::1:11211"]
 )
 def test_a_malformed_server_is_named(entry: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no pool server; write host:port") as raised:
+    with pytest.raises(ConfigError, match=r"is not a pool server; write host:port") as raised:
         resolve({"pool": f"good:1,{entry}"}, environ={})
     assert repr(entry) in str(raised.value)
 

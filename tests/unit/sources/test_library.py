@@ -127,7 +127,7 @@ def test_one_line_says_that_a_listing_was_damaged(
         for _ in range(2):
             assert library.find("s3://bucket/p", math.inf) is None
         assert len(caplog.messages) == number
-        assert "is damaged: its column 'paths' is not what was written; what it lists is listed anew" in caplog.text
+        assert "is damaged: its column 'paths' is not what was written; the origin is listed again" in caplog.text
         library.open("s3://bucket/p", source_factory=lambda _: source)
         assert library.find("s3://bucket/p", math.inf) is not None
     assert len(caplog.messages) == 2

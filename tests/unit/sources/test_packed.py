@@ -297,7 +297,7 @@ def test_a_pack_that_was_replaced_is_read_anew(packed: PackedSource, tmp_path: P
 def test_without_an_index_there_is_no_pack(tmp_path: Path) -> None:
     source = open_source(pack_url(tmp_path), current())
 
-    with pytest.raises(ObjectNotFoundError, match="no finished pack"):
+    with pytest.raises(ObjectNotFoundError, match="not a finished pack"):
         list_all(source)
     source.close()
 

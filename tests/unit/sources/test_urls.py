@@ -91,5 +91,5 @@ def test_without_credentials() -> None:
 
 
 def test_a_sample_set_is_no_url_of_a_source() -> None:
-    with pytest.raises(UnknownSchemeError, match="prefeed sampleset describe` says where its data is"):
+    with pytest.raises(UnknownSchemeError, match="prefeed sampleset describe` shows where its data is"):
         canonical_url("sampleset://imagenet/train")

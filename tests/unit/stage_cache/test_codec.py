@@ -369,7 +369,7 @@ def test_a_dataclass_with_other_fields_is_another(monkeypatch: pytest.MonkeyPatc
         facts: dict[str, Any] = field(default_factory=dict)
 
     replaced(monkeypatch, "Shape", Changed)
-    with pytest.raises(EntryFormatError, match="not the dataclass any more"):
+    with pytest.raises(EntryFormatError, match="no longer the same dataclass"):
         decode(entry)
 
 
@@ -423,7 +423,7 @@ def test_an_entry_with_more_or_less_bytes_is_damaged() -> None:
     entry = bytes(encoded((1, np.arange(9))))
 
     for other in (entry + b"\0", entry[:-1]):
-        with pytest.raises(EntryFormatError, match=f"speaks of {len(entry)} bytes"):
+        with pytest.raises(EntryFormatError, match=f"names {len(entry)} bytes"):
             decode(memoryview(other))
 
 

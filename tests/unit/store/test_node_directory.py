@@ -81,7 +81,7 @@ def test_each_server_has_one_of_its_own_and_finds_it_again(tmp_path: Path, boot:
 
 def test_one_that_must_have_a_number_is_refused(tmp_path: Path, boot: Boot) -> None:
     claim(tmp_path)
-    with pytest.raises(ServerError, match="of another server"):
+    with pytest.raises(ServerError, match="belongs to another server"):
         NodeDirectory.claim(tmp_path, [0])
 
 

@@ -96,7 +96,7 @@ def test_what_is_left_is_the_least_of_all() -> None:
 def test_a_tenth_stays_free() -> None:
     spare, why = Memory(total_bytes=64 * GIB, available_bytes=20 * GIB).spare_bytes()
     assert spare == 20 * GIB - int(6.4 * GIB)
-    assert why == "this machine has 64.00 GiB, of which 6.40 GiB stay free for programs"
+    assert why == "this machine has 64.00 GiB, and 6.40 GiB of it stay free for programs"
 
 
 def test_a_machine_of_texts() -> None:

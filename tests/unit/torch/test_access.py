@@ -230,12 +230,12 @@ def test_without_any_root_nothing_is_watched(explicit: bool) -> None:
 
 def test_roots_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        FilesUnknownError, match="PREFEED_ROOTS names paths that are no directories here: /no/such, /nor/this"
+        FilesUnknownError, match="PREFEED_ROOTS names paths that are not directories here: /no/such, /nor/this"
     ):
         access_of(Silent(), resolve({"roots": ["/no/such", "/nor/this"]}), explicit=True)
     assert callable(access_of(Silent(), resolve({"roots": ["/no/such", str(tmp_path)]}), explicit=True))
     with pytest.raises(
-        FilesUnknownError, match=r"do not lie below PREFEED_ROOTS, /no/such; .* no directories here: /no/such"
+        FilesUnknownError, match=r"do not lie below PREFEED_ROOTS, /no/such; .* not directories here: /no/such"
     ):
         access_of(Listed([str(tmp_path / "x")]), resolve({"roots": ["/no/such"]}), explicit=False)
 

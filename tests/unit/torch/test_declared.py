@@ -93,7 +93,7 @@ def test_an_empty_path_is_no_file() -> None:
 RIGHT = (
     "Listed.train_data_list() must return the paths of all samples as a numpy array of strings: shape (num_samples,), "
     "or (num_lists, num_samples) when a sample is made of several files; it returned {got}. "
-    "Right is: return np.array(self.images), or return np.array([self.images, self.titles])"
+    "For example: return np.array(self.images), or return np.array([self.images, self.titles])"
 )
 
 

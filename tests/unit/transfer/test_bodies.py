@@ -119,7 +119,7 @@ def test_an_index_that_tells_another_size_is_not_believed(tmp_path: Path) -> Non
     (tmp_path / "a").write_bytes(b"longer")
     with http_server(tmp_path) as server:
         source = open_source(server.url, resolve())
-        with pytest.raises(TruncatedBodyError, match=r"6 bytes came, 3 are listed, and the origin does not say"):
+        with pytest.raises(TruncatedBodyError, match=r"6 bytes came, 3 are listed, and the origin reports no change"):
             open_body(source, listed(source)["a"])
         source.close()
 

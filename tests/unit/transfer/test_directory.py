@@ -146,7 +146,7 @@ def test_a_place_that_cannot_be_written_is_an_error(place: Place, monkeypatch: p
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(CopyError, match="what was copied stays"):
+    with pytest.raises(CopyError, match="copied files stay"):
         place.write("a", WholeBody(b"", ""))
     assert place.leftovers() == []
 

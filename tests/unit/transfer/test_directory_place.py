@@ -66,7 +66,7 @@ def test_what_is_behind_a_link_that_leads_nowhere_is_not_deleted(tmp_path: Path)
     share.rename(tmp_path / "not mounted")
 
     assert run(source, target).num_skipped == 1
-    with pytest.raises(JobError, match="shared is a link that leads nowhere: nothing was deleted"):
+    with pytest.raises(JobError, match="shared is a broken link: nothing was deleted"):
         run(source, target, delete_dst=True)
     rules = (Rule("shared", True), Rule("shared/", True))
     assert run(source, target, delete_dst=True, rules=rules).num_deleted_dst == 0

@@ -211,7 +211,7 @@ def test_how_large_a_picture_may_be_is_pillows_to_say(photo: Image.Image, monkey
 
 def test_the_error_names_the_file(photo: Image.Image) -> None:
     with pytest.raises(
-        ImageDecodeError, match=r"^cats/1\.jpg of 22 bytes cannot be decoded: bytes that are no picture"
+        ImageDecodeError, match=r"^cats/1\.jpg of 22 bytes cannot be decoded: its bytes are not a picture"
     ):
         Encoded(b"<html>not found</html>", "cats/1.jpg")
 

@@ -59,7 +59,7 @@ def run_case(name: str, options: Options) -> BenchResult:
         BenchFailedError: A variant failed, or two variants saw different data.
     """
     if name not in CASES:
-        raise ValueError(f"no benchmark is called {name!r}; known are {', '.join(CASES)}")
+        raise ValueError(f"no benchmark is called {name!r}; choose one of {', '.join(CASES)}")
     return case_of(name)(options)
 
 

@@ -118,7 +118,7 @@ def _result(runs: Mapping[str, Sequence[_Epoch]], num_samples: int, processes: i
         notes=(
             f"{processes} processes with 2 workers each begin at the same time with an empty cache; one epoch",
             "disjoint: DistributedSampler; same_order: each reads all in one order; shuffled: each in an order of its own",
-            "a sample that is made writes a line, but when it is made once more to be compared; every pixel that was read is compared with a run without a cache",
+            "a sample that is made writes a line, except when it is recomputed to be compared; every pixel that was read is compared with a run without a cache",
             "computed_per_object: the highest of the three",
         ),
     )

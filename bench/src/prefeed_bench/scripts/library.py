@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data")
     parser.add_argument("--library", choices=LOADERS, required=True)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--batches", type=int, default=0, help="end the epoch after so many; 0 = all")
+    parser.add_argument("--batches", type=int, default=0, help="end the epoch after this number of batches; 0 = all")
     options = parser.parse_args(arguments)
 
     random.seed(0)

@@ -44,10 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batches", type=int, default=0, help="end each epoch after so many; 0 = all")
+    parser.add_argument("--batches", type=int, default=0, help="end each epoch after this number of batches; 0 = all")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--numbered", type=int, default=0, help="compute the paths of so many pictures; 0 = list them")
+    parser.add_argument(
+        "--numbered", type=int, default=0, help="compute the paths of this number of pictures; 0 = list them"
+    )
     options = parser.parse_args(arguments)
 
     torch.manual_seed(0)

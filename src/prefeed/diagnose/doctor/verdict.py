@@ -98,9 +98,9 @@ def _size(num_bytes: int) -> str:
 
 def _stage_cache(m: Measurement, staged: Timing) -> Cure:
     needed = m.staged_bytes * (m.loader.samples or 1)
-    room = _size(needed) if m.loader.samples else f"{_size(needed)} a sample"
+    room = _size(needed) if m.loader.samples else f"{_size(needed)} per sample"
     fits = needed <= m.loader.memory_bytes
-    place = "" if fits else f"; with spilling, for only {m.loader.memory_bytes / 1e9:.1f} GB of memory are free"
+    place = "" if fits else f"; with spilling, because only {m.loader.memory_bytes / 1e9:.1f} GB of memory are free"
     return Cure(
         name=STAGE_CACHE,
         what=f"samples kept as they are made ({room}{place})",
@@ -112,7 +112,7 @@ def _stage_cache(m: Measurement, staged: Timing) -> Cure:
 def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
     if costs.jpeg_saved:
         yield _computed(m, perfect, costs.jpeg_saved / max(1, m.loader.num_workers), FAST_DECODE,
-                        "JPEGs decoded and resized by leaner code",
+                        "JPEGs decoded and resized by faster code",
                         "Use prefeed.vision.ResizeCropNormalize as the transform.")  # fmt: skip
     if costs.opening:
         yield _computed(m, perfect, costs.opening / max(1, m.loader.num_workers), PACKING,
@@ -167,7 +167,7 @@ def doubts_of(
 def _too_good(cures: Mapping[str, Cure], perfect: float) -> Iterator[str]:
     for name, cure in cures.items():
         if cure.speedup > _MOST_ABOVE_PERFECT * perfect:
-            yield f"{name} made it {cure.speedup:.1f} times as fast, and no data loading at all {perfect:.1f} times"
+            yield f"{name} made it {cure.speedup:.1f} times as fast, and the job without data loading is {perfect:.1f} times as fast"
 
 
 def _without_effect(cures: Mapping[str, Cure], origin: float, decode: float) -> Iterator[str]:
@@ -192,8 +192,8 @@ def _how_little(measurement: Measurement, noise: float, *, is_short: bool) -> st
     )
     text = f"{as_is.steps} steps in {as_is.seconds:.2f} s were measured, give or take {noise * 100:.0f} %"
     if num_batches is not None and num_batches < as_is.steps:
-        text += f", over and over the same {num_batches} batches"
-    verdict = "that is too short to say" if is_short else "that may be too little to say"
+        text += f", always the same {num_batches} batches"
+    verdict = "that is too short for a verdict" if is_short else "that may be too little for a verdict"
     return f"{text}: {verdict}. Examine more steps (--steps {max(100, 10 * as_is.steps)}), and more data if this is a part of it."
 
 
@@ -358,7 +358,7 @@ def _not_by_waiting(v: Verdict) -> str:
     """Return what to say where more would be gained than is waited."""
     if 1 - 1 / v.perfect_speedup - v.waiting < _WORTH_SAYING:
         return ""
-    return " That is more than it waits: making batches takes processors, or memory, from the computing."
+    return " That is more than its waiting time: making batches takes processors, or memory, from the computing."
 
 
 def _times(speedup: float) -> str:

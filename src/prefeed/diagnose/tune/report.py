@@ -13,8 +13,8 @@ from prefeed.diagnose.tune.search import Found, Ratio, Run, Settings, lines_to_p
 Data = Literal["warm", "fresh", "stream"]
 
 _DATA: Final = {
-    "warm": "Every trial read the same samples, which had all been read once: as in later epochs, from memory.",
-    "fresh": "Each trial read samples that no other trial had read, as long as there were any: the data do not fit into memory.",
+    "warm": "Every trial read the same samples from memory, as later epochs do: all had been read once before.",
+    "fresh": "Each trial read new samples as long as there were any, because the data do not fit into memory.",
     "stream": "Every trial read the stream from its beginning, which had been read once before.",
 }
 """What was measured, by which samples the trials read."""
@@ -174,9 +174,9 @@ def _notes(present: Settings, found: Found, trials: list[Trial], data: Data, *, 
     if not found.is_bound:
         yield _DATA[data]
     if not has_step:
-        yield "The loader alone was timed, for there was no training step: with one, what counts is the loop with it."
+        yield "Only the loader was timed, because no training step was given. With a step, the whole loop is timed."
     if found.ran_out:
-        yield "The time was over before all was tried: a larger budget tries more."
+        yield "The time ended before everything was tried: a larger budget tries more."
     ratio = found.ratio
     if ratio is not None and not ratio.is_gain and ratio.low > 1 / 1.1 and found.best.size < present.size:
         saved = _memory_of(present, trials) - _memory_of(found.best, trials)
@@ -211,9 +211,9 @@ def _verdict(t: Tuning) -> str:
         return f"The present setting ({t.present}) fails, and there was no time for another one that works."
     if t.best == t.present:
         leave = "" if t.lookahead_gain else "Leave it: "
-        return f"{leave}nothing that was tried is faster than the present setting.".capitalize()
+        return f"{leave}no setting that was tried is faster than the present one.".capitalize()
     if t.gain is None:
-        return f"The present setting ({t.present}) fails; {t.best} is the fastest of those that do not."
+        return f"The present setting ({t.present}) fails; {t.best} is the fastest that works."
     if msgspec.structs.replace(t.settings, lookahead=None) == t.present:
         return f"Leave it: the best that was tried ({t.best}) is {t.gain:.2f}x as fast, {spread}: within the noise."
     return f"{t.gain:.2f}x as fast ({spread}) with {t.best} instead of {t.present}."

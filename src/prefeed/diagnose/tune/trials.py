@@ -325,7 +325,7 @@ class Trials:
         second = next(fed, None) if wave > 1 else None
         if wave > 1 and self._begins_alike is False and _are_alike(first, second):
             raise LoaderFailed(
-                "each worker gives the same samples: the dataset does not ask torch's get_worker_info() for its part"
+                "each worker gives the same samples: the dataset does not ask torch's get_worker_info() for its share"
             )
         began = time.perf_counter()
         for batch in itertools.chain([one for one in (first, second) if one is not None], fed):

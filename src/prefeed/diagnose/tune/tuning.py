@@ -158,7 +158,7 @@ class _Tuner:
         if first.reason is not None and present.num_workers:
             run = self._trials.run(Ask(settings=with_workers(present, 0), seconds=_WARM_UP * self._budget))
         if run.reason is not None:
-            raise CannotExamineError(f"the loader gives nothing to be timed: {first.reason}")
+            raise CannotExamineError(f"the loader gives no batches to time: {first.reason}")
 
     def _stays_in_memory(self) -> bool:
         """Return whether what was read is read from memory the next time, and so is the whole data set in training."""
