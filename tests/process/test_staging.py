@@ -195,7 +195,7 @@ def test_a_second_run_waits_for_the_first_and_copies_nothing_again(server: FileS
             with command("unstage", server.url) as third:
                 _, err = third.communicate(timeout=60)
             assert third.returncode == 1
-            assert f"process {first.pid} works at" in err
+            assert f"process {first.pid} is using" in err
             server.released.set()
             outputs = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0]

@@ -154,7 +154,7 @@ class TopApp(App[None]):
             self.post_message(Looked(look))
 
     def _draw(self) -> None:
-        if not self.screen_stack:
+        if not self.screen_stack or not self.screen_stack[0].query("#header"):
             return  # a look that came while the screen was being closed
         main = self.screen_stack[0]
         width = self._columns - 2  # the padding

@@ -180,7 +180,7 @@ def test_files_that_prefeed_did_not_make_stay(copy: CopyRecord) -> None:
 def test_a_copy_that_is_being_made_is_not_removed(copy: CopyRecord) -> None:
     with child_running(_hold, Path(copy.directory)) as (_, pipe):
         assert pipe.recv() == "held"
-        with pytest.raises(CopyInUseError, match=rf"process {os.getpid()} works at"):
+        with pytest.raises(CopyInUseError, match=rf"process {os.getpid()} is using"):
             unstage(copy, resolve())
 
     unstage(copy, resolve())

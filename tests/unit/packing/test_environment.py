@@ -81,5 +81,5 @@ def test_a_value_as_long_as_a_database_is_none(tmp_path: Path) -> None:
 
 def test_no_environment(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"x" * 9000)
-    with pytest.raises(CannotPackError, match="no LMDB environment"):
+    with pytest.raises(CannotPackError, match="not an LMDB environment"):
         index_files(str(tmp_path), None, current())

@@ -461,9 +461,9 @@ def test_a_directory_of_another_user_is_not_used(bench: Bench, planted: Path, up
         bench.restart()
         assert bench.names() == {}
         return
-    with pytest.raises(StoreError, match=r"of user|of this user"):
+    with pytest.raises(StoreError, match=r"belongs to user|of this user"):
         bench.restart()
-    with pytest.raises(StoreError, match=r"of user|of this user"):
+    with pytest.raises(StoreError, match=r"belongs to user|of this user"):
         bench.sessions.disk.files.make_session(7)  # type: ignore[union-attr]
     shutil.rmtree(bench.disk_root or "")
 

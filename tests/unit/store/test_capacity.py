@@ -56,7 +56,7 @@ def test_a_budget_that_fits_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("limits", "most_bytes", "why"),
     [
-        (LIMITS, 15 * GIB - int(1.6 * GIB), "control group has 16.00 GiB, of which 1.60 GiB stay free"),
+        (LIMITS, 15 * GIB - int(1.6 * GIB), "control group has 16.00 GiB, and 1.60 GiB of it stay free"),
         (replace(LIMITS, free_bytes=GIB), GIB, "--shm-size"),
         (limits(available=20 * GIB), 20 * GIB - int(6.4 * GIB), "this machine has 64.00 GiB"),
         (limits(free=32 * GIB), 32 * GIB, "--shm-size"),
