@@ -41,7 +41,9 @@ def main() -> str | None:
         return f"again: {reason}"
     for number in range(1, NUM_RUNS + 1):
         print(f"again: run {number} of {NUM_RUNS} of {len(tests)} failed tests, alone", flush=True)
-        if subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *tests]).returncode:
+        if subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *tests]
+        ).returncode:
             return f"again: failed again in run {number}"
     print("again: unstable, failed beside others and passed alone:", *tests, sep="\n  ", flush=True)
     return None
