@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,7 @@ from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import Place, located, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
+    Condition,
     Document,
     Envelope,
     Fields,
@@ -32,6 +33,7 @@ from prefeed.sampleset.documents import (
     Whole,
     decode,
     kind_of,
+    schema,
 )
 from prefeed.sampleset.locations import locate, require_no_credentials
 from prefeed.sampleset.names import is_named
@@ -51,20 +53,40 @@ _NO_SECRET: Final = (
 )
 
 
+_MUST_BE_ABSOLUTE: Final = " must be an absolute path"
+_ABSOLUTE_URL: Final = Condition(
+    ".url",
+    _MUST_BE_ABSOLUTE,
+    "!has(self.url) || self.url == '' || self.url.contains('://') || self.url.startsWith('/')",
+)
+_ABSOLUTE_FILE: Final = Condition(
+    ".file", _MUST_BE_ABSOLUTE, "!has(self.file) || self.file == '' || self.file.startsWith('/')"
+)
+_COUNTED_FROM_0: Final = Condition(
+    ".partition",
+    " must be below partitions: partitions are counted from 0",
+    "(has(self.partition) ? self.partition : 0) < (has(self.partitions) ? self.partitions : 1)",
+)
+
+
 class _Rooted(Fields, frozen=True, kw_only=True):
     """Options of a job on one place. A detached job runs in a directory of its own: its paths are absolute."""
+
+    requires: ClassVar[tuple[Condition, ...]] = (_ABSOLUTE_URL,)
 
     url: str = ""
     paths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_no_credentials(self.url, ".url")
-        if self.url and "://" not in self.url:
-            _require_absolute(self.url, ".url")
+        if "://" not in self.url:
+            _require_absolute(self.url, _ABSOLUTE_URL)
 
 
 class WarmupFields(_Rooted, frozen=True, kw_only=True):
     """Options of a warm-up."""
+
+    requires: ClassVar[tuple[Condition, ...]] = (_ABSOLUTE_URL, _ABSOLUTE_FILE, _COUNTED_FROM_0)
 
     strategy_name: Annotated[Literal["sequence", "random"], Meta(description="sequence or random")] = "sequence"
     seed: Whole = 0
@@ -77,9 +99,8 @@ class WarmupFields(_Rooted, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.partition >= self.partitions:
-            raise ValueError(f".partition must be below {self.partitions}: partitions are counted from 0")
-        if self.file:
-            _require_absolute(self.file, ".file")
+            raise _COUNTED_FROM_0.refusal(f", which are {self.partitions}")
+        _require_absolute(self.file, _ABSOLUTE_FILE)
 
 
 class RmrFields(_Rooted, frozen=True, kw_only=True):
@@ -93,14 +114,20 @@ class ClearFields(_Rooted, frozen=True, kw_only=True):
     """Options of a clear."""
 
 
+_Patterns = Annotated[
+    tuple[str, ...] | str,
+    schema(description="A list of patterns, or one text.", **{"x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
 class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
     """Options of a sync; those that ``SyncOptions`` has too have the same names."""
 
     source: str = ""
     destination: str = ""
     threads: Whole = 0
-    exclude: tuple[str, ...] | str = ()
-    include: tuple[str, ...] | str = ()
+    exclude: _Patterns = ()
+    include: _Patterns = ()
     start: str = ""
     end: str = ""
     bwlimit: Whole = 0
@@ -114,9 +141,9 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
     delete_dst: bool = False
     no_https: bool = False
     one_file_system: bool | None = None
-    http_port: Unused | None = None
-    manager: Unused | None = None
-    worker: Unused | None = None
+    http_port: Annotated[Unused, schema(type="integer")] | None = None
+    manager: Annotated[Unused, schema(type="string", maxLength=4096)] | None = None
+    worker: Annotated[Unused, schema(type="string", maxLength=4096)] | None = None
 
     def __post_init__(self) -> None:
         # Records and lists show them.
@@ -134,8 +161,47 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
 _OPTIONS: Final[Mapping[str, Any]] = {SYNC: SyncFields, WARMUP: WarmupFields, RMR: RmrFields, CLEAR: ClearFields}
 
 
+def _only_of(kind: str) -> Condition:
+    """Return the condition that options are those of the job's type."""
+    return Condition(
+        f".{kind}Options",
+        f": only jobs of type {kind} have {kind}Options",
+        f"!has(self.{kind}Options) || self.type == '{kind}'",
+    )
+
+
+def _given(kind: str, name: str) -> str:
+    options = f"self.{kind}Options"
+    return f"(has({options}) && has({options}.{name}) && {options}.{name} != '')"
+
+
+_HAS_URL: Final = " || ".join(_given(kind, "url") for kind in (WARMUP, RMR, CLEAR))
+_NOT_SCHEDULED: Final = Condition(".schedule", f": {_NO_SCHEDULE}", "!has(self.schedule)")
+_OWN_OPTIONS: Final = {kind: _only_of(kind) for kind in TYPES}
+_BOTH_ENDS: Final = Condition(
+    ".syncOptions",
+    ": without a sampleSetRef a sync needs source and destination",
+    f"self.type != '{SYNC}' || has(self.sampleSetRef) || ({_given(SYNC, 'source')} && {_given(SYNC, 'destination')})",
+)
+_NAMED_PATHS: Final = Condition(
+    ".rmrOptions.paths",
+    " must name at least one path: rmr removes data at its origin",
+    f"self.type != '{RMR}' || (has(self.rmrOptions) && has(self.rmrOptions.paths) && size(self.rmrOptions.paths) > 0)",
+)
+_ONE_PLACE: Final = Condition("", ": give either sampleSetRef or a url", f"!has(self.sampleSetRef) || !({_HAS_URL})")
+_A_PLACE: Final = Condition(
+    ".sampleSetRef",
+    " is missing: name the sample set, or give the options a url",
+    f"self.type == '{SYNC}' || has(self.sampleSetRef) || {_HAS_URL}",
+)
+
+
 class JobFields(Fields, frozen=True, kw_only=True):
     """The ``spec`` of a document."""
+
+    requires: ClassVar[tuple[Condition, ...]] = (
+        _NOT_SCHEDULED, *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE,
+    )  # fmt: skip
 
     type: Annotated[Literal["sync", "warmup", "rmr", "clear"], Meta(description=f"one of {', '.join(TYPES)}")]
     sample_set_ref: Name | Reference = ""
@@ -145,25 +211,25 @@ class JobFields(Fields, frozen=True, kw_only=True):
     warmup_options: WarmupFields | None = None
     rmr_options: RmrFields | None = None
     clear_options: ClearFields | None = None
-    schedule: Unused | None = None
+    schedule: Annotated[Unused, schema(type="string", maxLength=4096)] | None = None
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            raise ValueError(f".schedule: {_NO_SCHEDULE}")
+            raise _NOT_SCHEDULED.refusal()
         for kind in TYPES:
             if kind != self.type and getattr(self, f"{kind}_options") is not None:
-                raise ValueError(f".{kind}Options: this job is a {self.type}; its options are {self.type}Options")
+                raise _OWN_OPTIONS[kind].refusal(f"; this job is a {self.type}")
         own = self.own
         if isinstance(own, SyncFields):
             if not self.sample_set and not (own.source and own.destination):
-                raise ValueError(".syncOptions: without a sampleSetRef a sync needs source and destination")
+                raise _BOTH_ENDS.refusal()
             return
         if isinstance(own, RmrFields) and not own.paths:
-            raise ValueError(".rmrOptions.paths must name at least one path: rmr removes data at its origin")
+            raise _NAMED_PATHS.refusal()
         if self.sample_set and own.url:
-            raise ValueError(": give either sampleSetRef or a url")
+            raise _ONE_PLACE.refusal()
         if not self.sample_set and not own.url:
-            raise ValueError(f".sampleSetRef is missing: name the sample set, or give {self.type}Options a url")
+            raise _A_PLACE.refusal()
 
     @property
     def own(self) -> SyncFields | WarmupFields | RmrFields | ClearFields:
@@ -255,9 +321,9 @@ def parse_job(document: Document) -> JobDocument:
     return decode(document, JobDocument)
 
 
-def _require_absolute(path: str, what: str) -> None:
-    if not path.startswith("/"):
-        raise ValueError(f"{what} must be an absolute path, not {path!r:.60}")
+def _require_absolute(path: str, condition: Condition) -> None:
+    if path and not path.startswith("/"):
+        raise condition.refusal(f", not {path!r:.60}")
 
 
 def _patterns(given: tuple[str, ...] | str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from prefeed.errors import CannotChangeError, SampleSetNotFoundError, SpecError
 from prefeed.sampleset.documents import Document, Envelope, Fields, Unused, decode, kind_of, require_name
 from prefeed.sampleset.locations import Location, locate, locate_bucket
 from prefeed.sampleset.records import SampleSet, applying, directory_of, find, names, write_record
-from prefeed.sampleset.spec import API_VERSION, KIND, SampleSetDocument, SampleSetSpec
+from prefeed.sampleset.spec import API_VERSION, CHANGEABLE, KIND, NO_PLACE, SampleSetDocument, SampleSetSpec
 from prefeed.sampleset.tiers import plan_tiers
 from prefeed.sources.credentials import ACCESS_KEY, SECRET_KEY, Value, write_credentials
 from prefeed.system.files import read_private, write_private
@@ -34,6 +34,10 @@ from prefeed.system.paths import is_in
 SECRET: Final = "Secret"
 KINDS: Final = {KIND: API_VERSION, SECRET: "v1"}
 _SECRETS: Final = "secrets"
+_HINTS: Final = {
+    "SampleJob": "; jobs are applied with `prefeed job apply`",
+    "PaddleJob": "; a PaddleJob is for a cluster: `prefeed kubernetes check` reads it",
+}
 
 CREATED, CONFIGURED, UNCHANGED = "created", "configured", "unchanged"
 
@@ -182,7 +186,7 @@ def _require_kind(document: Document) -> str:
     """
     kind, version = kind_of(document)
     if kind not in KINDS:
-        hint = "; jobs are applied with `prefeed job apply`" if kind == "SampleJob" else ""
+        hint = _HINTS.get(kind, "")
         raise SpecError(f"kind: {kind!r:.60} is not known here; choose one of {', '.join(KINDS)}{hint}")
     if version != KINDS[kind]:
         raise SpecError(f"apiVersion: a {kind} has {KINDS[kind]}, not {version!r:.60}")
@@ -205,9 +209,7 @@ def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> Places
     bucket = None if secret is None else secret.bucket
     if not spec.uri:
         if secret is None or bucket is None:
-            raise SpecError(
-                "spec.source.uri is missing, and there is no bucket in the secret of spec.secretRef: say where the data is"
-            )
+            raise SpecError(f"spec{NO_PLACE.path}{NO_PLACE.said}")
         return Places(source=bucket, origin=bucket, entries=_entries([(bucket, secret)]))
     source = locate(spec.uri, "spec.source.uri")
     speaker = secret_of(spec.source_secret) if spec.source_secret else secret if bucket is None else None
@@ -312,7 +314,7 @@ def _require_same_places(before: SampleSet, places: Places) -> None:
 
 def _cannot_change(before: SampleSet, what: str) -> CannotChangeError:
     return CannotChangeError(
-        f"{what} of the sample set {before.name} cannot change: only partitions, cacheSize and mount options can. Run "
+        f"{what} of the sample set {before.name} {CHANGEABLE}. Run "
         f"`prefeed sampleset delete {before.name}` and apply it again; its data stays",
         name=before.name,
     )

@@ -1,6 +1,7 @@
 """Documents become structures of msgspec. A refusal has the path of the field, and what it may be.
 
-A structure is a class below ``Fields``: its types say what each field may be, in its ``__post_init__`` stands what no type can say.
+A structure is a class below ``Fields``: its types say what each field may be, its ``requires`` what no type can say. ``__post_init__``
+refuses by a condition, or by words of its own. The schemas of ``prefeed.kubernetes`` are made of the same types and conditions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -24,11 +25,11 @@ _NUMBER: Final = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z"
 Document = dict[str, Any]
 """As it was written."""
 
-_A_NAME: Final = f"made of lower-case letters, digits and - between them, at most {MAX_NAME}"
+A_NAME: Final = f"made of lower-case letters, digits and - between them, at most {MAX_NAME}"
 _A_NUMBER: Final = "a number that is not negative"
 _A_RATIO: Final = f"{_A_NUMBER}, such as 0.1 or '0.1'"
 
-Name = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME, description=_A_NAME)]
+Name = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME, description=A_NAME)]
 """As Kubernetes has them; also safe as the name of a directory."""
 
 Whole = Annotated[int, Meta(ge=0)]
@@ -41,11 +42,36 @@ Ratio = (
 """A number that may stand in quotes, as some types of Kubernetes want it."""
 
 
+class Condition(NamedTuple):
+    """What the fields of a mapping must be together.
+
+    Attributes:
+        path: The field that is refused, below the mapping: ``.url``; empty: the mapping.
+        said: Follows the path in messages: `` must be an absolute path``, or ``: `` and a sentence.
+        cel: True of the mapping ``self`` when it is kept, in Kubernetes' expression language. With ``oldSelf``: of a change.
+    """
+
+    path: str
+    said: str
+    cel: str
+
+    def refusal(self, more: str = "") -> ValueError:
+        """Return the error for ``__post_init__``; ``more`` is what only this document makes known, such as the value."""
+        return ValueError(f"{self.path}{self.said}{more}")
+
+
 class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """What the fields of a mapping say.
 
     A ``ValueError`` in ``__post_init__`` refuses the document. Its text follows the path of the mapping: ``.paths must name one``.
     """
+
+    requires: ClassVar[tuple[Condition, ...]] = ()
+
+
+def schema(**keywords: Any) -> Meta:
+    """Return what a JSON schema says of a field that the reader passes over."""
+    return Meta(extra={"schema": keywords})
 
 
 class Unused:
@@ -140,7 +166,7 @@ def require_name(value: str, what: str) -> None:
         SpecError: It is none.
     """
     if len(value) > MAX_NAME or not re.match(_NAME, value):
-        raise SpecError(f"{what} must be {_A_NAME}, not {value!r:.100}")
+        raise SpecError(f"{what} must be {A_NAME}, not {value!r:.100}")
 
 
 @cache

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
 
 from prefeed.config import SETTINGS
 from prefeed.sampleset.documents import (
+    Condition,
     Document,
     Envelope,
     Fields,
@@ -25,6 +26,7 @@ from prefeed.sampleset.documents import (
     Unused,
     Whole,
     decode,
+    schema,
 )
 
 API_VERSION: Final = "batch.paddlepaddle.org/v1alpha1"
@@ -44,11 +46,24 @@ _NO_KERNEL: Final = _ignored(
     "nothing is mounted: each dataset lists the source when it is made, unless `listing_age` allows an older listing"
 )
 _READ_ONLY: Final = "the source is only read; write to it with `prefeed job sync`"
+_NO_WRITEBACK: Final = Condition(".writeback", f": {_READ_ONLY}", "!has(self.writeback) || !self.writeback")
+_BELOW_ONE: Final = Condition(
+    ".free-space-ratio",
+    " must be less than 1: it is the share that stays free",
+    "!has(self.free__dash__space__dash__ratio) || double(self.free__dash__space__dash__ratio) < 1.0",
+)
+_BELOW_THE_SOURCE: Final = Condition(
+    ".sub-dir",
+    " must name a directory below the source, without ..",
+    "!has(self.sub__dash__dir) || !self.sub__dash__dir.matches('(^|/)[.][.](/|$)')",
+)
 _Seconds = Annotated[int, Meta(ge=1, description="a whole number of seconds, at least 1")]
 
 
 class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """JuiceFS's options: None: not given."""
+
+    requires: ClassVar[tuple[Condition, ...]] = (_NO_WRITEBACK, _BELOW_ONE, _BELOW_THE_SOURCE)
 
     metrics: Annotated[str, _mapped("address at which the node server shows its own metrics: `metrics`")] | None = None
     attr_cache: Annotated[Number, _NO_KERNEL] | None = None
@@ -92,11 +107,11 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
 
     def __post_init__(self) -> None:
         if self.writeback:
-            raise ValueError(f".writeback: {_READ_ONLY}")
+            raise _NO_WRITEBACK.refusal()
         if self.free_ratio >= 1:
-            raise ValueError(".free-space-ratio must be less than 1: it is the share that stays free")
+            raise _BELOW_ONE.refusal()
         if ".." in self.below.split("/") or "\0" in self.below:
-            raise ValueError(f".sub-dir must name a directory below the source, without ..: {self.below!r:.100}")
+            raise _BELOW_THE_SOURCE.refusal(f": {self.below!r:.100}")
         try:
             SETTINGS["metrics"].metadata["parse"](self.metrics or "")
         except ValueError as err:
@@ -176,6 +191,49 @@ class Cache(Fields, frozen=True, kw_only=True):
     levels: tuple[Level, ...] = ()
 
 
+_NODE_AFFINITY: Final = schema(type="object", **{"x-kubernetes-preserve-unknown-fields": True})
+_TOLERATIONS: Final = schema(
+    type="array",
+    maxItems=64,
+    items={
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string", "maxLength": 253} for name in ("key", "operator", "value", "effect")},
+            "tolerationSeconds": {"type": "integer", "format": "int64"},
+        },
+    },
+)
+
+NO_PLACE: Final = Condition(
+    ".source.uri",
+    " is missing, and there is no bucket in the secret of spec.secretRef: say where the data is",
+    "has(self.source) || has(self.secretRef)",
+)
+CHANGEABLE: Final = "cannot change: only partitions, cacheSize and mount options can"
+
+
+def _kept(path: str, value: str) -> Condition:
+    """Return the condition that a part of a spec stays; ``value`` is an expression, with ``{of}`` for the spec."""
+    return Condition(f".{path}", f" {CHANGEABLE}", f"{value.format(of='self')} == {value.format(of='oldSelf')}")
+
+
+_OPTIONS: Final = "{of}.csi.juiceFSMountOptions"
+_KEPT: Final = (
+    _kept("source", "(has({of}.source) ? {of}.source.uri : '')"),
+    _kept("secretRef", "(has({of}.secretRef) ? {of}.secretRef.name : '')"),
+    _kept("noSync", "(has({of}.noSync) ? {of}.noSync : false)"),
+    _kept(
+        "csi.juiceFSMountOptions.sub-dir",
+        f"(has({{of}}.csi) && has({_OPTIONS}) && has({_OPTIONS}.sub__dash__dir) ? {_OPTIONS}.sub__dash__dir : '')",
+    ),
+    _kept(
+        "cache.levels: mediumType and path",
+        "(has({of}.cache) && has({of}.cache.levels) "
+        "? {of}.cache.levels.map(l, l.mediumType + ' ' + (has(l.path) ? l.path : '')) : [])",
+    ),
+)
+
+
 class SampleSetSpec(Fields, frozen=True, kw_only=True):
     """What was asked for.
 
@@ -186,14 +244,16 @@ class SampleSetSpec(Fields, frozen=True, kw_only=True):
         no_sync: Nothing is to be copied into the bucket.
     """
 
+    requires: ClassVar[tuple[Condition, ...]] = (NO_PLACE, *_KEPT)
+
     partitions: Positive
     source: Source | None = None
     secret_ref: Reference | None = None
     no_sync: bool = False
     csi: Csi = field(default_factory=Csi)
     cache: Cache = field(default_factory=Cache)
-    node_affinity: Unused | None = None
-    tolerations: Unused | None = None
+    node_affinity: Annotated[Unused, _NODE_AFFINITY] | None = None
+    tolerations: Annotated[Unused, _TOLERATIONS] | None = None
 
     @property
     def uri(self) -> str:

@@ -138,7 +138,7 @@ REFUSED = [
     ("type: sink", "spec.type must be one of"),
     ("type: rmr\n  sampleSetRef: a", "spec.rmrOptions.paths must name"),
     ("type: rmr\n  rmrOptions: {paths: [a]}", "spec.sampleSetRef is missing"),
-    ("type: clear", "spec.sampleSetRef is missing: name the sample set, or give clearOptions a url"),
+    ("type: clear", "spec.sampleSetRef is missing: name the sample set, or give the options a url"),
     ("type: warmup\n  sampleSetRef: a\n  warmupOptions: {strategyName: fast}", "spec.warmupOptions.strategyName"),
     ("type: warmup\n  sampleSetRef: a\n  warmupOptions: {partitions: 2, partition: 2}", "spec.warmupOptions.partition"),
     (
@@ -146,7 +146,10 @@ REFUSED = [
         "spec.syncOptions.thread is not known. Did you mean threads",
     ),
     ("type: sync\n  syncOptions: {source: /a}", "needs source and destination"),
-    ("type: clear\n  sampleSetRef: a\n  rmrOptions: {paths: [a]}", "spec.rmrOptions: this job is a clear"),
+    (
+        "type: clear\n  sampleSetRef: a\n  rmrOptions: {paths: [a]}",
+        "spec.rmrOptions: only jobs of type rmr have rmrOptions; this job is a clear",
+    ),
     ("type: clear\n  sampleSetRef: a\n  schedule: '* * * * *'", "cron or a systemd timer"),
     ("type: sync\n  sampleSetRef: a\n  syncOptions: {exclude: '['}", "spec.syncOptions.exclude"),
     (

@@ -1,0 +1,91 @@
+"""``prefeed kubernetes``: the resources, and what an API server would say of documents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import yaml
+
+from prefeed.cli import render
+from prefeed.cli.failure import EXIT_FAILED
+from prefeed.cli.options import json_option
+from prefeed.errors import SpecError
+from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
+from prefeed.kubernetes.crds import definitions
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.yaml_files import load_documents
+
+STDIN: Final = "-"
+
+
+@click.group(name="kubernetes")
+def command() -> None:
+    """Use sample sets in a Kubernetes cluster.
+
+    These commands need no access to the cluster: they print YAML for `kubectl apply -f -`, or check it.
+    """
+
+
+@command.command()
+def crds() -> None:
+    """Print the CustomResourceDefinitions of SampleSet and SampleJob."""
+    click.echo(yaml_of(definitions()), nl=False)
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--version", default=LEAST_VERSION, show_default=True, help="Version of Kubernetes whose schemas count.")
+@json_option
+@click.pass_context
+def check(ctx: click.Context, files: tuple[str, ...], version: str, as_json: bool) -> None:
+    """Check documents against the schemas of their kinds, without a cluster.
+
+    FILE holds documents of kind SampleSet, SampleJob and PaddleJob, and of the kinds of Kubernetes; - is stdin. Exits with
+    1 if one of them would be refused, with the path of the field.
+    """
+    found = [
+        {"file": file, "kind": kind, "name": name, "problems": problems_of(document, version)}
+        for file, document in documents_in(files)
+        for kind, name in [_called(document)]
+    ]
+    lines = [
+        f"{each['file']}: {each['kind']} {each['name']}: {problem}"
+        for each in found
+        for problem in each["problems"] or ["ok"]
+    ]
+    render.show(as_json, {"version": version, "documents": found}, lines)
+    if any(each["problems"] for each in found):
+        ctx.exit(EXIT_FAILED)
+
+
+def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:
+    """Yield the documents of files, each with the name of its file.
+
+    Raises:
+        SpecError: A file cannot be read, is no YAML, or holds no document.
+    """
+    for file in files:
+        name = "stdin" if file == STDIN else file
+        try:
+            text = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+        except OSError as err:
+            raise SpecError(f"{file} cannot be read: {err.strerror}") from err
+        there = list(load_documents(text, name))
+        if not there:
+            raise SpecError(f"{name} holds no document")
+        yield from ((name, document) for document in there)
+
+
+def yaml_of(documents: list[Document]) -> str:
+    """Return documents as a YAML stream, with their fields in the order that they have."""
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120, explicit_start=True, allow_unicode=True)
+
+
+def _called(document: Document) -> tuple[str, str]:
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return str(document.get("kind", "a document")), str(name if name is not None else "without a name")

@@ -1,0 +1,98 @@
+"""CustomResourceDefinitions of SampleSet and SampleJob, for ``kubectl apply``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prefeed.jobs.spec import KIND as SAMPLE_JOB
+from prefeed.jobs.spec import JobFields
+from prefeed.kubernetes.schema import VALIDATIONS, Schema, structural
+from prefeed.kubernetes.status import SampleJobStatus, SampleSetStatus
+from prefeed.sampleset.documents import Document, Fields, Metadata
+from prefeed.sampleset.spec import API_VERSION, SampleSetSpec
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+
+GROUP, VERSION = API_VERSION.split("/")
+CATEGORIES: Final = ("paddle", "prefeed")
+FINAL: Final = "spec of a succeeded job cannot change: give the new job another name"
+
+_COLUMNS: Final = {
+    SAMPLE_SET: (
+        ("TOTAL SIZE", ".status.cacheStatus.totalSize"),
+        ("CACHED SIZE", ".status.cacheStatus.cachedSize"),
+        ("AVAIL SPACE", ".status.cacheStatus.diskAvail"),
+        ("RUNTIME", ".status.runtimeStatus.runtimeReady"),
+        ("PHASE", ".status.phase"),
+    ),
+    SAMPLE_JOB: (("TYPE", ".spec.type"), ("SET", ".spec.sampleSetRef.name"), ("PHASE", ".status.phase")),
+}
+_SHORT: Final = {SAMPLE_SET: "sset", SAMPLE_JOB: "sjob"}
+_CONTENTS: Final[dict[str, tuple[type[Fields], type[Fields]]]] = {
+    SAMPLE_SET: (SampleSetSpec, SampleSetStatus),
+    SAMPLE_JOB: (JobFields, SampleJobStatus),
+}
+KINDS: Final = tuple(_CONTENTS)
+
+
+def schema_of(kind: str) -> Schema:
+    """Return the ``openAPIV3Schema`` of ``SampleSet`` or ``SampleJob``."""
+    spec, status = _CONTENTS[kind]
+    name = structural(Metadata)["properties"]["name"]
+    schema: Schema = {
+        "type": "object",
+        "description": f"A {kind} of the Paddle operator, as prefeed has it.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object", "properties": {"name": name}},
+            "spec": structural(spec),
+            "status": structural(status),
+        },
+    }
+    if kind == SAMPLE_JOB:
+        before = "oldSelf.status"
+        was_not = f"!has({before}) || !has({before}.phase) || {before}.phase != 'Succeeded'"
+        schema[VALIDATIONS] = [{"rule": f"{was_not} || self.spec == oldSelf.spec", "message": FINAL}]
+    return schema
+
+
+def definition(kind: str) -> Document:
+    """Return the CustomResourceDefinition of a kind."""
+    singular = kind.lower()
+    columns = [{"name": name, "type": "string", "jsonPath": path} for name, path in _COLUMNS[kind]]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{singular}s.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": f"{singular}s",
+                "singular": singular,
+                "shortNames": [_SHORT[kind]],
+                "categories": list(CATEGORIES),
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        *columns,
+                        {"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+                    ],
+                    "schema": {"openAPIV3Schema": schema_of(kind)},
+                }
+            ],
+        },
+    }
+
+
+def definitions() -> list[Document]:
+    """Return those of all kinds."""
+    return [definition(kind) for kind in KINDS]

@@ -1,0 +1,90 @@
+"""The resources are structural, and the file in deploy/ has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from prefeed.cli.kubernetes import yaml_of
+from prefeed.jobs.spec import JobFields
+from prefeed.kubernetes.crds import KINDS, definition, definitions, schema_of
+from prefeed.kubernetes.schema import PRESERVE, VALIDATIONS, strict, structural
+from prefeed.sampleset.spec import MountOptions, mount_options
+
+FILE = Path(__file__).parents[3] / "deploy" / "kubernetes" / "crds.yaml"
+KEYWORDS = {
+    "type", "description", "properties", "required", "items", "enum", "format", "pattern", "maxLength", "maxItems", "minimum",
+    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", PRESERVE, VALIDATIONS,
+}  # fmt: skip
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+def test_the_file_has_the_resources() -> None:
+    """After a change: prefeed kubernetes crds > deploy/kubernetes/crds.yaml."""
+    assert FILE.read_text() == yaml_of(definitions())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schema_is_structural(kind: str) -> None:
+    for path, schema in nodes(schema_of(kind)):
+        assert schema.keys() <= KEYWORDS, path
+        assert "type" in schema or schema[PRESERVE], path
+        assert set(schema.get("required", ())) <= set(schema.get("properties", ())), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_and_lists_in_a_spec_have_a_limit(kind: str) -> None:
+    for path, schema in nodes(schema_of(kind)["properties"]["spec"]):
+        if schema.get("type") == "string" and "enum" not in schema:
+            assert schema["maxLength"] > 0, path
+        if schema.get("type") == "array":
+            assert schema["maxItems"] > 0, path
+
+
+def test_columns_are_those_of_the_original() -> None:
+    (version,) = definition("SampleSet")["spec"]["versions"]
+
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE"]
+    assert version["subresources"] == {"status": {}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_name_fields_that_there_are(kind: str) -> None:
+    there = {path for path, _ in nodes(schema_of(kind))}
+    (version,) = definition(kind)["spec"]["versions"]
+
+    *columns, age = version["additionalPrinterColumns"]
+    assert {column["jsonPath"] for column in columns} <= there
+    assert age["jsonPath"] == ".metadata.creationTimestamp"
+
+
+def test_each_mount_option_says_what_it_means() -> None:
+    properties = structural(MountOptions)["properties"]
+
+    assert {name: schema["description"].rstrip(".").lower() for name, schema in properties.items()} == {
+        name: option.meaning.rstrip(".").lower() for name, option in mount_options().items()
+    }
+
+
+def test_strict_refuses_what_is_not_known_at_every_level() -> None:
+    schema = strict(structural(JobFields))
+
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["warmupOptions"]["additionalProperties"] is False
+    assert "additionalProperties" not in schema["properties"]["syncOptions"]["properties"]["exclude"]
+
+
+def test_the_stream_is_yaml_that_says_the_same() -> None:
+    assert list(yaml.safe_load_all(yaml_of(definitions()))) == definitions()
