@@ -134,8 +134,9 @@ class CudaDriver:
         cudart.cudaHostUnregister(address)
 
     def wait(self) -> None:
+        bindings: Any = torch._C
         for device in range(torch.cuda.device_count()):
-            if torch._C._cuda_hasPrimaryContext(device):  # asking any other would make it a context, of some 500 MB
+            if bindings._cuda_hasPrimaryContext(device):  # asking any other would make it a context, of some 500 MB
                 torch.cuda.synchronize(device)
 
 
