@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -150,6 +151,12 @@ def descriptors_beyond(before: Counter[str]) -> list[str]:
     return sorted(more.elements())
 
 
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Return where libraries lie: this environment, and others that it sees."""
+    return (sys.prefix, *(entry for entry in sys.path if entry.endswith("site-packages")))
+
+
 def _descriptors() -> list[str]:
     # Numbers in sockets and pipes are dropped: one closed and another opened is not a leak.
     found = []
@@ -159,7 +166,7 @@ def _descriptors() -> list[str]:
             continue
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             target = os.readlink(f"/proc/self/fd/{number}")
-            of_library = target.startswith(sys.prefix)  # fonts and the like, which libraries keep open
+            of_library = target.startswith(_libraries())  # fonts and the like, which libraries keep open
             if not of_library and target != f"/proc/{os.getpid()}/fd":
                 found.append(re.sub(r":\[\d+\]$", "", target))
     return found
