@@ -1,4 +1,4 @@
-"""``prefeed kubernetes``: the resources, and what an API server would say of documents."""
+"""``prefeed kubernetes``: resources, checks of documents, pods with a cache, and the sidecar that these have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import click
 import yaml
 
 from prefeed.cli import render
+from prefeed.cli.backend import backend_of
 from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import json_option
+from prefeed.cli.options import config_of, json_option
 from prefeed.errors import SpecError
 from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
 from prefeed.kubernetes.crds import definitions
+from prefeed.kubernetes.sidecar import run_sidecar
+from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.yaml_files import load_documents
 
@@ -62,6 +65,31 @@ def check(ctx: click.Context, files: tuple[str, ...], version: str, as_json: boo
         ctx.exit(EXIT_FAILED)
 
 
+@command.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def patch(files: tuple[str, ...]) -> None:
+    """Print documents whose pods have a cache.
+
+    FILE holds documents with pods, such as a Deployment or a Job, and the SampleSets that they read; - is stdin. A pod asks for
+    its set by the label `prefeed.io/sampleset: NAME` in its template. It gets a sidecar that runs the node server, and volumes;
+    the set becomes a ConfigMap. All other documents are printed as they are.
+
+    The result is for `kubectl apply -f -`. It may be patched again.
+    """
+    documents, notes = patched([document for _, document in documents_in(files)])
+    for note in notes:
+        render.say(note)
+    click.echo(yaml_of(documents), nl=False)
+
+
+@command.command(hidden=True)
+@click.argument("name")
+@click.pass_context
+def sidecar(ctx: click.Context, name: str) -> None:
+    """Be the sidecar of a pod that `patch` has given a cache: serve the set NAME until SIGTERM."""
+    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground))
+
+
 def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:
     """Yield the documents of files, each with the name of its file.
 
@@ -82,7 +110,21 @@ def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:
 
 def yaml_of(documents: list[Document]) -> str:
     """Return documents as a YAML stream, with their fields in the order that they have."""
-    return yaml.safe_dump_all(documents, sort_keys=False, width=120, explicit_start=True, allow_unicode=True)
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without anchors, which the strict reader refuses; texts of several lines stand as they are."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _called(document: Document) -> tuple[str, str]:

@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "clear": ("prefeed.cli.warm:clear", "Free the cached objects of a URL, or all objects."),
     "doctor": ("prefeed.cli.doctor", "Show whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
-    "kubernetes": ("prefeed.cli.kubernetes", "Use sample sets in Kubernetes: resources and checks."),
+    "kubernetes": ("prefeed.cli.kubernetes", "Give pods a cache, and check documents, without a cluster."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
     "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and show their state."),

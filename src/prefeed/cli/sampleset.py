@@ -129,12 +129,13 @@ def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
 @command.command(name="bring-up", hidden=True)
 @click.argument("name")
 @click.option("--changed", is_flag=True)
+@click.option("--no-start", is_flag=True)
 @home_option
 @click.pass_context
-def bring_up_(ctx: click.Context, name: str, changed: bool, home: str | None) -> None:
+def bring_up_(ctx: click.Context, name: str, changed: bool, no_start: bool, home: str | None) -> None:
     """Finish the work of `apply` in its own process, whose output is the set's log."""
     config = config_of(home=home)
-    progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed)
+    progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed, starts=not no_start)
     if progress.error:
         render.say(f"{progress.error}")
         ctx.exit(EXIT_FAILED)

@@ -5,4 +5,9 @@
 ``status``     the ``status`` of resources
 ``paddlejob``  documents of kind PaddleJob
 ``checking``   holds documents against the schemas, without a cluster
+``workloads``  documents in which pods are described, and what becomes of them
+``pods``       a pod gets a cache: a sidecar and volumes
+``sets``       a sample set as a pod has it
+``layout``     where volumes lie in containers
+``sidecar``    what the sidecar does
 """

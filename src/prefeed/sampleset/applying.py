@@ -349,6 +349,10 @@ class _Values(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=T
     region: _Value | _Variable = ""
 
 
+SECRET_KEYS: Final = tuple(each.encode_name for each in msgspec.structs.fields(_Values))
+"""Keys of a secret that mean something here."""
+
+
 class _SecretDocument(Envelope, frozen=True, kw_only=True):
     data: _Values = field(default_factory=_Values)
     string_data: _Values = field(default_factory=_Values)

@@ -36,7 +36,13 @@ Sync = Callable[[SampleSet, Config], None]
 
 
 def bring_up(
-    found: SampleSet, base: Config, sync: Sync, *, is_changed: bool = False, listing: ListingProgress | None = None
+    found: SampleSet,
+    base: Config,
+    sync: Sync,
+    *,
+    is_changed: bool = False,
+    starts: bool = True,
+    listing: ListingProgress | None = None,
 ) -> Progress:
     """The set is ready, or what is noted says why not. One process at a time does this; another is waited for.
 
@@ -45,6 +51,7 @@ def bring_up(
         base: Settings in force.
         sync: Called when data is to be copied.
         is_changed: Its settings are others than before: an unused server is restarted.
+        starts: False: its server is started and ended by somebody else, and runs.
         listing: Told how far the listing has come.
 
     Safe against a kill at any instant: the next call resumes.
@@ -56,9 +63,9 @@ def bring_up(
         try:
             settings = found.settings(base)
             # After a failure a variable may be set that was not, and a server keeps the environment it was started with.
-            if is_changed or before.error:
+            if starts and (is_changed or before.error):
                 stop_unused_server(settings)
-            with NodeClient.connect(settings, autostart=True) as node:
+            with NodeClient.connect(settings, autostart=starts) as node:
                 if not is_complete:
                     _complete(found, settings, node, sync, listing)
             return read_progress(found)

@@ -209,6 +209,11 @@ def _is_fresher(now: StoreAccess, before: StoreAccess) -> bool:
     return all(now.options.get(name) == before.options.get(name) for name in (*_PLACES, "role_arn", _PROFILE))
 
 
+def is_store_variable(name: str) -> bool:
+    """Return whether a variable of the environment says who speaks to a store, or by which proxy."""
+    return _STORE_VARIABLES.fullmatch(name) is not None
+
+
 def forget_store_environment() -> None:
     """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
 
@@ -216,7 +221,7 @@ def forget_store_environment() -> None:
     ``credentials.json`` names is still found.
     """
     for name in list(os.environ):
-        if _STORE_VARIABLES.fullmatch(name):
+        if is_store_variable(name):
             kept_variables[name] = os.environ.pop(name)
 
 

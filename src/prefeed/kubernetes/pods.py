@@ -1,0 +1,269 @@
+"""A pod gets a cache: a sidecar that runs the node server of a sample set, and volumes that it shares with the training. Pure.
+
+::
+
+    pod: the containers of the training  ──home, socket, tier──  prefeed-node: a native sidecar
+         emptyDir prefeed-state, emptyDir prefeed-memory (Memory), emptyDir prefeed-disk; ConfigMap and Secrets of the set
+
+Nothing in it needs a privilege, a mount on the host, or the network of the cluster: it fits the security level "restricted" if the
+pod does.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from prefeed.errors import SpecError
+from prefeed.kubernetes.layout import (
+    DISK,
+    DOCUMENT,
+    DOCUMENTS,
+    ENVIRONMENT,
+    MEMORY,
+    PREFIX,
+    READERS,
+    SECRETS,
+    SIDECAR,
+    STATE,
+)
+from prefeed.kubernetes.sets import PodSet
+from prefeed.sources.store_access import is_store_variable
+from prefeed.system.paths import is_in
+
+LABEL: Final = "prefeed.io/sampleset"
+CONTAINERS: Final = "prefeed.io/containers"
+IMAGE: Final = "prefeed.io/image"
+HASH: Final = "prefeed.io/sampleset-hash"
+
+_PROGRAM_MIB: Final = 512
+"""Memory of the sidecar beside its tier: two interpreters, listings, requests under way."""
+
+_CAPPED_SHARE: Final = 0.9
+"""The server leaves a tenth of each control group free."""
+
+_USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Consumers:
+    """The containers that read the set.
+
+    Attributes:
+        names: Of the containers.
+        first: The one that the sidecar takes image, user and mounts from.
+    """
+
+    names: frozenset[str]
+    first: dict[str, Any]
+
+
+def label_of(template: dict[str, Any]) -> str:
+    """Return the name of the set that a template of pods asks for; empty: none."""
+    return str(((template.get("metadata") or {}).get("labels") or {}).get(LABEL, ""))
+
+
+def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
+    """Return a template of pods, or a pod, that has a cache for a set; one that has it already is given it again.
+
+    Args:
+        template: With ``metadata`` and ``spec``.
+        found: The set.
+
+    Raises:
+        SpecError: The pod has something of its own in the way; the message says what to change.
+    """
+    result = _without_cache(template)
+    metadata, spec = result.setdefault("metadata", {}), result["spec"]
+    consumers = _consumers(metadata.get("annotations") or {}, spec)
+    for container in spec["containers"]:
+        if container["name"] in consumers.names:
+            _let_read(container)
+    metadata.setdefault("annotations", {})[HASH] = _hash_of(found)
+    image = metadata["annotations"].get(IMAGE, consumers.first.get("image", ""))
+    sidecar = _sidecar(found, consumers.first, image, (spec.get("securityContext") or {}))
+    spec["initContainers"] = [sidecar, *(spec.get("initContainers") or ())]
+    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(found)]
+    return result
+
+
+def config_map(found: PodSet) -> dict[str, Any]:
+    """Return the ConfigMap from which sidecars read a set."""
+    text = yaml.safe_dump(found.document, sort_keys=False, width=120)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"{PREFIX}{found.name}",
+            **({"namespace": found.namespace} if found.namespace else {}),
+            "labels": {"app.kubernetes.io/managed-by": "prefeed", "app.kubernetes.io/instance": found.name},
+        },
+        "data": {DOCUMENT: text},
+    }
+
+
+def _hash_of(found: PodSet) -> str:
+    """Return what changes with the set: pods of another one are replaced by their controller."""
+    return hashlib.sha256(json.dumps(found.document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- the containers that read
+
+
+def _consumers(annotations: dict[str, Any], spec: dict[str, Any]) -> _Consumers:
+    there = {container["name"]: container for container in spec["containers"]}
+    names = [name.strip() for name in str(annotations.get(CONTAINERS, "")).split(",") if name.strip()] or list(there)
+    for name in names:
+        if name not in there:
+            raise SpecError(f"annotation {CONTAINERS} names {name}; the pod has the containers {', '.join(there)}")
+    users = {json.dumps([_user(there[name], spec).get(field) for field in _USER_FIELDS[:2]]) for name in names}
+    if len(users) > 1:
+        raise SpecError(
+            f"the containers {', '.join(names)} run as different users, and a cache belongs to one: give them one "
+            f"securityContext.runAsUser, or name those that read the set in the annotation {CONTAINERS}"
+        )
+    return _Consumers(names=frozenset(names), first=there[names[0]])
+
+
+def _user(container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    return {**(spec.get("securityContext") or {}), **(container.get("securityContext") or {})}
+
+
+def _let_read(container: dict[str, Any]) -> None:
+    for variable in container.get("env") or ():
+        if variable["name"] in READERS:
+            raise SpecError(
+                f"the container {container['name']} sets {variable['name']}, by which it finds the cache: remove it"
+            )
+    container["env"] = [*(container.get("env") or ()), *_variables(READERS)]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *_shared_mounts()]
+
+
+def _variables(environment: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in environment.items()]
+
+
+def _shared_mounts() -> list[dict[str, Any]]:
+    return [
+        {"name": f"{PREFIX}state", "mountPath": str(STATE)},
+        {"name": f"{PREFIX}memory", "mountPath": str(MEMORY)},
+    ]
+
+
+# ---------------------------------------------------------------- what is added
+
+
+def _sidecar(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[str, Any]) -> dict[str, Any]:
+    if not image:
+        raise SpecError(
+            f"the container {consumer['name']} has no image: name one with prefeed in the annotation {IMAGE}"
+        )
+    own = consumer.get("securityContext") or {}
+    memory = f"{math.ceil((found.volume_mib + _PROGRAM_MIB) / _CAPPED_SHARE)}Mi"
+    pull = {"imagePullPolicy": consumer["imagePullPolicy"]} if "imagePullPolicy" in consumer else {}
+    store = [variable for variable in consumer.get("env") or () if is_store_variable(variable["name"])]
+    return {
+        "name": SIDECAR,
+        "image": image,
+        **pull,
+        "restartPolicy": "Always",
+        "command": ["prefeed", "kubernetes", "sidecar", found.name],
+        "env": [*store, *_variables(ENVIRONMENT)],
+        "startupProbe": {
+            "exec": {"command": ["prefeed", "server", "status", "--home", f"sampleset://{found.name}"]},
+            "periodSeconds": 2,
+            "timeoutSeconds": 30,
+            "failureThreshold": 150,
+        },
+        "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}},
+        "securityContext": {
+            **{field: own[field] for field in _USER_FIELDS if field in own},
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            **({} if "seccompProfile" in of_pod else {"seccompProfile": {"type": "RuntimeDefault"}}),
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            *_shared_mounts(),
+            *([{"name": f"{PREFIX}disk", "mountPath": str(DISK)}] if found.has_disk else []),
+            {"name": f"{PREFIX}set", "mountPath": str(DOCUMENTS), "readOnly": True},
+            *({"name": _of_secret(name), "mountPath": str(SECRETS / name), "readOnly": True} for name in found.secrets),
+            *_mounts_of_source(found, consumer),
+        ],
+    }
+
+
+def _of_secret(name: str) -> str:
+    return (
+        f"{PREFIX}secret-{name}"
+        if len(name) <= 48
+        else f"{PREFIX}secret-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    )
+
+
+def _mounts_of_source(found: PodSet, consumer: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the mounts of a container in which the set's directory lies; nothing for an object store."""
+    if not found.directory:
+        return
+    mounts = [each for each in consumer.get("volumeMounts") or () if is_in(found.directory, each["mountPath"])]
+    if not mounts:
+        raise SpecError(
+            f"the sample set {found.name} is the directory {found.directory}, and the container {consumer['name']} has no "
+            "volume mounted there: add it to its volumeMounts"
+        )
+    for mount in mounts:
+        yield {**mount, "readOnly": True}
+
+
+def _volumes(found: PodSet) -> Iterator[dict[str, Any]]:
+    yield {"name": f"{PREFIX}state", "emptyDir": {}}
+    yield {"name": f"{PREFIX}memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{found.volume_mib}Mi"}}
+    if found.has_disk:
+        limit = {} if found.disk_volume_mib is None else {"sizeLimit": f"{found.disk_volume_mib}Mi"}
+        yield {"name": f"{PREFIX}disk", "emptyDir": limit}
+    yield {"name": f"{PREFIX}set", "configMap": {"name": f"{PREFIX}{found.name}"}}
+    for name in found.secrets:
+        yield {"name": _of_secret(name), "secret": {"secretName": name}}
+
+
+# ---------------------------------------------------------------- a pod that has it already
+
+
+def _without_cache(template: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy without what ``with_cache`` adds.
+
+    Raises:
+        SpecError: It has something of the same name that is not ours.
+    """
+    result = copy.deepcopy(template)
+    spec = result["spec"]
+    init = spec.get("initContainers") or []
+    is_ours = any(each["name"] == SIDECAR and each.get("restartPolicy") == "Always" for each in init)
+    taken = [each["name"] for each in [*init, *spec["containers"]] if each["name"] == SIDECAR]
+    taken += [each["name"] for each in spec.get("volumes") or () if each["name"].startswith(PREFIX)]
+    if taken and not is_ours:
+        raise SpecError(f"the pod has {taken[0]} already; names that begin with {PREFIX} are prefeed's: rename it")
+    if not is_ours:
+        return result
+    _keep(spec, "initContainers", lambda each: each["name"] != SIDECAR)
+    _keep(spec, "volumes", lambda each: not each["name"].startswith(PREFIX))
+    for container in spec["containers"]:
+        _keep(container, "env", lambda each: each not in _variables(READERS))
+        _keep(container, "volumeMounts", lambda each: not each["name"].startswith(PREFIX))
+    return result
+
+
+def _keep(mapping: dict[str, Any], name: str, is_kept: Any) -> None:
+    """Keep some entries of a list; an empty list is left out."""
+    kept = [each for each in mapping.get(name) or () if is_kept(each)]
+    mapping.pop(name, None)
+    if kept:
+        mapping[name] = kept

@@ -1,0 +1,92 @@
+"""Documents in which pods are described, and what becomes of those that ask for a set. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from prefeed.errors import SpecError
+from prefeed.kubernetes.pods import LABEL, config_map, label_of, with_cache
+from prefeed.kubernetes.sets import PodSet, pod_set
+from prefeed.sampleset.documents import Document, kind_of
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+
+_TEMPLATE: Final = ("spec", "template")
+_PLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "Pod": (),
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), _TEMPLATE),
+    "CronJob": ("spec", "jobTemplate", *_TEMPLATE),
+    "JobSet": ("spec", "replicatedJobs", "*", "template", *_TEMPLATE),
+    "PyTorchJob": ("spec", "pytorchReplicaSpecs", "*", "template"),
+}
+"""Where the templates of pods are, by the kind of the document; ``*``: each entry of a list or a mapping."""
+
+
+def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
+    """Return documents whose pods have caches, and notes for the user.
+
+    A SampleSet becomes the ConfigMap that its pods read; pods that its label does not ask for are as they were.
+
+    Args:
+        documents: Of any kind.
+
+    Raises:
+        SpecError: A pod asks for a set that is not among them, no pod asks for one, or a pod cannot have it.
+    """
+    sets = {found.name: found for each in documents if kind_of(each)[0] == SAMPLE_SET for found in [pod_set(each)]}
+    asked: dict[str, PodSet] = {}
+    result: list[Document] = []
+    for document in documents:
+        if kind_of(document)[0] == SAMPLE_SET:
+            continue
+        whole = {"": copy.deepcopy(document)}
+        for holder, key in _templates(whole, str(document["kind"])):
+            if name := label_of(holder[key]):
+                found = _chosen(name, document, sets)
+                holder[key] = with_cache(holder[key], found)
+                asked[name] = found
+        result.append(whole[""])
+    if not asked:
+        raise SpecError(
+            f"no pod asks for a sample set: give its template the label {LABEL}: NAME; pods are looked for in "
+            f"{', '.join(_PLACES)}"
+        )
+    notes = [note for found in asked.values() for note in found.notes]
+    return [*(config_map(found) for found in asked.values()), *result], notes
+
+
+def _chosen(name: str, document: Document, sets: Mapping[str, PodSet]) -> PodSet:
+    called = f"{document['kind']} {(document.get('metadata') or {}).get('name', 'without a name')}"
+    if name not in sets:
+        there = ", ".join(sets) or "none"
+        raise SpecError(
+            f"{called} has the label {LABEL}: {name}, and no SampleSet {name} is in the files (there: {there}): name "
+            "its file, too"
+        )
+    namespace = str((document.get("metadata") or {}).get("namespace") or "")
+    if namespace != sets[name].namespace:
+        raise SpecError(
+            f"{called} is in the namespace {namespace or '(none)'}, and the SampleSet {name} in "
+            f"{sets[name].namespace or '(none)'}: a pod reads sets of its own namespace only"
+        )
+    return sets[name]
+
+
+def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any]]:
+    """Yield where each template of pods of a document is held: a mapping or a list, and the key in it."""
+    if kind in _PLACES:
+        yield from _below(whole, ("", *_PLACES[kind]))
+
+
+def _below(holder: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    name, *rest = path
+    if name == "*":
+        keys: Any = range(len(holder)) if isinstance(holder, list) else list(holder)
+    else:
+        keys = [name] if isinstance(holder, dict) and name in holder else []
+    for key in keys:
+        if rest:
+            yield from _below(holder[key], tuple(rest))
+        else:
+            yield holder, key

@@ -1,0 +1,280 @@
+"""A small kubelet: the containers of a pod as processes, each in a PID and a mount namespace of its own, with the pod's volumes.
+
+It does what a pod's document says of commands, environment, volumes, mounts, read-only roots, startup probes and native sidecars. There
+are no images: a container sees this machine's files, with an empty /run. Volumes belong to another user and all may write to them, as a
+kubelet makes them for a user that is not root; those in memory are file systems with the pod's limit.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from process.children import child_running
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWPID = 0x20000000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_PRIVATE_TREE = 0x1, 0x20, 0x1000, 0x40000 | 0x4000
+_PR_SET_PDEATHSIG = 1
+_ANOTHER_USER = 1234
+_PROBE_SECONDS = 120.0
+_KINDS = (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Pod:
+    """A pod that runs: its sidecars are started; other containers are run when a test says so."""
+
+    def __init__(self, pipe: Connection, logs: Path) -> None:
+        self._pipe = pipe
+        self._logs = logs
+
+    def run(self, name: str) -> tuple[int, str]:
+        """Run a container to its end; return its exit status and what it wrote this time."""
+        status = self._ask("run", name)
+        return status, self.log(name)
+
+    def kill(self, name: str) -> None:
+        """End all processes of a sidecar by SIGKILL."""
+        self._ask("kill", name)
+
+    def start(self, name: str) -> None:
+        """Start a sidecar, and wait for its startup probe."""
+        self._ask("start", name)
+
+    def stop(self, name: str) -> int:
+        """End a sidecar by SIGTERM; return its exit status."""
+        return int(self._ask("stop", name))
+
+    def execute(self, name: str, *command: str) -> int:
+        """Run a command in a container, as ``kubectl exec``; return its exit status. What it writes goes to the log."""
+        return int(self._ask("execute", name, *command))
+
+    def log(self, name: str) -> str:
+        """Return what a container has written."""
+        return (self._logs / f"{name}.log").read_text()
+
+    def _ask(self, *words: str) -> Any:
+        self._pipe.send(words)
+        answer = self._pipe.recv()
+        if isinstance(answer, str):
+            pytest.fail(f"{' '.join(words)}: {answer}")
+        return answer
+
+
+@contextlib.contextmanager
+def pod_running(documents: list[dict[str, Any]], name: str, root: Path) -> Iterator[Pod]:
+    """Run a pod with the ConfigMaps and Secrets that stand beside it; nothing of it is left at the end.
+
+    Args:
+        documents: Of kind Pod, ConfigMap and Secret.
+        name: Of the pod.
+        root: An empty directory for volumes and logs.
+    """
+    root.mkdir()
+    with child_running(_pod, documents, name, root) as (process, pipe):
+        answer = pipe.recv()
+        if answer is None:
+            pytest.skip("this machine allows no mount and PID namespaces")
+        try:
+            if isinstance(answer, str):
+                logs = "\n".join(path.read_text() for path in root.glob("*.log"))
+                pytest.fail(f"the pod does not start: {answer}\n{logs}")
+            yield Pod(pipe, root)
+        finally:
+            pipe.send(("end",))
+            process.join()
+
+
+# ---------------------------------------------------------------- in the process of the pod
+
+
+def _pod(documents: list[dict[str, Any]], name: str, root: Path, pipe: Connection) -> None:
+    if os.geteuid() or _libc.unshare(_CLONE_NEWNS):
+        pipe.send(None)
+        return
+    _mount("none", "/", None, _MS_PRIVATE_TREE)
+    pod = _Containers(documents, name, root)
+    try:
+        for each in pod.sidecars:
+            pod.start(each)
+        pipe.send(0)
+    except (OSError, ValueError, KeyError) as err:
+        pipe.send(f"{type(err).__name__}: {err}")
+    for words in iter(pipe.recv, ("end",)):
+        try:
+            pipe.send(getattr(pod, words[0])(*words[1:]))
+        except (OSError, ValueError, KeyError) as err:
+            pipe.send(f"{type(err).__name__}: {err}")
+    pod.end()
+
+
+class _Containers:
+    def __init__(self, documents: list[dict[str, Any]], name: str, root: Path) -> None:
+        (found,) = [each for each in documents if each["kind"] == "Pod" and each["metadata"]["name"] == name]
+        spec = found["spec"]
+        self._root = root
+        self._containers = {each["name"]: each for each in [*spec.get("initContainers", ()), *spec["containers"]]}
+        self.sidecars = [each["name"] for each in spec.get("initContainers", ()) if each["restartPolicy"] == "Always"]
+        self._volumes = {each["name"]: self._volume(each, documents) for each in spec.get("volumes", ())}
+        self._running: dict[str, tuple[int, int]] = {}  # name: (process outside, process 1)
+
+    def start(self, name: str) -> int:
+        self._running[name] = self._begin(name)
+        probe = self._containers[name]["startupProbe"]["exec"]["command"]
+        end = time.monotonic() + _PROBE_SECONDS
+        while self.execute(name, *probe) != 0:
+            if os.waitpid(self._running[name][0], os.WNOHANG)[0]:
+                del self._running[name]
+                raise ChildProcessError(f"{name} has ended")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{name} is not ready")
+            time.sleep(0.05)
+        return 0
+
+    def run(self, name: str) -> int:
+        (self._root / f"{name}.log").write_bytes(b"")
+        outside, _ = self._begin(name)
+        return _status_of(outside)
+
+    def kill(self, name: str) -> int:
+        return self._signal(name, signal.SIGKILL)
+
+    def stop(self, name: str) -> int:
+        return self._signal(name, signal.SIGTERM)
+
+    def execute(self, name: str, *command: str) -> int:
+        _, inside = self._running[name]
+        return _status_of(_forked(lambda: self._enter(name, inside, list(command))))
+
+    def _enter(self, name: str, inside: int, command: list[str]) -> int:
+        namespaces = [(os.open(f"/proc/{inside}/ns/{kind}", os.O_RDONLY), flag) for kind, flag in _KINDS]
+        for namespace, flag in namespaces:
+            if _libc.setns(namespace, flag):
+                return 126
+        return _status_of(_forked(lambda: self._become(name, command)))  # only children are in the PID namespace
+
+    def end(self) -> None:
+        for name in list(self._running):
+            self.kill(name)
+
+    def _signal(self, name: str, number: int) -> int:
+        outside, inside = self._running.pop(name)
+        os.kill(inside, number)
+        return _status_of(outside)
+
+    def _begin(self, name: str) -> tuple[int, int]:
+        """Start a container; return the process that waits for it, and its process 1 as it is called out here."""
+        theirs, ours = os.pipe()
+
+        def wait_for_it() -> int:
+            _die_with_parent()
+            if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID):
+                return 126
+            inside = _forked(lambda: self._be(self._containers[name]))
+            os.write(ours, str(inside).encode())
+            os.close(ours)
+            return _status_of(inside)
+
+        outside = _forked(wait_for_it)
+        os.close(ours)
+        inside = int(os.read(theirs, 20) or b"0")
+        os.close(theirs)
+        return outside, inside
+
+    def _be(self, container: dict[str, Any]) -> int:
+        _die_with_parent()
+        self._mount_volumes(container)
+        return self._become(container["name"], [*container["command"], *container.get("args", ())])
+
+    def _become(self, name: str, command: list[str]) -> int:
+        container = self._containers[name]
+        given = {each["name"]: each["value"] for each in container.get("env", ())}
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "LANG": "C.UTF-8",
+            **given,
+        }
+        log = os.open(self._root / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir("/")
+        os.execvpe(command[0], command, environment)
+
+    def _mount_volumes(self, container: dict[str, Any]) -> None:
+        log = self._root / f"{container['name']}.log"
+        log.touch()
+        _mount("none", "/run", "tmpfs", 0)
+        for each in container.get("volumeMounts", ()):
+            target = Path(each["mountPath"])
+            target.mkdir(parents=True, exist_ok=True)
+            _mount(str(self._volumes[each["name"]]), str(target), None, _MS_BIND)
+            if each.get("readOnly"):
+                _mount("none", str(target), None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+        _libc.mount(b"proc", b"/proc", b"proc", 0, None)  # refused in some sandboxes: the one outside serves too
+        if container.get("securityContext", {}).get("readOnlyRootFilesystem"):
+            _mount(str(self._root), str(self._root), None, _MS_BIND)  # the log is no part of the root
+            _mount("none", "/", None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+
+    def _volume(self, volume: dict[str, Any], documents: list[dict[str, Any]]) -> Path:
+        if "hostPath" in volume:
+            return Path(volume["hostPath"]["path"])
+        path = self._root / f"volume-{volume['name']}"
+        path.mkdir()
+        if "emptyDir" in volume:
+            if volume["emptyDir"].get("medium") == "Memory":
+                size = volume["emptyDir"]["sizeLimit"].removesuffix("Mi")
+                _mount("none", str(path), "tmpfs", 0, f"size={size}m")
+            os.chmod(path, 0o777)
+            os.chown(path, _ANOTHER_USER, _ANOTHER_USER)
+            return path
+        kind, name = ("ConfigMap", "name") if "configMap" in volume else ("Secret", "secretName")
+        wanted = volume["configMap" if kind == "ConfigMap" else "secret"][name]
+        (found,) = [each for each in documents if each["kind"] == kind and each["metadata"]["name"] == wanted]
+        for key, value in found.get("stringData", found.get("data", {})).items():
+            is_encoded = kind == "Secret" and "stringData" not in found
+            (path / key).write_bytes(base64.b64decode(value) if is_encoded else value.encode())
+        return path
+
+
+def _forked(work: Callable[[], int]) -> int:
+    """Return the process id of a child that does this and ends with the status that it returns."""
+    child = os.fork()
+    if child == 0:
+        status = 127
+        try:
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(status & 0xFF)
+    return child
+
+
+def _status_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    words = [None if each is None else each.encode() for each in (source, target, kind)]
+    if _libc.mount(*words, flags, options.encode() or None):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
