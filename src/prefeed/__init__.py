@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prefeed.config import Config, configure
     from prefeed.diagnose.doctor.examination import doctor
     from prefeed.diagnose.tune.tuning import tune
+    from prefeed.files.opening import open
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage_cache.cache import DatasetCache
     from prefeed.stage_cache.dataset import CachedDataset, map
@@ -46,6 +47,7 @@ __all__ = [
     "errors",
     "map",
     "not_random",
+    "open",
     "prefetch",
     "read",
     "statistics",
@@ -69,6 +71,7 @@ _HOMES = {
     "errors": None,
     "map": "prefeed.stage_cache.dataset",
     "not_random": "prefeed.stage_cache.randomness",
+    "open": "prefeed.files.opening",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
     "statistics": "prefeed.api",

@@ -72,6 +72,8 @@ def parse_bytes(value: str | int) -> int:
 
 
 _LEAST_BARE_SIZE: Final = 1000
+_LEAST_BLOCK: Final = 64 * 1024
+_LARGEST_BLOCK: Final = 64 * MIB
 
 
 def _setting_bytes(value: str | int) -> int:
@@ -79,6 +81,13 @@ def _setting_bytes(value: str | int) -> int:
     size = parse_bytes(value)
     if 0 < size < _LEAST_BARE_SIZE and not str(value).strip()[-1:].isalpha():
         raise ConfigError(f"{value!r} means {size} bytes; write the unit, as in {size}GiB, or {size}B if that is meant")
+    return size
+
+
+def _block_bytes(value: str | int) -> int:
+    size = _setting_bytes(value)
+    if not _LEAST_BLOCK <= size <= _LARGEST_BLOCK:
+        raise ConfigError(f"{value!r} is not a size of blocks; write one from 64KiB to 64MiB")
     return size
 
 
@@ -349,6 +358,9 @@ class Config:
         _reads, "samples", "which reads of files below the roots use the cache: `samples` = reads while samples are made; `all` "
         "= also all other reads, in any thread or child process, with `import prefeed.auto` and `prefeed run`"
     )  # fmt: skip
+    block_size: int = _setting(
+        _block_bytes, MIB, "bytes of one block: objects opened with `prefeed.open`, fsspec or `blocks+` URLs are cached in blocks"
+    )  # fmt: skip
     max_object: int = _setting(
         parse_bytes,
         64 * MIB,
@@ -433,6 +445,7 @@ SERVER_SETTINGS: Final = (
     "request_timeout",
     "retry_deadline",
     "lookahead",
+    "block_size",
     "max_object",
     "disk",
     "disk_dir",
@@ -517,7 +530,7 @@ def as_text(name: str, value: Any) -> str:
     """Return the value of a setting as a variable of the environment says it."""
     if isinstance(value, tuple):
         return os.pathsep.join(value)
-    is_size = SETTINGS[name].metadata["parse"] in (_setting_bytes, _optional_bytes, _disk_bytes)
+    is_size = SETTINGS[name].metadata["parse"] in (_setting_bytes, _optional_bytes, _disk_bytes, _block_bytes)
     if is_size and 0 < value < _LEAST_BARE_SIZE:
         return f"{value}B"
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -6,6 +6,7 @@ also that built-in, so that ``except FileNotFoundError`` in a training script st
 
 from __future__ import annotations
 
+import errno
 from typing import Any, TypeVar
 
 
@@ -105,6 +106,16 @@ class CannotListError(SourceError):
     """The origin has no listing: an index file is needed."""
 
     code = "cannot-list"
+
+
+class ObjectChangedError(SourceError, OSError):
+    """An object that is read in parts is of another version than when it was opened; its ``errno`` is ``ESTALE``."""
+
+    code = "object-changed"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.errno = errno.ESTALE
 
 
 class TransientSourceError(SourceError, OSError):

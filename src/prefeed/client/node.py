@@ -12,7 +12,7 @@ from prefeed.errors import CredentialsError
 from prefeed.sources.credentials import options_for
 from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess, access_as_made
-from prefeed.sources.urls import PACK, canonical_url, is_of_store, open_source, unveiled
+from prefeed.sources.urls import canonical_url, is_of_store, open_source, unveiled, unwrapped
 from prefeed.types import (
     EPOCHS_KEPT,
     ClearResult,
@@ -261,7 +261,7 @@ def access_now(url: str, config: Config, made_with: StoreAccess | None = None) -
     root = canonical_url(url) if url else "/"
     if not is_of_store(root):
         return None
-    store = root.removeprefix(PACK)
+    store = unwrapped(root)
     try:
         options_for(store, config)
     except CredentialsError:

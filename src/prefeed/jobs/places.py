@@ -11,7 +11,7 @@ from prefeed.errors import JobSpecError
 from prefeed.sampleset.locations import without_keys
 from prefeed.sampleset.names import find_named, is_named
 from prefeed.sampleset.records import SampleSet, held
-from prefeed.sources.urls import PACK, canonical_url
+from prefeed.sources.urls import BLOCKS, PACK, canonical_url
 from prefeed.transfer.entries import why_unsafe
 from prefeed.transfer.store import WRITABLE
 
@@ -46,8 +46,8 @@ def root_of(url: str) -> str:
 
 def require_root(root: str) -> str:
     """Return a canonical URL that can be a place of a job; raises as ``root_of``."""
-    if root.startswith(PACK):
-        raise JobSpecError(f"{root} is a pack: name its directory, to use its files as plain files")
+    if root.startswith((PACK, BLOCKS)):
+        raise JobSpecError(f"{root} is a pack, or lists blocks: name its directory, to use its files as plain files")
     prefix = root.partition("://")[2].partition("/")[2]
     reason = why_unsafe(prefix) if prefix and root.startswith(WRITABLE) else None
     if reason is not None:

@@ -23,7 +23,7 @@ from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import is_of_one_network, own_access
-from prefeed.sources.urls import PACK, canonical_url, is_of_store, listing_mark, open_source
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source, unwrapped
 from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
 from prefeed.system.clock import Clock
@@ -149,7 +149,7 @@ class Openings:
             CredentialsError: It did not say who speaks, and the home's own file does not say it either.
             ServerError: Behind its address this server may have another store than the client.
         """
-        store = canonical_url(url).removeprefix(PACK)
+        store = unwrapped(canonical_url(url))
         if not reach.shares_network and is_of_store(store):
             if is_of_one_network(store, reach.access or own_access(store, self._config)):
                 raise ServerError(

@@ -21,7 +21,7 @@ from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import is_in_use
 from prefeed.sources.protocol import Source
-from prefeed.sources.urls import is_of_store
+from prefeed.sources.urls import BLOCKS, blocks_url, is_of_store
 from prefeed.sources.views import View
 from prefeed.sources.written import Change
 from prefeed.store.layout import stored_bytes
@@ -91,6 +91,11 @@ class Dataset:
     def entry_keys(self) -> memoryview:
         """Keys under which the tier may hold the objects, 16 bytes each; zeros where none is known."""
         return self.manifest.known_keys() if self.manifest.grows else self.manifest.keys
+
+    @property
+    def is_part(self) -> bool:
+        """True for a manifest of some objects of a root, which takes the place of no other listing, nor has one take its."""
+        return not self.manifest.grows and self.manifest.header.is_part
 
     @property
     def is_shared(self) -> bool:
@@ -225,6 +230,7 @@ class Registry:
         self._scheduler = scheduler
         self._max_in_flight = max_in_flight
         self._clock = clock
+        self._looked_at = 0.0
         found = list(entries)
         self._orphan_keys = [key for key, _ in found]
         sizes = np.array([size for _, size in found], dtype=np.uint64)
@@ -262,9 +268,13 @@ class Registry:
         self.datasets[number] = dataset
         live = self._scheduler.live_datasets()
         for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
-            self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+            if not (dataset.is_part and other.is_part):  # another object has other keys
+                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
         self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
-        self._retire_older(dataset)
+        if dataset.is_part:
+            self._retire_parts(dataset)
+        else:
+            self._retire_older(dataset)
         opened.manifest.release_pages()  # sizes were added up, keys compared: for 10 million objects that maps 240 MB
         return dataset
 
@@ -296,7 +306,12 @@ class Registry:
         live, tables = self._scheduler.live_datasets(), self._scheduler.tables
         for other in list(self.datasets.values()):
             is_older = other.catalogue is None and other is not dataset and _are_of_one_origin(other, dataset)
-            if not is_older or other.number in live or self._clock() - other.opened_at < _RETIRE_SECONDS:
+            if (
+                not is_older
+                or other.is_part
+                or other.number in live
+                or self._clock() - other.opened_at < _RETIRE_SECONDS
+            ):
                 continue
             if is_in_use(other.manifest.directory):
                 continue
@@ -304,6 +319,19 @@ class Registry:
                 self._scheduler.invalidate(other.number, object_id)
             if self._scheduler.forget_dataset(other.number):
                 self.datasets.pop(other.number).close()
+
+    def _retire_parts(self, newest: Dataset) -> None:
+        """Let go of objects opened one by one of which the tier has nothing any more; looked for once in a while."""
+        now = self._clock()
+        if now - self._looked_at < _RETIRE_SECONDS:
+            return
+        self._looked_at = now
+        live = self._scheduler.live_datasets()
+        for other in list(self.datasets.values()):
+            is_young = other is newest or now - other.opened_at < _RETIRE_SECONDS
+            if other.is_part and not is_young and other.number not in live:
+                if self._scheduler.forget_dataset(other.number):
+                    self.datasets.pop(other.number).close()
 
     def object_of(self, number: int, path: str) -> int:
         """Return the object id of a file in a catalogue, which grows by it if need be.
@@ -453,6 +481,10 @@ class Registry:
         dataset = self.datasets[number]
         if is_in(dataset.source.url, url):
             return ids
+        if dataset.source.url.startswith(BLOCKS) and not url.startswith(BLOCKS):
+            url = blocks_url(url)  # the blocks of an object are the object's
+            if is_in(dataset.source.url, url):
+                return ids
         return ids[dataset.manifest.is_below(ids, url)]
 
     def _take_over(self, target: Dataset, source: Dataset) -> None:

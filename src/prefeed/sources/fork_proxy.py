@@ -21,7 +21,7 @@ import msgspec
 
 from prefeed.config import Config
 from prefeed.errors import SourceError, TransientSourceError, error_of
-from prefeed.sources.protocol import RangeSource, Source
+from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.types import FetchedObject, ObjectInfo
 
@@ -50,11 +50,13 @@ class Request(msgspec.Struct, frozen=True):
         path: See above.
         offset: Where a part of the object begins.
         size_bytes: Of the part; None: the whole object.
+        asks_info: Only size and version of the object are wanted.
     """
 
     path: bytes | None
     offset: int = 0
     size_bytes: int | None = None
+    asks_info: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -67,6 +69,7 @@ class Reply(msgspec.Struct, frozen=True):
     modified_seconds: int = 0
     encoding: str = ""
     is_end_known: bool = True
+    object_bytes: int = -1
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -128,7 +131,21 @@ class ForkedReader:
         """Return a part of the object; errors are those of the source itself."""
         return self._fetched(Request(os.fsencode(path), offset, size_bytes))
 
+    def info(self, path: str) -> ObjectInfo:
+        """Return size and version of an object; errors are those of the source itself."""
+        reply, _ = self._answered(Request(os.fsencode(path), asks_info=True))
+        return ObjectInfo(
+            path=path, size_bytes=reply.object_bytes, version=reply.version, modified_seconds=reply.modified_seconds
+        )
+
     def _fetched(self, request: Request) -> FetchedObject:
+        reply, data = self._answered(request)
+        return FetchedObject(
+            data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
+            is_end_known=reply.is_end_known,
+        )  # fmt: skip
+
+    def _answered(self, request: Request) -> tuple[Reply, bytes]:
         with self._lock:
             try:
                 pipe = self._ask(request)
@@ -144,10 +161,7 @@ class ForkedReader:
                 raise
         if reply.code:
             raise error_of(reply.code, reply.message, SourceError)
-        return FetchedObject(
-            data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
-            is_end_known=reply.is_end_known,
-        )  # fmt: skip
+        return reply, data
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield the source's listing; the helper serves nothing else until it ends, and is ended when it is left."""
@@ -204,7 +218,7 @@ class ForkedReader:
         process.communicate()
 
 
-def _serve(open_source: Callable[..., RangeSource], requests: IO[bytes], replies: IO[bytes]) -> None:
+def _serve(open_source: Callable[..., BrowsableSource], requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answer requests until the other side closes its pipe."""
     try:
         hello = msgspec.msgpack.decode(_read_frame(requests), type=Hello)
@@ -222,8 +236,15 @@ def _serve(open_source: Callable[..., RangeSource], requests: IO[bytes], replies
         return
 
 
-def _fetch(source: RangeSource, path: str, request: Request, replies: IO[bytes]) -> None:
+def _fetch(source: BrowsableSource, path: str, request: Request, replies: IO[bytes]) -> None:
     try:
+        if request.asks_info:
+            info = source.info(path)
+            _write_frame(
+                replies,
+                Reply(version=info.version, modified_seconds=info.modified_seconds, object_bytes=info.size_bytes),
+            )
+            return
         if request.size_bytes is None:
             fetched = source.fetch(path)
         else:
@@ -258,7 +279,7 @@ def _failure(err: SourceError) -> Reply:
     return Reply(code=err.code, message=err.message)
 
 
-def _main(open_source: Callable[..., RangeSource]) -> None:
+def _main(open_source: Callable[..., BrowsableSource]) -> None:
     """Serve on stdin and stdout; whatever else prints goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who closes the pipe.
     replies = os.fdopen(os.dup(1), "wb")

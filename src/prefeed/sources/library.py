@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from prefeed.sources.listing import ENCODING
 from prefeed.sources.manifest import COLUMNS, CURRENT, Manifest, current_generation
 from prefeed.sources.manifest_writer import (
     SHARED_SECONDS,
+    Columns,
     adopt_generation,
     bring_into_force,
     build_manifest,
@@ -41,7 +42,7 @@ from prefeed.system.files import close_to_others, make_private
 from prefeed.system.locks import file_lock
 from prefeed.system.machine import is_on_own_disk
 from prefeed.system.removing import remove_tree
-from prefeed.types import ListingProgress
+from prefeed.types import ListingProgress, ObjectInfo
 
 _log = logging.getLogger("prefeed")
 
@@ -245,6 +246,26 @@ class ManifestLibrary:
             else:
                 bring_into_force(renewed, began_at=began_at)
         return Listed(renewed, began_at), is_whole
+
+    def write_part(self, url: str, infos: Sequence[ObjectInfo], *, origin_mark: str, mark: str) -> Manifest:
+        """Return a manifest of some objects of a root, which the caller has asked for; the one in force stays.
+
+        Args:
+            url: Canonical URL of the root.
+            infos: The objects, in order of their paths.
+            origin_mark: The source's own mark, a part of entry keys.
+            mark: See ``open``.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        directory = self.directory_of(url, mark)
+        self._make_home(directory)
+        columns = Columns(url, mark=origin_mark)
+        columns.extend(infos)
+        manifest = columns.write_part(directory)
+        remove_replaced(directory, keep={manifest.uid})
+        return manifest
 
     def adopt(self, manifest: Manifest) -> Path:
         """Return the directory of this generation in this library.

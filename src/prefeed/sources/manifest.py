@@ -73,6 +73,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         path_bytes: Length of ``paths``.
         is_settled: Sizes, versions and keys are known, as far as the origin tells them.
         sums: xxh3-64 of each column that is there, in their order.
+        is_part: Only some objects of the root are listed: it takes the place of no other listing.
     """
 
     url: str
@@ -82,6 +83,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     path_bytes: int
     is_settled: bool
     sums: dict[str, int]
+    is_part: bool = False
 
     def column_bytes(self, name: str) -> int:
         """Return the length of a column."""
@@ -141,7 +143,7 @@ class Manifest(Listing):
     """One listing, mapped from disk. Opening it reads all of it once, to compare the sums: 10 ms for a million objects.
 
     **Ownership.** The files stay as long as anyone has them mapped, also after a newer listing replaced them: a mapped
-    manifest is locked (shared), and what is locked is not removed.
+    manifest is locked (shared), and what is locked is not removed. One of a few objects (``Header.is_part``) is copied instead.
     **Threads and processes.** Read-only: shared by all threads and inherited by forked children; a pickled
     manifest is its directory's name.
 
@@ -195,7 +197,10 @@ class Manifest(Listing):
         generation = current_generation(path) or path
         files = open_kept(generation)
         try:
-            return cls(generation, _map(generation, files, lock=locked))
+            opened = cls(generation, _map(generation, files, lock=locked))
+            if opened.header.is_part:  # one per open object: a mapping costs a descriptor
+                return cls(generation, np.frombuffer(opened.contents(), np.uint8).copy().data)
+            return opened
         finally:
             os.close(files)
 
@@ -257,6 +262,13 @@ class Manifest(Listing):
         index = self._lower_bound(wanted)
         return index if index < self.num_objects and self.path_bytes(index) == wanted else None
 
+    def entries_at(self, path: str) -> range:
+        """Return the ids of an object: one, or those of its blocks; none if it is not listed."""
+        start = path.encode(*ENCODING)
+        first = self._lower_bound(start)
+        index = self.num_objects if first == self.num_objects else self._lower_bound(start + b"\x01", first)
+        return range(first, index)
+
     def paths_below(self, prefix: str) -> range:
         """Return the ids of all objects below a directory; ``""`` is the root."""
         directory = prefix.strip("/").encode(*ENCODING)
@@ -270,9 +282,9 @@ class Manifest(Listing):
         if not url.startswith(root):
             return np.zeros(len(ids), dtype=bool)
         path = url[len(root) :]
-        below, itself = self.paths_below(path), self.index_of(path)
+        below, itself = self.paths_below(path), self.entries_at(path)
         inside: NDArray[np.bool_] = (ids >= below.start) & (ids < below.stop)
-        return inside if itself is None else inside | (ids == itself)
+        return inside | ((ids >= itself.start) & (ids < itself.stop))
 
     def release_pages(self) -> None:
         """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
@@ -305,9 +317,9 @@ class Manifest(Listing):
         paths = map(self.path_bytes, range(self.num_objects))
         return all(previous < following for previous, following in pairwise(paths))
 
-    def _lower_bound(self, wanted: bytes) -> int:
-        """Return the first id whose path is not below ``wanted``."""
-        return bisect_left(range(self.num_objects), wanted, key=self.path_bytes)
+    def _lower_bound(self, wanted: bytes, start: int = 0) -> int:
+        """Return the first id from ``start`` on whose path is not below ``wanted``."""
+        return bisect_left(range(self.num_objects), wanted, start, key=self.path_bytes)
 
 
 def current_generation(directory: Path) -> Path | None:

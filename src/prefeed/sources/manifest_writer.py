@@ -246,6 +246,19 @@ class Columns:
         taken._keys = bytearray(keys[order].tobytes())
         return taken
 
+    def write_part(self, directory: Path) -> Manifest:
+        """Write the listing as one of some objects of its root; the one in force in ``directory`` stays."""
+        return write_generation(
+            directory,
+            self.url,
+            path_blob=self._blob,
+            offsets=np.frombuffer(self._offsets, np.uint64),
+            sizes=np.frombuffer(self._sizes, np.uint64),
+            version_hashes=np.frombuffer(self._versions, np.uint64),
+            keys=self._keys,
+            is_part=True,
+        )
+
     def write(self, directory: str | os.PathLike[str], *, began_at: float | None = None) -> Manifest:
         """Bring the listing, which began then, into force in ``directory``."""
         return write_manifest(
@@ -298,6 +311,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
     keys: Buffer | NDArray[np.uint8],
     stamps: NDArray[np.int64] | None = None,
     is_settled: bool = True,
+    is_part: bool = False,
 ) -> Manifest:
     """Write arrays as a generation and return it; the one in force stays.
 
@@ -313,6 +327,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
         keys: 16 bytes an object.
         stamps: See ``Manifest.stamps``.
         is_settled: See ``Manifest.is_settled``.
+        is_part: See ``Header``.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -341,6 +356,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
         path_bytes=int(offsets[-1]),
         is_settled=is_settled,
         sums={},
+        is_part=is_part,
     )
     return Manifest.open(_write(directory, *encoded(header, columns)))
 

@@ -33,7 +33,7 @@ LOCAL_FUSE: Final = frozenset(
 )  # fmt: skip
 """``fuse.<name>`` whose files are on this machine's own disks, or in its memory."""
 
-_LOCAL_PACK: Final = "pack+file://"
+_LOCAL_PLACES: Final = ("pack+file://", "blocks+file://")
 _AUTOMOUNTER: Final = "autofs"
 _SYSTEM: Final = ("/proc", "/sys", "/dev")
 _MAX_DIRECTORIES: Final = 1 << 16
@@ -98,8 +98,8 @@ def is_local(root: str, mountinfo: str | None = None) -> bool:
         root: Canonical URL.
         mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
     """
-    if root.startswith(_LOCAL_PACK):
-        root = unquote(root[len(_LOCAL_PACK) :])
+    for start in _LOCAL_PLACES:
+        root = unquote(root[len(start) :]) if root.startswith(start) else root
     nearest = _nearest(root, mountinfo)
     return root.startswith("/") and (nearest is None or not nearest.is_network)
 

@@ -22,7 +22,7 @@ from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.store_access import S3_TOKENS, StoreAccess, mark_of, native_options, own_access
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
-from prefeed.sources.store_listing import list_http, list_store_in_parallel, modified_of, version_of
+from prefeed.sources.store_listing import info_of, level_of, list_http, list_store_in_parallel, modified_of, version_of
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
@@ -171,6 +171,31 @@ class ObjectStoreSource:
                 f"{self.locate(path)}: {len(body)} bytes came, {size_bytes} were asked for", url=self.locate(path)
             )
         return FetchedObject(data=memoryview(body), version=version)
+
+    def info(self, path: str) -> ObjectInfo:
+        """Return size and version of the object with one HEAD; see ``BrowsableSource.info``."""
+        if runtime_is_foreign():
+            return self._forked().info(path)
+        try:
+            meta = obstore.head(self._store or self._open_store(), path)
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise self._translated(err, self.locate(path)) from cause_of(err)
+        return info_of(meta, path)
+
+    def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return what lies right below a directory; see ``BrowsableSource.list_level``.
+
+        A web server lists everything at once, of which this is a part.
+        """
+        if self._is_http or runtime_is_foreign():
+            return level_of(self.list_objects(), path)
+        try:
+            found = obstore.list_with_delimiter(self._store or self._open_store(), path or None)
+        except BaseException as err:  # noqa: BLE001 - the table of errors decides
+            raise self._translated(err, self.locate(path)) from cause_of(err)
+        infos = [info_of(meta, meta["path"]) for meta in found["objects"]]
+        directories = [prefix.rstrip("/") for prefix in found["common_prefixes"]]
+        return [info for info in infos if info.size_bytes or info.path not in directories], directories
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every object below the root; see ``Source.list_objects``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -102,6 +103,43 @@ class PosixSource:
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
         """Return a part of the file; see ``RangeSource.fetch_range``."""
         return self._read_at_rest(path, partial(self._read_part, offset=offset, size_bytes=size_bytes))
+
+    def info(self, path: str) -> ObjectInfo:
+        """Return size and version of a file; see ``BrowsableSource.info``."""
+        where = self.locate(path)
+        try:
+            status = self._stat(where)
+        except (OSError, ValueError) as err:
+            raise_translated(err, where)
+        if not stat.S_ISREG(status.st_mode):
+            self._refuse(status, path)
+        return ObjectInfo(path=path, size_bytes=status.st_size, version=version_of(status, where, self._file_systems))
+
+    def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the files and directories right below a directory; see ``BrowsableSource.list_level``."""
+        where = self.locate(path) if path else self.url
+        files: list[ObjectInfo] = []
+        directories: list[str] = []
+        try:
+            descriptor = self._open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                names = os.listdir(descriptor)
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        except (OSError, ValueError) as err:
+            raise_translated(err, where)
+        for name in sorted(names):
+            below = f"{path.rstrip('/')}/{name}" if path else name
+            with contextlib.suppress(OSError, ValueError):  # a link that leads nowhere is no object
+                status = self._stat(self.locate(below))
+                if stat.S_ISDIR(status.st_mode):
+                    directories.append(below)
+                elif stat.S_ISREG(status.st_mode):
+                    version = version_of(status, self.locate(below), self._file_systems)
+                    files.append(ObjectInfo(path=below, size_bytes=status.st_size, version=version))
+        return files, directories
 
     def versions(self, paths: Sequence[str]) -> tuple[list[int], list[str]]:
         """Return sizes and versions of these files, given by absolute path; see ``stat_paths``."""

@@ -68,3 +68,26 @@ class RangeSource(Source, Protocol):
             ObjectNotFoundError, AccessDeniedError, ThrottledError, TransientSourceError: As ``fetch``.
         """
         ...
+
+
+class BrowsableSource(RangeSource, Protocol):
+    """A source whose objects can also be asked for one by one, and whose directories can be listed one by one."""
+
+    def info(self, path: str) -> ObjectInfo:
+        """Return size and version that an object has now, without reading it.
+
+        Raises:
+            ObjectNotFoundError: There is no such object; a directory is none.
+            SourceError: As ``fetch``.
+        """
+        ...
+
+    def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects right below a directory, and the paths of the directories there; ``""`` is the root.
+
+        Both are empty where nothing lies below.
+
+        Raises:
+            SourceError: See ``list_objects``.
+        """
+        ...

@@ -75,15 +75,29 @@ def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
 
     def list_level(prefix: str) -> tuple[list[ObjectInfo], list[str]]:
         found = obstore.list_with_delimiter(store, prefix or None)
-        return [_info_of(meta) for meta in found["objects"]], list(found["common_prefixes"])
+        return [info_of(meta, meta["path"]) for meta in found["objects"]], list(found["common_prefixes"])
 
     return walk_prefixes(lambda prefix: list_store(store, prefix), list_level)
 
 
-def _info_of(meta: ObjectMeta) -> ObjectInfo:
-    return ObjectInfo(
-        path=meta["path"], size_bytes=meta["size"], version=version_of(meta), modified_seconds=modified_of(meta)
-    )
+def info_of(meta: ObjectMeta, path: str) -> ObjectInfo:
+    """Return what the store says of the object at a path."""
+    return ObjectInfo(path=path, size_bytes=meta["size"], version=version_of(meta), modified_seconds=modified_of(meta))
+
+
+def level_of(batches: Iterable[Sequence[ObjectInfo]], path: str) -> tuple[list[ObjectInfo], list[str]]:
+    """Return what lies right below a directory, of a listing of everything: objects, and paths of directories."""
+    start = f"{path.rstrip('/')}/" if path else ""
+    objects: list[ObjectInfo] = []
+    directories: set[str] = set()
+    for info in chain.from_iterable(batches):
+        if info.path.startswith(start):
+            name, slash, _ = info.path[len(start) :].partition("/")
+            if slash:
+                directories.add(start + name)
+            else:
+                objects.append(info)
+    return objects, sorted(directories)
 
 
 def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:
@@ -91,7 +105,7 @@ def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[li
     for batch in batches:
         objects: list[ObjectInfo] = []
         for meta in batch:
-            info = _info_of(meta)
+            info = info_of(meta, meta["path"])
             if held is not None and not info.path.startswith(held.path + "/"):
                 objects.append(held)
             held = info if info.size_bytes == 0 else None

@@ -12,9 +12,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.sources.blocks import BlockSource
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.protocol import RangeSource, Source
+from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View, mark_of_directory
 from prefeed.system.machine import OF_PROCESS
@@ -23,6 +24,9 @@ OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
 PACK: Final = "pack+"
 """Before the scheme of a URL: what lies there is a pack, and its objects are those that were packed."""
+
+BLOCKS: Final = "blocks+"
+"""Before the scheme of a URL: large objects are runs of blocks; see ``sources.blocks``."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -34,7 +38,7 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
 
     A POSIX directory is its absolute path without ``file://`` and without a trailing slash; symbolic links
     stay as they are. Other URLs lose credentials, query, fragment, default port and trailing slash. A pack is
-    ``pack+`` and the URL of its directory, ``pack+file:///…`` or ``pack+s3://…``.
+    ``pack+`` and the URL of its directory, ``pack+file:///…`` or ``pack+s3://…``; the same for ``blocks+``.
 
     Raises:
         UnknownSchemeError: No source reads this scheme.
@@ -47,6 +51,8 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
     scheme = match[1].lower()
     if scheme.startswith(PACK):
         return PACK + _as_url(canonical_url(text[len(PACK) :]))
+    if scheme.startswith(BLOCKS):
+        return BLOCKS + _as_url(canonical_url(text[len(BLOCKS) :]))
     if scheme == "file":
         return _absolute(_file_path(text))
     if f"{scheme}://" == SAMPLE_SET:
@@ -76,6 +82,51 @@ def pack_url(url_or_path: str | os.PathLike[str]) -> str:
     return PACK + (_as_url(root) if root.startswith("/") else text)
 
 
+def blocks_url(url_or_path: str | os.PathLike[str]) -> str:
+    """Return the URL by which a root is opened in blocks, given the root or that URL itself; credentials in it stay."""
+    text = os.fspath(url_or_path)
+    if text.lower().startswith(BLOCKS) and _SCHEME.match(text):
+        return text
+    return BLOCKS + (_as_url(canonical_url(text)) if _SCHEME.match(text) is None else text)
+
+
+def unwrapped(url: str) -> str:
+    """Return the URL of what a pack, or a listing of blocks, lies on; other URLs come back as they are."""
+    return url.removeprefix(PACK).removeprefix(BLOCKS)
+
+
+def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the root of one object, its directory as a rule, and the object's path below it.
+
+    The names of objects in stores and of files are taken as they are: ``?``, ``#`` and ``%`` are characters like any other.
+    Those of web servers are percent-encoded.
+
+    Raises:
+        ConfigError: The URL of a web server has a query or a fragment: another object would be read.
+        UnknownSchemeError: No source reads this scheme.
+    """
+    text = os.fspath(url_or_path)
+    match = _SCHEME.match(text)
+    scheme = match[1].lower() if match is not None else "file"
+    if scheme not in OBJECT_STORE_SCHEMES:
+        root, _, name = canonical_url(text).rpartition("/")
+        return root or "/", name
+    if scheme in _DEFAULT_PORTS and re.search(r"[?#]", text):
+        raise ConfigError(
+            f"{without_credentials(text)} has a query or a fragment, and neither is sent; write %3F and %23 for ? and # in a name"
+        )
+    place, slash, path = text[text.index("://") + 3 :].partition("/")
+    path = path.rstrip("/")
+    directory, _, name = path.rpartition("/")
+    if not slash or not path or not place:
+        raise ConfigError(f"{without_credentials(text)} names no object; write {scheme}://name/path")
+    if re.search(r"[?#]", directory):  # which the URL of a root cannot have
+        directory, name = "", path
+    root = f"{scheme}://{place}/{directory}".rstrip("/")
+    canonical_url(root)
+    return root, unquote(name, errors="surrogateescape") if scheme in _DEFAULT_PORTS else name
+
+
 def without_credentials(url: str) -> str:
     """Return the URL without user, password, query and fragment, for messages."""
     return re.sub(r"(://)[^/@?#]*@", r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
@@ -91,7 +142,7 @@ def veiled(url: str) -> str:
 
     It may be kept, pickled and told to anybody. ``unveiled`` returns the URL.
     """
-    scheme = url.partition("://")[0].lower().removeprefix(PACK)
+    scheme = unwrapped(url.partition("://")[0].lower())
     bare = without_credentials(url)
     if scheme not in OBJECT_STORE_SCHEMES or bare == url or _SECRET.search(url):
         return url
@@ -134,6 +185,8 @@ def open_source(
     """
     url = unveiled(os.fspath(url))
     root = canonical_url(url)
+    if root.startswith(BLOCKS):
+        return open_blocks(url, config, access=access, view=view)
     if not root.startswith(PACK):
         return open_plain_source(url, config, access=access, view=view)
     return PackedSource(
@@ -147,9 +200,22 @@ def open_source(
     )
 
 
+def open_blocks(
+    url: str | os.PathLike[str], config: Config, *, access: StoreAccess | None = None, view: View | None = None
+) -> BlockSource:
+    """Return the source that reads a ``blocks+`` URL, as ``open_source``.
+
+    Raises:
+        UnknownSchemeError, ConfigError: See ``canonical_url``.
+    """
+    url = unveiled(os.fspath(url))
+    plain = open_plain_source(url[len(BLOCKS) :], config, access=access, view=view)
+    return BlockSource(canonical_url(url), plain, config.block_size)
+
+
 def open_plain_source(
     url: str | os.PathLike[str], config: Config, *, access: StoreAccess | None = None, view: View | None = None
-) -> RangeSource:
+) -> BrowsableSource:
     """Return the source that reads ``url``, which is no pack, as ``open_source``; nothing is requested yet.
 
     Raises:
@@ -159,8 +225,10 @@ def open_plain_source(
     root = canonical_url(url)
     if root.startswith("/"):
         return PosixSource(root, view=view)
-    if root.startswith(PACK):
-        raise UnknownSchemeError(f"{root} is a pack, and a pack cannot be inside a pack; write {PACK} once")
+    if root.startswith((PACK, BLOCKS)):
+        raise UnknownSchemeError(
+            f"{root} cannot be inside a pack or in blocks; write {PACK} or {BLOCKS} once: a pack's objects are read whole"
+        )
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
@@ -171,13 +239,13 @@ def listing_mark(source: Source) -> str:
     """Return what tells the origin, as this process sees it, from others of the same URL: a listing is of one of them."""
     if is_of_store(source.url):
         return source.mark
-    root = source.url.removeprefix(PACK)
+    root = unwrapped(source.url)
     return mark_of_directory(_file_path(root) if root.startswith("file://") else root)
 
 
 def is_of_store(url: str) -> bool:
     """Return True when a canonical URL, or the pack that it names, lies in an object store."""
-    return not url.removeprefix(PACK).startswith(("/", "file://"))
+    return not unwrapped(url).startswith(("/", "file://"))
 
 
 def _kind(url: str) -> str:

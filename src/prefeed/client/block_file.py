@@ -1,0 +1,329 @@
+"""An open object, read in blocks: what ``prefeed.open`` returns."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Final
+
+from prefeed.client.block_order import Order
+from prefeed.client.blocks import BlockObject, Blocks, blocks_of
+from prefeed.types import Buffer
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_SMALL_BYTES: Final = 16 * 1024
+"""Reads of fewer bytes, one after the other, are served from a copy of the bytes that follow."""
+
+_COPIED_BYTES: Final = 128 * 1024
+_LARGEST_DIRECT_BYTES: Final = 8 * 1024**2
+"""A reader without a server reads so far ahead at most: one request per so many bytes."""
+
+
+class BlockFile(io.BufferedIOBase):
+    """An object opened for reading; a binary file for whoever reads it.
+
+    Bytes are those of the version that the object had when it was opened: if it changes, reads of what is not cached raise
+    ``ObjectChangedError``, whose ``errno`` is ``ESTALE``.
+
+    **Ownership**: holds no descriptor and no credentials; at most one block in memory, where the tier has no room for it.
+    **Threads and processes**: ``read_range`` in any thread; the rest has one position, like any file. May be used in forked
+    children, each with its own position. **Blocking**: a read of bytes that the tier has waits for nothing.
+    """
+
+    def __init__(self, opened: BlockObject, blocks: Blocks, *, readahead: bool | None = None) -> None:
+        """Read an object.
+
+        Args:
+            opened: The object.
+            blocks: Where its blocks come from.
+            readahead: True: all of it is read, in order, from the first read on; False: nothing is read ahead; None: as the
+                reads show.
+        """
+        self._opened = opened
+        self._blocks = blocks
+        self._size = opened.info.size_bytes
+        self._position = 0
+        self._order = Order(
+            size_bytes=self._size,
+            block_bytes=opened.block_bytes,
+            most_bytes=blocks.config.lookahead,
+            readahead=readahead,
+        )
+        self._consumer = 0
+        self._done: list[int] = []
+        self._hits = self._hit_bytes = 0
+        self._copy: bytes = b""
+        self._copy_at = 0
+        self._held: tuple[int, Buffer] | None = None  # bytes from a place on that the tier has no room for
+        self._is_collected = False
+
+    @property
+    def name(self) -> str:
+        """Full path or URL of the object."""
+        return self._opened.location
+
+    @property
+    def mode(self) -> str:
+        """Always ``rb``."""
+        return "rb"
+
+    @property
+    def size(self) -> int:
+        """Size of the object in bytes."""
+        return self._size
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<prefeed file {self.name}: {self._size} bytes{state}>"
+
+    def readable(self) -> bool:
+        """Return True."""
+        self._require_open()
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        self._require_open()
+        return True
+
+    def writable(self) -> bool:
+        """Return False."""
+        self._require_open()
+        return False
+
+    def tell(self) -> int:
+        """Return the position."""
+        self._require_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, also behind the end, and return it."""
+        self._require_open()
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}.get(whence)
+        if start is None:
+            raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+        if start + offset < 0:
+            raise ValueError(f"negative seek position {start + offset}")
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return so many bytes, fewer at the end; all that are left for None and negative sizes."""
+        self._require_open()
+        left = max(0, self._size - self._position)
+        data = self._bytes_at(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return bytes up to the end of the block, at most ``size``."""
+        self._require_open()
+        left = self._left_in_block(self._position)
+        data = self._bytes_at(self._position, left if size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill the buffer, from the tier without another copy; return how many bytes."""
+        self._require_open()
+        with memoryview(buffer).cast("B") as target:
+            count = min(len(target), max(0, self._size - self._position))
+            self._fill(self._position, target[:count])
+        self._position += count
+        return count
+
+    def readinto1(self, buffer: WriteableBuffer, /) -> int:
+        """Fill the buffer; return how many bytes."""
+        return self.readinto(buffer)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return bytes from the position on without moving it: at least one, unless it is at the end."""
+        self._require_open()
+        return self._bytes_at(self._position, min(_SMALL_BYTES - 1, self._left_in_block(self._position)))
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """Return bytes of any place, fewer at the end; the position stays.
+
+        Raises:
+            ValueError: The file is closed, or a number is negative.
+        """
+        self._require_open()
+        if offset < 0 or size < 0:
+            raise ValueError(f"no range begins at {offset} and has {size} bytes")
+        return self._bytes_at(offset, min(size, max(0, self._size - offset)))
+
+    def close(self) -> None:
+        """Let go of the object; nothing is read ahead any more. Idempotent."""
+        if self.closed:
+            return
+        super().close()
+        self._held, self._copy = None, b""
+        if self._blocks.pid != os.getpid():
+            return
+        consumer, self._consumer = self._consumer, 0
+        if self._is_collected:  # any thread, at any moment, perhaps one that holds a lock
+            if consumer:
+                self._blocks.end_later(consumer)
+            return
+        self._report(consumer)
+        if consumer:
+            self._blocks.end_plan(consumer)
+
+    def __del__(self) -> None:
+        self._is_collected = True
+        super().__del__()
+
+    # ------------------------------------------------------------ inside
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def _left_in_block(self, offset: int) -> int:
+        step = self._order.block_bytes
+        return max(0, min((offset // step + 1) * step, self._size) - offset)
+
+    def _bytes_at(self, offset: int, count: int) -> bytes:
+        if not count:
+            return b""
+        start = offset - self._copy_at
+        if start >= 0 and start + count <= len(self._copy):
+            self._order.note(offset, count)
+            return self._copy[start : start + count]
+        if count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0):
+            length = max(count, min(_COPIED_BYTES, self._left_in_block(offset)))
+            data = bytearray(length)
+            self._fill(offset, memoryview(data), wanted=count)
+            self._copy, self._copy_at = bytes(data), offset
+            return self._copy[:count]
+        data = bytearray(count)
+        self._fill(offset, memoryview(data))
+        return bytes(data)
+
+    def _fill(self, offset: int, target: memoryview, *, wanted: int | None = None) -> None:
+        """Copy bytes from a place on; all of them exist.
+
+        Args:
+            offset: Of the first.
+            target: Is filled.
+            wanted: How many of them the reader has asked for; None: all.
+        """
+        if self._blocks.pid != os.getpid():
+            self._continue_forked()
+        self._order.note(offset, len(target) if wanted is None else wanted)
+        if self._consumer and not self._order.is_followed():
+            self._end_plan()
+        tier = self._blocks.tier(self._opened)
+        step = self._order.block_bytes
+        done = 0
+        while done < len(target):
+            if tier is not None:
+                with tier.batch() as batch:
+                    while done < len(target):
+                        index, start = divmod(offset + done, step)
+                        part = target[done : done + step - start]
+                        if batch.read_into(self._opened.key(index), start, part) != len(part):
+                            break
+                        done += len(part)
+                        self._note_hit(index, start, len(part))
+            if done < len(target):
+                done += self._read_missing(offset + done, target[done:])
+        if self._consumer:
+            self._go_on(offset + len(target))
+        elif self._hits >= 64:
+            self._report(0)
+
+    def _read_missing(self, offset: int, target: memoryview) -> int:
+        """Copy bytes of one block that the tier does not hold; return how many."""
+        index, start = divmod(offset, self._order.block_bytes)
+        part = target[: self._left_in_block(offset)]
+        if self._held is not None:
+            held_at, data = self._held
+            begin = offset - held_at
+            if 0 <= begin < len(data):
+                found = memoryview(data)[begin : begin + len(part)]
+                part[: len(found)] = found
+                return len(found)
+        self._held = None
+        has_node = self._opened.dataset is not None
+        if not self._opened.is_split or (has_node and self._order.may_take(index, len(part))):
+            self._begin_plan(index, offset + len(target))
+            data = self._blocks.read_block(self._opened, index, self._consumer)
+            part[:] = memoryview(data)[start : start + len(part)]
+            if not self._is_in_tier(index):
+                self._held = index * self._order.block_bytes, data
+            return len(part)
+        length = len(part)
+        if not has_node:
+            length = max(len(target), min(self._order.run_bytes, _LARGEST_DIRECT_BYTES, self._size - offset))
+        data = self._blocks.read_part(self._opened, offset, length)
+        if length > len(part):
+            self._held = offset, data
+        part[:] = memoryview(data)[: len(part)]
+        self._order.fetched(length)
+        return len(part)
+
+    def _is_in_tier(self, index: int) -> bool:
+        tier = self._blocks.tier(self._opened)
+        if tier is None:
+            return False
+        tier.leave_damaged()
+        with tier.batch() as batch:
+            found = batch.get_view(self._opened.key(index)) is not None
+        if not found and tier.reopen_if_replaced():
+            with tier.batch() as batch:
+                found = batch.get_view(self._opened.key(index)) is not None
+        return found
+
+    def _note_hit(self, index: int, start: int, count: int) -> None:
+        self._hits += 1
+        self._hit_bytes += count
+        if self._consumer and start + count == self._left_in_block(index * self._order.block_bytes):
+            self._done.append(index)
+
+    # ------------------------------------------------------------ reading ahead
+
+    def _begin_plan(self, index: int, end: int) -> None:
+        """A block is missing: tell the server which ones follow, if that is known."""
+        if self._consumer:
+            return
+        indices = self._order.begin(index, end)
+        if len(indices) > 1:
+            self._consumer = self._blocks.begin_plan(self._opened, indices, resident=self._blocks.config.resident)
+        if not self._consumer:
+            self._order.end()
+
+    def _go_on(self, position: int) -> None:
+        """The reader has come so far: report, and tell what follows."""
+        more = self._order.extend(position)
+        if more:
+            self._report(self._consumer)
+            self._blocks.extend_plan(self._opened, self._consumer, more)
+        elif len(self._done) >= 8:
+            self._report(self._consumer)
+
+    def _end_plan(self) -> None:
+        """The reader has gone elsewhere."""
+        consumer, self._consumer = self._consumer, 0
+        self._report(consumer)
+        self._blocks.end_plan(consumer)
+        self._order.end()
+
+    def _report(self, consumer: int) -> None:
+        done, self._done = self._done, []
+        hits, num_bytes = self._hits, self._hit_bytes
+        self._hits = self._hit_bytes = 0
+        if hits or done:
+            self._blocks.consumed(self._opened, consumer, done, hits, num_bytes)
+
+    def _continue_forked(self) -> None:
+        """Leave to the parent what is its own: this is a forked child."""
+        self._blocks = blocks_of(self._blocks.config)
+        info, given = self._opened.info, self._opened.given
+        self._opened = BlockObject(given, self._blocks.source(given), info)
+        self._consumer = 0
+        self._order.end()
+        self._done.clear()
+        self._hits = self._hit_bytes = 0

@@ -1,0 +1,162 @@
+"""Which blocks of an object are read next, and whether a whole block may be fetched for a few bytes of it; pure.
+
+A reader that goes through the object gets whole blocks, more of them ahead the further it has come. One that takes regular steps
+gets the blocks of its next steps, if it reads at least half of them. One that seeks wildly gets what it asks for: the
+bytes fetched are at most 1.1 times those asked for, and one block.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MOST_AHEAD_BYTES: Final = 64 * 1024**2
+_LEAST_AHEAD_BLOCKS: Final = 2
+_STEPS: Final = 3
+"""So many equal steps are a stride."""
+
+_OVERHEAD: Final = 1.1
+
+
+class Order:
+    """What one reader of one object has asked for, and what follows from it.
+
+    Attributes:
+        block_bytes: Size of the blocks except the last.
+        run_bytes: Bytes read without a gap up to the last read.
+    """
+
+    def __init__(self, *, size_bytes: int, block_bytes: int, most_bytes: int, readahead: bool | None) -> None:
+        """Begin with nothing.
+
+        Args:
+            size_bytes: Of the object.
+            block_bytes: Of a block.
+            most_bytes: That may be fetched ahead.
+            readahead: True: all of it is read in order; False: never ahead; None: as the reads show.
+        """
+        self.block_bytes = block_bytes
+        self.run_bytes = 0
+        self._size = size_bytes
+        self._num_blocks = -(-size_bytes // block_bytes)
+        self._most_ahead = max(_LEAST_AHEAD_BLOCKS, min(most_bytes, _MOST_AHEAD_BYTES) // block_bytes)
+        self._readahead = readahead
+        self._last = (0, 0)  # offset and bytes of the last read
+        self._stride = 0
+        self._num_strides = 0
+        self._asked = 0
+        self._fetched = 0
+        self._planned: set[int] = set()
+        self._planned_end = 0
+        self._first_block = 0
+
+    @property
+    def is_sequential(self) -> bool:
+        """True when a quarter of a block was read without a gap, or all of the object is going to be read."""
+        return bool(self._readahead) or self.run_bytes >= max(1, self.block_bytes // 4)
+
+    def follows(self, offset: int) -> bool:
+        """Return whether a read there goes on where the last one has ended."""
+        return offset == sum(self._last)
+
+    def note(self, offset: int, count: int) -> None:
+        """The reader asks for so many bytes from there on."""
+        step = offset - self._last[0]
+        self._num_strides = self._num_strides + 1 if step == self._stride and step > 0 else 0
+        self._stride = step
+        self.run_bytes = self.run_bytes + count if self.follows(offset) else count
+        self._last = offset, count
+        self._asked += count
+        self._first_block = offset // self.block_bytes
+
+    def may_take(self, index: int, count: int) -> bool:
+        """Return whether a whole block may be fetched for so many bytes of it, and count it if so."""
+        size = min(self.block_bytes, self._size - index * self.block_bytes)
+        if index in self._planned:
+            return True
+        is_worth_it = self.is_sequential or self._is_strided or count * _OVERHEAD >= size
+        if is_worth_it or self._fetched + size <= _OVERHEAD * self._asked + self.block_bytes:
+            self._fetched += size
+            return True
+        return False
+
+    def fetched(self, count: int) -> None:
+        """So many bytes came from the origin for this reader alone."""
+        self._fetched += count
+
+    def begin(self, index: int, end: int) -> list[int]:
+        """Return the blocks that are read next, from a missing one on.
+
+        Args:
+            index: The missing block.
+            end: Where the read ends that needs it.
+        """
+        last = (end - 1) // self.block_bytes
+        if self._readahead is not False and self._is_strided and not self.is_sequential:
+            blocks = self._strided(index)
+        else:
+            ahead = self._ahead if self._readahead is not False and self.is_sequential else 0
+            blocks = [*range(index, min(self._num_blocks, last + 1 + ahead))]
+            if not ahead and last > index and not self._covers(last, end):
+                blocks.pop()  # a few bytes of it are wanted
+        self._plan([block for block in blocks if block != index])
+        self._planned.add(index)
+        return blocks
+
+    def extend(self, position: int) -> list[int]:
+        """Return the blocks that follow those of the plan, once the reader has come half as far; at most as far as it may go."""
+        if self._readahead is False or not (self.is_sequential or self._is_strided):
+            return []
+        if self._is_strided and not self.is_sequential:
+            blocks = [block for block in self._strided(self._first_block) if block >= self._planned_end]
+            self._plan(blocks)
+            return blocks
+        index = position // self.block_bytes
+        ahead = self._ahead
+        if self._planned_end - index > ahead // 2:
+            return []
+        blocks = [*range(max(self._planned_end, index + 1), min(self._num_blocks, index + 1 + ahead))]
+        self._plan(blocks)
+        return blocks
+
+    def is_followed(self) -> bool:
+        """Return False when the last read was of none of the blocks of the plan."""
+        return self._first_block in self._planned or bool(self._readahead)
+
+    def end(self) -> None:
+        """There is no plan any more."""
+        self._planned.clear()
+        self._planned_end = 0
+
+    @property
+    def _is_strided(self) -> bool:
+        return self._num_strides >= _STEPS and 2 * self._last[1] >= min(self._stride, self.block_bytes)
+
+    @property
+    def _ahead(self) -> int:
+        """Blocks that may be fetched ahead: twice as many as were read without a gap."""
+        if self._readahead:
+            return self._most_ahead
+        return min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self.run_bytes // self.block_bytes))
+
+    def _covers(self, index: int, end: int) -> bool:
+        size = min(self.block_bytes, self._size - index * self.block_bytes)
+        return (end - index * self.block_bytes) * _OVERHEAD >= size
+
+    def _strided(self, index: int) -> list[int]:
+        """Return the blocks of this step and of twice as many as there were before it."""
+        offset, count = self._last
+        found: dict[int, None] = {index: None}
+        for _ in range(min(2 * self._num_strides, self._most_ahead)):
+            offset += self._stride
+            if offset >= self._size or len(found) > self._most_ahead:
+                break
+            end = min(offset + count, self._size)
+            found.update(dict.fromkeys(range(offset // self.block_bytes, (end - 1) // self.block_bytes + 1)))
+        return list(found)
+
+    def _plan(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if block not in self._planned:
+                self._planned.add(block)
+                self._fetched += min(self.block_bytes, self._size - block * self.block_bytes)
+        self._planned_end = max([self._planned_end, *(block + 1 for block in blocks)])

@@ -1,0 +1,380 @@
+"""Reads blocks of objects for one process: from the tier, else from the node server, else from the origin.
+
+bytes of a block ── tier ─hit→ copied into the caller's buffer
+                      │ miss
+                      ├─ the whole block is wanted ─→ server: fetched once for the node
+                      └─ a few bytes of it ─────────→ origin: exactly these
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from prefeed.client.connection import Connection
+from prefeed.client.dataset import NodeDataset, open_manifest_dataset
+from prefeed.client.node import NodeClient, access_now
+from prefeed.client.reader import ObjectReader, Shared
+from prefeed.config import Config
+from prefeed.core.requests import Again
+from prefeed.errors import CredentialsError, PrefeedError, ServerError
+from prefeed.sources.answers import patiently, read_origin
+from prefeed.sources.blocks import (
+    Block,
+    BlockSource,
+    entries_of,
+    entry_of,
+    is_split,
+    key_of,
+    num_entries,
+)
+from prefeed.sources.library import ManifestLibrary
+from prefeed.sources.listing import Listed
+from prefeed.sources.manifest import version_hash
+from prefeed.sources.store_access import StoreAccess
+from prefeed.sources.urls import blocks_url, listing_mark, open_blocks, veiled
+from prefeed.store.reader import TierReader
+from prefeed.tally import program
+from prefeed.types import Buffer, EntryKey, ObjectInfo
+from prefeed.wire import messages as m
+from prefeed.wire.endpoint import put_in_transit
+
+_log = logging.getLogger("prefeed")
+
+_DEADLINE_SECONDS = 60.0
+_ENSURED_SECONDS = 15.0
+"""A server lets go of an object that nobody has asked for in twice this time: it is told again by then."""
+
+_MOST_READERS = 8
+"""Of one seat: each has the tier open."""
+
+_MOST_SOURCES = 64
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, eq=False)
+class BlockObject:
+    """An object in the version that it had when it was opened.
+
+    Attributes:
+        source: Reads its root in blocks.
+        info: Path below the root, size and version.
+        block_bytes: Size of its blocks except the last; of an object that is not split, its size.
+        dataset: Its blocks on the node; None while none is known.
+        ensured_at: When the server was told last, in seconds of a clock that only goes forward.
+    """
+
+    given: str
+    source: BlockSource
+    info: ObjectInfo
+    made_with: StoreAccess | None = field(default=None, repr=False)
+    dataset: NodeDataset | None = None
+    ensured_at: float = float("-inf")
+    _keys: dict[int, EntryKey] = field(default_factory=dict)
+
+    @property
+    def is_split(self) -> bool:
+        """False when the object is read as a whole: it is small, or tells no version."""
+        return is_split(self.info, self.source.block_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of all blocks except the last."""
+        return self.source.block_bytes if self.is_split else max(1, self.info.size_bytes)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of its blocks."""
+        return num_entries(self.info, self.source.block_bytes)
+
+    @property
+    def location(self) -> str:
+        """Full path or URL, for messages."""
+        return self.source.locate(self.info.path)
+
+    def entry(self, index: int) -> ObjectInfo:
+        """Return what a listing says of a block."""
+        return entry_of(self.info, index, self.source.block_bytes)
+
+    def key(self, index: int) -> EntryKey:
+        """Return the key under which the tier may hold a block."""
+        key = self._keys.get(index)
+        if key is None:
+            key = self._keys[index] = key_of(self.source.url, self.source.mark, self.entry(index))
+        return key
+
+
+class _Seat:
+    """What one thread needs to ask the server: a connection and a few readers. Taken by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.shared = Shared()
+        self._readers: OrderedDict[Path, ObjectReader] = OrderedDict()
+
+    def reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader of a dataset."""
+        place = dataset.manifest.directory
+        reader = self._readers.pop(place, None)
+        if reader is not None and (reader.dataset.number, reader.dataset.instance) != (
+            dataset.number,
+            dataset.instance,
+        ):
+            reader.close()
+            reader = None
+        self._readers[place] = reader = reader or ObjectReader(dataset, shared=self.shared)
+        if len(self._readers) > _MOST_READERS:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        self.shared.close()
+
+
+class Blocks:
+    """Blocks of any objects, for one process and one home.
+
+    **Threads and processes**: any thread; a forked child has its own, from ``blocks_of``. ``end_later`` takes no lock and may be
+    called by a finalizer. **Ownership**: ``close`` lets go of connections; a later read opens them again.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._sources: OrderedDict[tuple[str, int], BlockSource] = OrderedDict()
+        self._tiers: dict[str, TierReader] = {}
+        self._seats: deque[_Seat] = deque()
+        self._control: Connection | None = None
+        self._again = Again()
+        self._ended: deque[int] = deque()
+        self._is_said = False
+
+    # ------------------------------------------------------------ objects
+
+    def source(self, root: str) -> BlockSource:
+        """Return what reads a root in blocks; ``root`` may hold credentials."""
+        key = root, self.config.block_size
+        with self._lock:
+            source = self._sources.pop(key, None)
+            if source is None:
+                source = open_blocks(blocks_url(root), self.config)
+            self._sources[key] = source
+            if len(self._sources) > _MOST_SOURCES:
+                self._sources.popitem(last=False)
+        return source
+
+    def open(self, root: str, path: str) -> BlockObject:
+        """Return an object as it is now.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+            SourceError: The origin's own error.
+        """
+        source = self.source(root)
+        return self.opened(root, self.ask(lambda: source.info(path)))
+
+    def opened(self, root: str, info: ObjectInfo) -> BlockObject:
+        """Return an object of which is known what it is now."""
+        return BlockObject(veiled(blocks_url(root)), self.source(root), info)
+
+    def ask(self, request: Callable[[], Result]) -> Result:
+        """Return what the origin answers, asked again while its errors may pass."""
+        return patiently(request, deadline_seconds=min(self.config.retry_deadline, _DEADLINE_SECONDS))
+
+    # ------------------------------------------------------------ reads
+
+    def tier(self, thing: BlockObject) -> TierReader | None:
+        """Return the tier that may hold the blocks; None while no server is known."""
+        dataset = self.dataset(thing)
+        if dataset is None:
+            return None
+        tier = self._tiers.get(dataset.store_dir)
+        if tier is None:
+            tier = self._tiers.setdefault(dataset.store_dir, TierReader(dataset.store_dir))
+        return tier
+
+    def read_block(self, thing: BlockObject, index: int, consumer: int) -> Buffer:
+        """Return a block that the tier does not hold: from the server, or from the origin where there is none.
+
+        Raises:
+            ObjectChangedError: The object is of another version by now.
+            SourceError: The origin's own error.
+        """
+        dataset = self.dataset(thing)
+        if dataset is None:
+            entry = thing.entry(index)
+            listed = Listed(entry.size_bytes, version_hash(entry.version))
+            data = read_origin(thing.source, entry.path, self.config, listed=listed)
+            program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
+            return data
+        try:
+            seat = self._seats.pop()
+        except IndexError:
+            seat = _Seat()
+        try:
+            reader = seat.reader(dataset)
+            reader.consumer = consumer
+            data = reader.read(index)
+            reader.report()
+            return data
+        finally:
+            self._seats.append(seat)
+
+    def read_part(self, thing: BlockObject, offset: int, size_bytes: int) -> Buffer:
+        """Return a part of an object that is split, from the origin: nothing else is read, and nothing kept; raises as ``read_block``."""
+        block = Block(thing.info.path, offset, size_bytes, version_hash(thing.info.version))
+        data: Buffer = self.ask(lambda: thing.source.fetch_part(block)).data
+        program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
+        return data
+
+    # ------------------------------------------------------------ the node
+
+    def dataset(self, thing: BlockObject) -> NodeDataset | None:
+        """Return the blocks of an object as the node's server knows them; None when none can be had."""
+        now = time.monotonic()
+        if thing.dataset is not None and now - thing.ensured_at < _ENSURED_SECONDS:
+            return thing.dataset
+        if not self.config.enabled or not self._again.is_due(now):
+            return thing.dataset
+        try:
+            with self._lock:
+                thing.dataset = self._open_on_node(thing)
+            thing.ensured_at = time.monotonic()
+            self._again.succeeded()
+        except (PrefeedError, OSError) as err:
+            self._again.failed(began=now, now=time.monotonic())
+            self._drop_control()
+            if not self._is_said:
+                self._is_said = True
+                _log.warning("prefeed: reading %s without the cache: %s", thing.location, err)
+        return thing.dataset
+
+    def begin_plan(self, thing: BlockObject, indices: Sequence[int], *, resident: bool) -> int:
+        """Tell the server which blocks are read next; return the consumer's number, 0 when no server was told."""
+        dataset = thing.dataset
+        connection = self._control
+        if dataset is None or connection is None or connection.instance != dataset.instance:
+            return 0
+        consumer = secrets.randbits(62) or 1
+        with suppress(OSError):
+            ids = np.asarray(indices, dtype=np.int64)
+            name = put_in_transit(connection.runtime_dir, [ids.data], suffix=".i64")
+            plan = m.RegisterPlan(consumer, dataset.number, name, False, resident, False, True)
+            if self._tell(connection, plan):
+                return consumer
+            os.unlink(name)
+        return 0
+
+    def extend_plan(self, thing: BlockObject, consumer: int, indices: Sequence[int]) -> None:
+        """Tell the server which blocks follow."""
+        if self._control is not None:
+            self._tell(self._control, m.ExtendPlan(consumer, np.asarray(indices, dtype=np.int64).tobytes()))
+
+    def consumed(self, thing: BlockObject, consumer: int, indices: Sequence[int], hits: int, num_bytes: int) -> None:
+        """Tell the server, and the program's last line, what was read from the tier."""
+        if hits:
+            program.add(program.READS, hits, num_bytes)
+        dataset, connection = thing.dataset, self._control
+        if dataset is None or connection is None or connection.instance != dataset.instance:
+            return
+        ids = np.asarray(indices, dtype=np.int64).tobytes()
+        self._tell(connection, m.Consumed(consumer, dataset.number, ids, hits, 0))
+
+    def end_plan(self, consumer: int) -> None:
+        """The consumer reads no further."""
+        if self._control is not None:
+            self._tell(self._control, m.EndConsumer(consumer))
+
+    def end_later(self, consumer: int) -> None:
+        """The same, told with the next message: takes no lock and waits for nothing."""
+        self._ended.append(consumer)
+
+    def close(self) -> None:
+        """Let go of connections, tiers and sources of this process."""
+        if self.pid != os.getpid():
+            return
+        while self._seats:
+            with suppress(IndexError):
+                self._seats.pop().close()
+        self._drop_control()
+        with self._lock:
+            tiers, self._tiers = list(self._tiers.values()), {}
+            sources, self._sources = list(self._sources.values()), OrderedDict()
+        for tier in tiers:
+            tier.close()
+        for source in sources:
+            source.close()
+
+    def _open_on_node(self, thing: BlockObject) -> NodeDataset:
+        """Return the dataset of an object's blocks on the server, which is started if need be."""
+        if self._control is None or self._control.is_closed or not self._control.is_alive():
+            is_worker = multiprocessing.parent_process() is not None  # of a loader's workers none starts a server
+            self._control = Connection.open(self.config, autostart=False if is_worker else None)
+        node = NodeClient(self._control)
+        if thing.made_with is None:
+            with suppress(CredentialsError):
+                thing.made_with = access_now(thing.given, self.config)
+        manifest = None if thing.dataset is None else thing.dataset.manifest
+        if manifest is None or manifest.grows or not (manifest.directory / "columns").exists():
+            source = thing.source
+            manifest = ManifestLibrary(self.config.home).write_part(
+                source.url,
+                list(entries_of(thing.info, source.block_bytes)),
+                origin_mark=source.mark,
+                mark=listing_mark(source),
+            )
+        return open_manifest_dataset(node, thing.given, manifest, self.config, thing.made_with)
+
+    def _tell(self, connection: Connection, message: m.Message) -> bool:
+        """Return True when the message is on its way."""
+        try:
+            while self._ended:
+                with suppress(IndexError):
+                    connection.send_nowait(m.EndConsumer(self._ended.popleft()))
+            connection.send_nowait(message)
+        except ServerError:
+            self._drop_control()
+            return False
+        return True
+
+    def _drop_control(self) -> None:
+        connection, self._control = self._control, None
+        if connection is not None:
+            connection.close()
+
+
+_by_config: dict[Config, Blocks] = {}
+
+
+def blocks_of(config: Config) -> Blocks:
+    """Return this process's blocks for these settings."""
+    found = _by_config.get(config)
+    if found is None:
+        found = _by_config.setdefault(config, Blocks(config))
+    return found
+
+
+def close_blocks() -> None:
+    """Let go of everything that this process holds for blocks; a later read opens it again."""
+    for blocks in list(_by_config.values()):
+        blocks.close()
+
+
+os.register_at_fork(after_in_child=_by_config.clear)

@@ -1,0 +1,288 @@
+"""fsspec's ``prefeed``: objects of any origin, read-only, through the node's cache.
+
+    prefeed://s3://bucket/x        the object at that URL; any URL or path that ``prefeed.open`` takes
+    prefeed://NAME/x               in the sample set NAME
+    prefeed::s3://bucket/x         the same as the first, in fsspec's form; needs fsspec's own class for s3, which reads nothing
+
+Names in listings are full URLs, so that ``prefeed://`` before one names it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from fsspec.implementations.chained import ChainedFileSystem
+
+from prefeed.client.block_file import BlockFile
+from prefeed.client.blocks import Blocks, blocks_of
+from prefeed.config import SAMPLE_SET, Config, settings_of
+from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError, SourceError
+from prefeed.files.opening import open as open_object
+from prefeed.sampleset.names import resolve
+from prefeed.sources.urls import canonical_url, is_of_store, split_object
+from prefeed.types import ObjectInfo
+
+_PROTOCOL: Final = "prefeed"
+_CHAIN: Final = f"{_PROTOCOL}::"
+_SCHEME: Final = f"{_PROTOCOL}://"
+_OWN: Final = ("file", "local")
+_AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+
+
+class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
+    """Objects behind URLs, read in blocks through the node's cache; nothing is written.
+
+    Args:
+        config: Settings; defaults to those in force in the process.
+        target_protocol: Of paths without a scheme, as fsspec gives it for ``prefeed::s3://…``.
+        target_options: None may be given: credentials are found as prefeed finds them everywhere.
+        fo: As fsspec gives it; paths say the same.
+
+    **Threads and processes**: any thread; made again in a forked child, as all of fsspec's.
+    """
+
+    protocol = (_PROTOCOL, "sampleset")
+    root_marker = ""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        fo: str | None = None,
+        **storage_options: Any,
+    ) -> None:
+        given = {**(target_options or {}), **storage_options}
+        unused = sorted(set(given) - {"use_listings_cache", "skip_instance_cache", "asynchronous", "loop"})
+        if unused:
+            raise ConfigError(
+                f"options {', '.join(unused)} cannot be given to {_PROTOCOL}: it finds credentials and endpoints in the environment, "
+                "in ~/.aws and in credentials.json, as `prefeed doctor` and every loader do"
+            )
+        super().__init__()
+        self._target = _AS_IN_SPEC.get(target_protocol or "", target_protocol)
+        self._config = config
+
+    @property
+    def fsid(self) -> str:
+        """What tells this file system from others."""
+        return _PROTOCOL
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return the URL without ``prefeed://`` or ``prefeed::`` before it and without a slash at its end."""
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        text = os.fspath(path)
+        while text.startswith((_CHAIN, _SCHEME)):
+            text = text[len(_CHAIN) :] if text.startswith(_CHAIN) else text[len(_SCHEME) :]
+        return text if text in ("/", "") or text.endswith("://") else text.rstrip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL by which fsspec opens a name."""
+        return _SCHEME + self._full(name)
+
+    # ------------------------------------------------------------ one object
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return name, size, type and version of an object or a directory, as they are now.
+
+        Raises:
+            FileNotFoundError: There is neither.
+        """
+        full = self._full(path)
+        try:
+            root, name, blocks = self._place(full)
+            return _described(blocks.ask(lambda: blocks.source(root).info(name)), full)
+        except (ObjectNotFoundError, IsADirectoryError, PassedThroughError, ConfigError) as err:
+            if self._has_below(full):
+                return _directory(full)
+            if isinstance(err, ConfigError):
+                raise
+            raise FileNotFoundError(str(err)) from err
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Return whether there is an object or a directory. Errors that are not about that are raised."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def ukey(self, path: str) -> str:
+        """Return what changes when the object does."""
+        found = self.info(path)
+        return f"{found['name']} {found.get('ETag')} {found['size']}"
+
+    def checksum(self, path: str) -> str:
+        """Return the same."""
+        return self.ukey(path)
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
+    ) -> Any:
+        return open_object(self._full(path), mode, readahead=options.get("readahead"), config=self._config)
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        """Return an object as a file, in text modes decoded; see ``prefeed.open``.
+
+        Raises:
+            ConfigError: The mode writes.
+        """
+        if set(mode) & set("wax+"):
+            raise ConfigError(f"mode {mode!r} is not possible: {_PROTOCOL} only reads")
+        return super().open(path, mode, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""
+        with self._open(path, readahead=False) as file:
+            return _part(file, start, end)
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: int | list[int | None] | None,
+        ends: int | list[int | None] | None,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """Return the bytes of several ranges; each object is opened once.
+
+        Args:
+            paths: Of objects; one may come several times.
+            starts: First byte of each, or of all.
+            ends: Byte behind the last of each, or of all.
+            max_gap: Taken for fsspec's sake.
+            on_error: ``return``: the exception in the place of the bytes; ``raise``.
+        """
+        if not isinstance(starts, Iterable):
+            starts = [starts] * len(paths)
+        if not isinstance(ends, Iterable):
+            ends = [ends] * len(paths)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends are no ranges")
+        found: list[Any] = []
+        files: dict[str, Any] = {}
+        try:
+            for path, start, end in zip(paths, starts, ends, strict=True):
+                try:
+                    file = files.get(path) or files.setdefault(path, self._open(path))
+                    found.append(_part(file, start, end))
+                except (OSError, SourceError) as err:
+                    if on_error == "raise":
+                        raise
+                    found.append(err)
+        finally:
+            for file in files.values():
+                file.close()
+        return found
+
+    # ------------------------------------------------------------ directories
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """Return what lies right below a directory, or the object itself; of each its description, or its name.
+
+        Raises:
+            FileNotFoundError: There is neither.
+        """
+        full = self._full(path)
+        infos, directories = self._level(full)
+        base = full.rstrip("/")
+        found = [_described(info, f"{base}/{_last(info.path)}") for info in infos]
+        found += [_directory(f"{base}/{_last(directory)}") for directory in directories]
+        if not found:
+            found = [self.info(path)]
+            if found[0]["type"] == "directory":
+                found = []
+        found.sort(key=lambda one: str(one["name"]))
+        return found if detail else [one["name"] for one in found]
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
+    ) -> Any:
+        """Return all objects below a directory, in order of their names; with ``detail`` a dict of descriptions."""
+        if maxdepth is not None or withdirs:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
+        full = self._full(path)
+        try:
+            url, blocks = self._resolved(full)
+            base = full.rstrip("/")
+            infos = [info for batch in blocks.source(url).list_whole() for info in batch]
+            found = {name: _described(info, name) for info in infos for name in (f"{base}/{info.path}",)}
+        except (ObjectNotFoundError, EmptyListingError, NotADirectoryError):
+            found = {}
+        if not found and self.exists(path):
+            one = self.info(path)
+            found = {one["name"]: one} if one["type"] == "file" else {}
+        ordered = dict(sorted(found.items()))
+        return ordered if detail else list(ordered)
+
+    def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
+        """Return the names that match a pattern; see fsspec."""
+        return super().glob(self._full(path), maxdepth=maxdepth, **options)
+
+    # ------------------------------------------------------------ inside
+
+    def _full(self, path: str) -> str:
+        """Return the whole URL, or the absolute path, that a path stands for."""
+        text = str(self._strip_protocol(path))
+        if "://" in text:
+            scheme, separator, rest = text.partition("://")
+            if scheme in _OWN:
+                return canonical_url(f"file://{rest}")
+            return _AS_IN_SPEC.get(scheme, scheme) + separator + rest
+        if self._target is None:
+            return text if text.startswith("/") else SAMPLE_SET + text
+        return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
+
+    def _resolved(self, full: str) -> tuple[str, Blocks]:
+        url, settings = resolve(full, settings_of(self._config))
+        return url, blocks_of(settings)
+
+    def _place(self, full: str) -> tuple[str, str, Blocks]:
+        url, blocks = self._resolved(full)
+        root, name = split_object(url)
+        return root, name, blocks
+
+    def _level(self, full: str) -> tuple[list[ObjectInfo], list[str]]:
+        url, blocks = self._resolved(full)
+        try:
+            return blocks.ask(lambda: blocks.source(url).list_level(""))
+        except (ObjectNotFoundError, EmptyListingError):
+            return [], []
+
+    def _has_below(self, full: str) -> bool:
+        infos, directories = self._level(full)
+        if infos or directories:
+            return True
+        url, _ = self._resolved(full)
+        return not is_of_store(url) and os.path.isdir(url)
+
+
+def _part(file: Any, start: int | None, end: int | None) -> bytes:
+    size = file.size if isinstance(file, BlockFile) else os.fstat(file.fileno()).st_size
+    begin, stop, _ = slice(start, end).indices(size)
+    file.seek(begin)
+    return bytes(file.read(max(0, stop - begin)))
+
+
+def _described(info: ObjectInfo, name: str) -> dict[str, Any]:
+    size = info.size_bytes if info.size_bytes >= 0 else None
+    return {
+        "name": name,
+        "size": size,
+        "type": "file",
+        "ETag": info.version or None,
+        "mtime": info.modified_seconds or None,
+    }
+
+
+def _directory(name: str) -> dict[str, Any]:
+    return {"name": name.rstrip("/"), "size": 0, "type": "directory"}
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,186 @@
+"""Large objects as runs of blocks: a listing of blocks over the listing of another origin.
+
+    objects   a.txt | big.tar (2.5 blocks)                        | c.txt
+    entries   a.txt | big.tar\\0…0-100000 | …100000- | …200000-    | c.txt
+    ids       0     | 1                  | 2        | 3           | 4
+
+A block is an entry like any other: it has a dense id, a key and a size. So plans, residency, single flight, disk and pool need
+to know nothing of blocks. The name of a block holds its object, its place, and which version of the object it is of: blocks of two
+versions never have the same key, and a block of another version is never returned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from prefeed.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    SourceError,
+    ThrottledError,
+    TruncatedBodyError,
+)
+from prefeed.sources.manifest import entry_key, version_hash
+from prefeed.sources.protocol import BrowsableSource
+from prefeed.types import EntryKey, FetchedObject, ObjectInfo
+
+_MARK: Final = "\0"
+"""No file name has it, and no listing of a store can."""
+
+_PLACE: Final = re.compile(r"([0-9a-f]{12,})-([0-9a-f]+)-([0-9a-f]{16})")
+_WEAK: Final = "W/"
+_ASKING_THREADS: Final = 32
+
+
+class Block(NamedTuple):
+    """Which bytes of which version of an object: from ``offset`` on, ``size_bytes``."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    version_hash: int
+
+
+def is_split(info: ObjectInfo, block_bytes: int) -> bool:
+    """Return whether an object is a run of blocks: it is larger than one, and tells its version."""
+    return info.size_bytes > block_bytes and bool(info.version)
+
+
+def num_entries(info: ObjectInfo, block_bytes: int) -> int:
+    """Return how many entries an object has: its blocks, or one for the whole object."""
+    return -(-info.size_bytes // block_bytes) if is_split(info, block_bytes) else 1
+
+
+def entry_of(info: ObjectInfo, index: int, block_bytes: int) -> ObjectInfo:
+    """Return the entry of one block, or of the whole object where it is not split.
+
+    Args:
+        info: The object.
+        index: Which block, 0 <= index < ``num_entries``.
+        block_bytes: Size of all blocks except the last.
+    """
+    if not is_split(info, block_bytes):
+        return info
+    offset = index * block_bytes
+    size = min(block_bytes, info.size_bytes - offset)
+    path = f"{info.path}{_MARK}{offset:012x}-{size:x}-{version_hash(info.version):016x}"
+    return ObjectInfo(path=path, size_bytes=size, version=info.version, modified_seconds=info.modified_seconds)
+
+
+def entries_of(info: ObjectInfo, block_bytes: int) -> Iterator[ObjectInfo]:
+    """Yield the entries of an object in order."""
+    return (entry_of(info, index, block_bytes) for index in range(num_entries(info, block_bytes)))
+
+
+def key_of(url: str, mark: str, entry: ObjectInfo) -> EntryKey:
+    """Return the key of an entry, as a manifest of the origin has it."""
+    return entry_key(url, entry.path, entry.version, entry.size_bytes, mark=mark)
+
+
+def parse_block(path: str) -> Block | None:
+    """Return which block a path names; None for the path of a whole object."""
+    name, mark, place = path.partition(_MARK)
+    found = _PLACE.fullmatch(place) if mark else None
+    return None if found is None else Block(name, int(found[1], 16), int(found[2], 16), int(found[3], 16))
+
+
+class BlockSource:
+    """Lists and reads the objects of an origin in blocks.
+
+    **Threads and processes.** As the source that it stands on.
+
+    Attributes:
+        block_bytes: Size of all blocks of an object except the last.
+    """
+
+    def __init__(self, url: str, source: BrowsableSource, block_bytes: int) -> None:
+        """Read ``source`` in blocks; ``url`` is the canonical URL of that."""
+        self.url = url
+        self.block_bytes = block_bytes
+        self._source = source
+
+    @property
+    def mark(self) -> str:
+        """What tells the origin from others of the same URL."""
+        return self._source.mark
+
+    def locate(self, path: str) -> str:
+        """Return the full path or URL of an object, and which bytes of it, for messages."""
+        block = parse_block(path)
+        if block is None:
+            return self._source.locate(path)
+        return f"{self._source.locate(block.path)} (bytes {block.offset} to {block.offset + block.size_bytes - 1})"
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield the entries of every object below the root; see ``Source.list_objects``."""
+        for batch in self._source.list_objects():
+            yield [entry for info in batch for entry in entries_of(info, self.block_bytes)]
+
+    def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects right below a directory, and the directories there; see ``BrowsableSource.list_level``."""
+        return self._source.list_level(path)
+
+    def list_whole(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every object below the root, not in blocks."""
+        return self._source.list_objects()
+
+    def info(self, path: str) -> ObjectInfo:
+        """Return size and version that an object has now; see ``BrowsableSource.info``."""
+        return self._source.info(path)
+
+    def infos(self, paths: Sequence[str]) -> list[ObjectInfo]:
+        """Return the same of several objects, asked at the same time."""
+        if len(paths) < 2:
+            return [self.info(path) for path in paths]
+        with ThreadPoolExecutor(min(len(paths), _ASKING_THREADS), thread_name_prefix="prefeed-ask") as pool:
+            return list(pool.map(self.info, paths))
+
+    def fetch(self, path: str) -> FetchedObject:
+        """Return a block with one range request, or a whole object; see ``Source.fetch``.
+
+        Raises:
+            ObjectChangedError: The object is of another version by now.
+        """
+        block = parse_block(path)
+        return self._source.fetch(path) if block is None else self.fetch_part(block)
+
+    def fetch_part(self, block: Block) -> FetchedObject:
+        """Return a part of an object, which need not be a whole block, with one request.
+
+        Raises:
+            ObjectChangedError: The object is of another version by now.
+            SourceError: See ``RangeSource.fetch_range``.
+        """
+        try:
+            fetched = self._source.fetch_range(block.path, block.offset, block.size_bytes)
+        except (ObjectNotFoundError, AccessDeniedError, ThrottledError):
+            raise
+        except SourceError as err:
+            if isinstance(err, TruncatedBodyError) or not err.retryable:  # is it shorter than it was?
+                self._require_version(block, self._source.info(block.path).version)
+            raise
+        if block.size_bytes:
+            self._require_version(block, fetched.version)
+        return fetched
+
+    def close(self) -> None:
+        """Release connections."""
+        self._source.close()
+
+    def _require_version(self, block: Block, version: str) -> None:
+        spellings = (version, version.removeprefix(_WEAK), _WEAK + version)
+        if all(version_hash(spelling) != block.version_hash for spelling in spellings):
+            where = self._source.locate(block.path)
+            raise ObjectChangedError(
+                f"{where} changed while it was read: open it again to read what it is now", path=where
+            )
+
+
+def sorted_entries(infos: Iterable[ObjectInfo], block_bytes: int) -> list[ObjectInfo]:
+    """Return the entries of these objects in the order of a manifest."""
+    found = [entry for info in infos for entry in entries_of(info, block_bytes)]
+    return sorted(found, key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))
