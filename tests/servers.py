@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import shutil
 import socket
 import struct
@@ -80,7 +81,22 @@ class Handler(BaseHTTPRequestHandler):
             "ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"',
             "Last-Modified": formatdate(status.st_mtime, usegmt=True),
         }
-        self.reply(200, file.read_bytes(), headers)
+        data = file.read_bytes()
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if part is None or not self.server.ranges:
+            self.reply(200, data, headers)
+        elif int(part[1]) >= len(data):
+            self.reply(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        else:
+            begin, end = int(part[1]), min(int(part[2] or len(data)), len(data) - 1)
+            headers["Content-Range"] = f"bytes {begin}-{end}/{len(data)}"
+            self.reply(206, data[begin : end + 1], headers)
+
+    def do_HEAD(self) -> None:
+        if self.server.ranges:
+            self.do_GET()
+        else:
+            self.send_error(501)
 
     def _forward(self) -> None:
         connection = http.client.HTTPConnection(urlsplit(self.server.behind).netloc)
@@ -118,7 +134,9 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.server.sent_bytes += len(body)
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -131,6 +149,8 @@ class FileServer(ThreadingHTTPServer):
         answers: What to do instead of serving a file, by request path.
         requests: Method, path and headers of each GET, in order.
         webdav: Whether PROPFIND lists.
+        ranges: Whether HEAD and ranges are answered.
+        sent_bytes: Of bodies, by one connection at a time.
         behind: Asked for what there is no answer for; empty: the directory.
         released: Set when the server stops: answers that stall wait for it.
     """
@@ -142,6 +162,8 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.directory = directory
         self.webdav = webdav
+        self.ranges = False
+        self.sent_bytes = 0
         self.behind = ""
         self.answers: dict[str, Answer] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []

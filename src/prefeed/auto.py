@@ -21,12 +21,14 @@ __all__ = ["answer_beside", "disable", "enable"]
 
 _log = logging.getLogger("prefeed")
 _PREFIX = "prefeed: "
+_WEBDATASET: Final = "webdataset.gopen"
 
 
 def enable() -> None:
     """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
     after_import("torch", _begin)
     after_import("cv2", _REACH["cv2"])
+    after_import(_WEBDATASET, _reach_shards)
 
 
 def answer_beside() -> None:
@@ -47,6 +49,7 @@ def answer_beside() -> None:
 def disable() -> None:
     """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
+    forget(_WEBDATASET, _reach_shards)
     for name, reach in _REACH.items():
         forget(name, reach)
     for name, undo in (
@@ -71,6 +74,16 @@ def _begin() -> None:
         answer_beside()
     except Exception as err:  # a program that only imports torch must not fail for us
         _log.warning("prefeed: off in this process: %s", err)
+
+
+def _reach_shards() -> None:
+    """WebDataset was imported: it reads ``prefeed:`` URLs."""
+    try:
+        from prefeed.files import webdataset
+
+        webdataset.register()
+    except Exception as err:
+        _log.warning("prefeed: WebDataset does not read prefeed: URLs: %s", err)
 
 
 def _reach_names(module: str) -> None:

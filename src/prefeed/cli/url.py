@@ -6,6 +6,7 @@ from prefeed.config import Config
 from prefeed.jobs.places import refuse_credentials
 from prefeed.places import expanded
 from prefeed.sampleset.names import resolve
+from prefeed.sources.urls import BLOCKS, blocks_url
 
 
 def absolute_url(text: str) -> str:
@@ -15,6 +16,8 @@ def absolute_url(text: str) -> str:
         JobSpecError: It is a URL with credentials in it, which lists of processes show.
     """
     refuse_credentials(text)
+    if text.startswith(BLOCKS) and "://" not in text:
+        return blocks_url(expanded(text[len(BLOCKS) :]))
     return text if "://" in text else str(expanded(text))
 
 

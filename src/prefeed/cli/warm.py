@@ -27,7 +27,8 @@ from prefeed.types import WarmResult
 def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_json: bool) -> None:
     """Fill the cache from a URL before training starts.
 
-    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME. Fills memory, then the disk tier, until everything is
+    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME; with blocks+ before it large objects are
+    cached in blocks, as prefeed.open reads them. Fills memory, then the disk tier, until everything is
     in one of them or both are full. Exits with 1 when an object could not be fetched.
     """
     where, config = located(url, config_of(home=home))

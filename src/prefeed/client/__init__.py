@@ -2,6 +2,9 @@
 
 ``reader``      the hit path, and what follows a miss: start reading here
 ``files``       files that samples open by path
+``block_file``  an open object, read in blocks
+``block_order``  which blocks are read next, and what may be fetched for a few bytes
+``blocks``      blocks from the tier, the server or the origin
 ``lending``     large files that are read in parts, and the measured cost of that
 ``beside``      reads outside of samples (``reads = all``)
 ``writes``      files that this process changes

@@ -51,8 +51,8 @@ class Order:
 
     @property
     def is_sequential(self) -> bool:
-        """True when a quarter of a block was read without a gap, or all of the object is going to be read."""
-        return bool(self._readahead) or self.run_bytes >= max(1, self.block_bytes // 4)
+        """True when the last read went on after a quarter of a block or more, or all of the object is going to be read."""
+        return bool(self._readahead) or self.run_bytes - self._last[1] >= max(1, self.block_bytes // 4)
 
     def follows(self, offset: int) -> bool:
         """Return whether a read there goes on where the last one has ended."""
@@ -73,8 +73,9 @@ class Order:
         size = min(self.block_bytes, self._size - index * self.block_bytes)
         if index in self._planned:
             return True
+        asked = self._asked - self._last[1] + count  # what else is asked for now is not fetched yet
         is_worth_it = self.is_sequential or self._is_strided or count * _OVERHEAD >= size
-        if is_worth_it or self._fetched + size <= _OVERHEAD * self._asked + self.block_bytes:
+        if is_worth_it or self._fetched + size <= _OVERHEAD * asked + self.block_bytes:
             self._fetched += size
             return True
         return False

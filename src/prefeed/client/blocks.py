@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from prefeed.client.node import NodeClient, access_now
 from prefeed.client.reader import ObjectReader, Shared
 from prefeed.config import Config
 from prefeed.core.requests import Again
-from prefeed.errors import CredentialsError, PrefeedError, ServerError
+from prefeed.errors import AccessDeniedError, CredentialsError, PrefeedError, ServerError
 from prefeed.sources.answers import patiently, read_origin
 from prefeed.sources.blocks import (
     Block,
@@ -65,7 +66,7 @@ _MOST_SOURCES = 64
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class BlockObject:
     """An object in the version that it had when it was opened.
 
@@ -159,6 +160,7 @@ class Blocks:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._sources: OrderedDict[tuple[str, int], BlockSource] = OrderedDict()
+        self._opened: WeakValueDictionary[tuple[str, str, int, str], BlockObject] = WeakValueDictionary()
         self._tiers: dict[str, TierReader] = {}
         self._seats: deque[_Seat] = deque()
         self._control: Connection | None = None
@@ -187,12 +189,27 @@ class Blocks:
             ObjectNotFoundError: There is none.
             SourceError: The origin's own error.
         """
-        source = self.source(root)
-        return self.opened(root, self.ask(lambda: source.info(path)))
+        return self.opened(root, self.info(root, path))
+
+    def info(self, root: str, path: str) -> ObjectInfo:
+        """Return size and version that an object has now; raises as ``open``."""
+        try:
+            return self.ask(lambda: self.source(root).info(path))
+        except AccessDeniedError:
+            with self._lock:  # its token may have expired since: ask for a new one, once
+                self._sources.pop((root, self.config.block_size), None)
+            return self.ask(lambda: self.source(root).info(path))
 
     def opened(self, root: str, info: ObjectInfo) -> BlockObject:
         """Return an object of which is known what it is now."""
-        return BlockObject(veiled(blocks_url(root)), self.source(root), info)
+        key = root, info.path, info.size_bytes, info.version
+        with self._lock:
+            found = self._opened.get(key)
+        if found is None:
+            found = BlockObject(veiled(blocks_url(root)), self.source(root), info)
+            with self._lock:
+                found = self._opened.setdefault(key, found)
+        return found
 
     def ask(self, request: Callable[[], Result]) -> Result:
         """Return what the origin answers, asked again while its errors may pass."""

@@ -95,7 +95,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         full = self._full(path)
         try:
             root, name, blocks = self._place(full)
-            return _described(blocks.ask(lambda: blocks.source(root).info(name)), full)
+            return _described(blocks.info(root, name), full)
         except (ObjectNotFoundError, IsADirectoryError, PassedThroughError, ConfigError) as err:
             if self._has_below(full):
                 return _directory(full)
@@ -134,6 +134,22 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if set(mode) & set("wax+"):
             raise ConfigError(f"mode {mode!r} is not possible: {_PROTOCOL} only reads")
         return super().open(path, mode, **options)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Raise ConfigError: nothing is written."""
+        raise ConfigError(f"{path} cannot be made: {_PROTOCOL} only reads")
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Raise ConfigError: nothing is written."""
+        self.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        """Raise ConfigError: nothing is removed."""
+        raise ConfigError(f"{path} cannot be removed: {_PROTOCOL} only reads")
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Raise ConfigError: nothing is removed."""
+        self.rmdir(path)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""

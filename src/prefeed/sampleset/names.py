@@ -9,6 +9,7 @@ from typing import Final
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, SpecError
 from prefeed.sampleset.records import SampleSet, find
+from prefeed.sources.urls import BLOCKS, blocks_url
 
 SCHEME: Final = SAMPLE_SET
 
@@ -24,13 +25,16 @@ def resolve(url: str, config: Config) -> tuple[str, Config]:
     Every process of the home gets the same answer, so all of them use the same node.
 
     Args:
-        url: ``sampleset://imagenet/train``, or any other URL or path.
+        url: ``sampleset://imagenet/train``, the same in blocks, or any other URL or path.
         config: Settings in force; their home has the sets.
 
     Raises:
         SampleSetNotFoundError: There is no such set.
         SpecError: What stands behind ``sampleset://`` is no name, or its path leads out of the set.
     """
+    if url.startswith(BLOCKS + SCHEME):
+        where, config = resolve(url[len(BLOCKS) :], config)
+        return blocks_url(where), config
     if not is_named(url):
         return url, config
     found, path = find_named(url, config)

@@ -11,6 +11,7 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``plain_web``          HTTP answers without a length
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack
+``blocks``             large objects as runs of blocks
 ``listing``            objects by dense ids, in mapped columns: the base of manifests and catalogues
 ``manifest``           the immutable, ordered listing of one origin, as one mapped file
 ``manifest_writer``    makes manifests from listings, lists and arrays

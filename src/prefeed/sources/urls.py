@@ -227,7 +227,7 @@ def open_plain_source(
         return PosixSource(root, view=view)
     if root.startswith((PACK, BLOCKS)):
         raise UnknownSchemeError(
-            f"{root} cannot be inside a pack or in blocks; write {PACK} or {BLOCKS} once: a pack's objects are read whole"
+            f"{root} cannot be inside a pack or in blocks: a pack's objects are read whole; write {PACK} or {BLOCKS} alone"
         )
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415

@@ -238,7 +238,7 @@ def test_pack_url_takes_what_people_type(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_pack_lies_on_no_pack() -> None:
-    with pytest.raises(UnknownSchemeError, match="write pack\\+ once"):
+    with pytest.raises(UnknownSchemeError, match=r"write pack\+ or blocks\+ alone"):
         open_source("pack+pack+s3://bucket/p", current())
 
 

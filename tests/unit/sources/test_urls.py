@@ -7,7 +7,7 @@ from prefeed.config import Config
 from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.urls import canonical_url, open_source, without_credentials
+from prefeed.sources.urls import canonical_url, open_source, split_object, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,29 @@ def test_without_credentials() -> None:
 def test_a_sample_set_is_no_url_of_a_source() -> None:
     with pytest.raises(UnknownSchemeError, match="prefeed sampleset describe` shows where its data is"):
         canonical_url("sampleset://imagenet/train")
+
+
+@pytest.mark.parametrize(
+    ("given", "root", "path"),
+    [
+        ("s3://b/d/x.tar", "s3://b/d", "x.tar"),
+        ("s3://b/x", "s3://b", "x"),
+        ("s3://b/d/a?b#c%20d", "s3://b/d", "a?b#c%20d"),
+        ("s3://b/d?e/x", "s3://b", "d?e/x"),
+        ("s3://key:secret@b/d/x", "s3://key:secret@b/d", "x"),
+        ("https://example.org/d/a%3Fb", "https://example.org/d", "a?b"),
+        ("/data/a?b#c", "/data", "a?b#c"),
+        ("/x", "/", "x"),
+        ("file:///data/my%20file", "/data", "my file"),
+    ],
+)
+def test_the_url_of_an_object_is_a_root_and_a_path(given: str, root: str, path: str) -> None:
+    assert split_object(given) == (root, path)
+
+
+@pytest.mark.parametrize(
+    "given", ["https://example.org/d/a?b", "http://example.org/d/a#b", "s3://b", "s3://b/", "s3:///x"]
+)
+def test_what_names_no_object_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"query or a fragment|names no"):
+        split_object(given)

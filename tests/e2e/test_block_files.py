@@ -1,0 +1,310 @@
+"""``prefeed.open``: the bytes of any object, in blocks, whatever happens to it, to the server and to the process."""
+
+from __future__ import annotations
+
+import errno
+import io
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prefeed
+import servers
+from prefeed.client.block_file import BlockFile
+from prefeed.client.blocks import blocks_of
+from prefeed.config import current
+from prefeed.errors import ConfigError, ObjectChangedError
+from prefeed.files import close
+from sandbox import Sandbox
+
+BLOCK = 64 * 1024
+SIZE = 20 * BLOCK + 321
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+def put(path: Path, data: bytes, second: int = 1_700_000_000) -> bytes:
+    path.write_bytes(data)
+    os.utime(path, (second, second))
+    return data
+
+
+@pytest.fixture
+def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    yield tmp_path
+    close()
+
+
+@pytest.fixture
+def data(root: Path) -> bytes:
+    return put(root / "x.bin", content(SIZE))
+
+
+def opened(root: Path, **options: Any) -> BlockFile:
+    file = prefeed.open(root / "x.bin", **options)
+    assert isinstance(file, BlockFile)
+    return file
+
+
+@pytest.mark.parametrize("has_server", [True, False])
+def test_it_reads_as_a_file_does(root: Path, data: bytes, has_server: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_ENABLED", str(int(has_server)))
+    put(root / "lines.txt", lines := b"".join(b"%d\n" % number for number in range(30_000)))
+    random = np.random.default_rng(3)
+    for _ in range(2):
+        with opened(root) as file, open(root / "x.bin", "rb") as plain:
+            for _ in range(60):
+                whence = int(random.integers(0, 3))
+                offset = int(random.integers(-SIZE, SIZE)) if whence else int(random.integers(0, 2 * SIZE))
+                if whence == 1:
+                    offset = max(offset, -plain.tell())
+                assert file.seek(offset, whence) == plain.seek(offset, whence)
+                count = int(random.choice([0, 1, 100, 5000, BLOCK, 3 * BLOCK + 7, -1]))
+                assert file.read(count) == plain.read(count)
+                buffer = bytearray(int(random.choice([1, 70_000])))
+                expected = bytearray(len(buffer))
+                assert file.readinto(buffer) == plain.readinto(expected)
+                assert buffer == expected
+                assert plain.peek()[:10].startswith(file.peek()[:10]) or not file.peek()
+                assert file.tell() == plain.tell()
+            file.seek(0)
+            assert file.read() == data
+            assert file.read1(10) == file.read(5) == file.peek() == b""
+            assert file.read_range(5, 10) == data[5:15]
+            assert file.read_range(SIZE - 3, 10) == data[-3:]
+            assert file.read_range(SIZE + 3, 10) == b""
+            assert file.seek(-2, os.SEEK_END) == SIZE - 2
+    with prefeed.open(root / "lines.txt") as file:
+        assert list(file) == lines.splitlines(keepends=True)
+        file.seek(0)
+        assert io.TextIOWrapper(file).read() == lines.decode()  # type: ignore[arg-type]
+    statistics = prefeed.statistics()
+    assert statistics.origin_bytes == (SIZE + len(lines) if has_server else 0)
+    assert statistics.hits > 100 or not has_server
+
+
+def test_bad_calls(root: Path, data: bytes) -> None:
+    file = opened(root)
+    assert file.readable()
+    assert file.seekable()
+    assert not file.writable()
+    for bad in (lambda: file.seek(-1), lambda: file.seek(0, 7), lambda: file.read_range(-1, 5)):
+        with pytest.raises(ValueError, match=r"negative|invalid whence|no range"):
+            bad()
+    with pytest.raises(io.UnsupportedOperation):
+        file.write(b"x")
+    with pytest.raises(io.UnsupportedOperation):
+        file.fileno()
+    file.close()
+    file.close()
+    for act in (
+        file.read, file.tell, file.readable, file.seekable, file.writable, file.peek, lambda: file.seek(-1),
+        lambda: file.readinto(bytearray(1)), lambda: file.read_range(-1, 1), lambda: next(file),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="closed file"):
+            act()
+    with pytest.raises(ConfigError, match="only reads"):
+        prefeed.open(root / "x.bin", "wb")
+    with pytest.raises(FileNotFoundError, match=r"none\.bin"):
+        prefeed.open(root / "none.bin")
+    with pytest.raises(IsADirectoryError):
+        prefeed.open(root)
+
+
+def test_a_file_of_a_local_disk_is_opened_as_it_is(root: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", "/nowhere")
+    with prefeed.open(root / "x.bin") as file:
+        assert isinstance(file, io.BufferedReader)
+        assert file.read() == data
+
+
+def test_a_file_larger_than_the_memory_tier_streams_through(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_MEMORY", "16MiB")
+    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "512KiB")
+    expected = put(root / "x.bin", content(40 * 1024**2 + 5))
+    for _ in range(2):
+        with opened(root) as file:
+            buffer = bytearray(1_000_000)
+            at = 0
+            while count := file.readinto(buffer):
+                assert buffer[:count] == expected[at : at + count]
+                at += count
+            assert at == len(expected)
+    statistics = prefeed.statistics()
+    assert statistics.resident_bytes <= statistics.budget_bytes < 16 * 1024**2
+    assert statistics.errors == {}
+
+
+def test_readers_of_several_threads_and_processes_fetch_once(root: Path, data: bytes) -> None:
+    def read() -> None:
+        with opened(root) as file:
+            assert file.read() == data
+        close()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=read) for _ in range(2)]
+    for process in processes:
+        process.start()
+    with opened(root) as file:
+        threads = [threading.Thread(target=_compare, args=(file, data, seed)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    statistics = prefeed.statistics()
+    assert (statistics.origin_bytes, statistics.direct_reads) == (SIZE, 0)
+
+
+def _compare(file: BlockFile, data: bytes, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for start in random.permutation(range(0, SIZE, BLOCK)).tolist():
+        assert file.read_range(start, BLOCK) == data[start : start + BLOCK]
+
+
+def test_an_open_file_goes_on_in_a_forked_child(root: Path, data: bytes) -> None:
+    with opened(root) as file:
+        assert file.read(3 * BLOCK + 100) == data[: 3 * BLOCK + 100]
+
+        def go_on() -> None:
+            assert file.read() == data[3 * BLOCK + 100 :]
+            file.close()
+            close()
+
+        process = multiprocessing.get_context("fork").Process(target=go_on)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+        assert file.read() == data[3 * BLOCK + 100 :]
+
+
+def test_an_object_that_changes_is_an_error_until_it_is_opened_again(root: Path, data: bytes) -> None:
+    with opened(root) as file:
+        assert file.read(10) == data[:10]
+        changed = put(root / "x.bin", content(SIZE, seed=2), 1_700_000_500)
+        assert file.read_range(BLOCK - 10, 10) == data[BLOCK - 10 : BLOCK]  # cached in its version
+        with pytest.raises(ObjectChangedError, match=r"x\.bin changed while it was read") as caught:
+            file.read_range(12 * BLOCK, 2 * BLOCK)
+        assert caught.value.errno == errno.ESTALE
+        with opened(root) as again:
+            assert again.read() == changed
+        put(root / "x.bin", content(100), 1_700_000_900)
+        with pytest.raises(ObjectChangedError):
+            file.read_range(15 * BLOCK, BLOCK)
+        (root / "x.bin").unlink()
+        with pytest.raises(FileNotFoundError):
+            file.read_range(17 * BLOCK, BLOCK)
+
+
+def test_readers_go_on_without_a_server_and_with_the_next_one(root: Path, data: bytes, sandbox: Sandbox) -> None:
+    from sandbox import end_all, servers_of
+
+    with opened(root) as file:
+        assert file.read(5 * BLOCK) == data[: 5 * BLOCK]
+        end_all(servers_of(sandbox))
+        assert file.read(5 * BLOCK) == data[5 * BLOCK : 10 * BLOCK]
+        with opened(root) as another:
+            assert another.read() == data
+        assert file.read() == data[10 * BLOCK :]
+
+
+def test_ten_thousand_open_files_hold_no_descriptors(root: Path, data: bytes) -> None:
+    for number in range(10):
+        put(root / f"{number}.bin", data[number : number + 3 * BLOCK])
+    with prefeed.open(root / "0.bin") as first:
+        first.read(1)
+    before = len(os.listdir("/proc/self/fd"))
+    files = [prefeed.open(root / f"{number % 10}.bin") for number in range(10_000)]
+    for number in range(0, 10_000, 100):
+        assert files[number].read(1) == data[number % 10 : number % 10 + 1]
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+    for file in files:
+        file.close()
+
+
+def test_a_file_that_is_collected_waits_for_no_lock(root: Path, data: bytes) -> None:
+    file = opened(root, readahead=True)
+    file.read(10)
+    blocks = blocks_of(current())
+    connection = blocks._control
+    assert connection is not None
+    with blocks._lock, connection._lock:  # as if a finalizer ran in the middle of this thread's own call
+        del file
+    with opened(root) as file:
+        assert file.read() == data
+
+
+def test_credentials_are_not_in_the_object(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers.http_server(root) as server:
+        server.ranges = True
+        put(root / "x.bin", content(3 * BLOCK))
+        url = server.url.replace("://", "://somebody:secret@")
+        with prefeed.open(f"{url}/x.bin") as file:
+            assert "secret" not in f"{file!r} {file.name} {vars(file)}"
+            assert "secret" not in repr(file._opened)  # type: ignore[union-attr]
+            assert file.read() == content(3 * BLOCK)
+        assert all("Authorization" in headers or "authorization" in headers for _, _, headers in server.requests)
+        close()
+
+
+def test_a_reader_that_seeks_wildly_gets_hardly_more_than_it_asks_for(root: Path) -> None:
+    size = 100 * BLOCK
+    expected = put(root / "x.bin", content(size))
+    with servers.http_server(root) as server:
+        server.ranges = True
+        with prefeed.open(f"{server.url}/x.bin") as file:
+            random = np.random.default_rng(5)
+            asked = 0
+            for _ in range(60):
+                offset, count = int(random.integers(0, size - 5000)), int(random.integers(1, 5000))
+                file.seek(offset)
+                assert file.read(count) == expected[offset : offset + count]
+                asked += count
+        assert server.sent_bytes <= 1.1 * asked + BLOCK
+        close()
+
+
+def test_names_of_any_characters_are_their_own(root: Path) -> None:
+    (root / "d").mkdir()
+    for number, name in enumerate(("a", "a?b", "a#b", "a%20b", "a b", "ä")):
+        put(root / "d" / name, content(2 * BLOCK, seed=number))
+    for number, name in enumerate(("a", "a?b", "a#b", "a%20b", "a b", "ä")):
+        with prefeed.open(root / "d" / name) as file:
+            assert file.read() == content(2 * BLOCK, seed=number)
+    with servers.http_server(root) as server:
+        server.ranges = True
+        for number, name in enumerate(("a", "a%3Fb", "a%23b", "a%2520b", "a%20b", "%C3%A4")):
+            with prefeed.open(f"{server.url}/d/{name}") as file:
+                assert file.read() == content(2 * BLOCK, seed=number)
+        with pytest.raises(ConfigError, match="%3F"):
+            prefeed.open(f"{server.url}/d/a?b")
+        close()
+
+
+def test_a_warm_up_in_blocks_is_what_open_reads(root: Path, data: bytes) -> None:
+    from prefeed.client.node import NodeClient
+
+    put(root / "small.bin", content(100))
+    with NodeClient.connect(current()) as node:
+        result = node.warm(f"blocks+file://{root}")
+        assert (result.failed, result.resident) == (0, 22)
+        before = node.statistics().origin_requests
+        for name, expected in (("x.bin", data), ("small.bin", content(100))):
+            with prefeed.open(root / name) as file:
+                assert file.read() == expected
+        assert node.statistics().origin_requests == before
+        assert node.clear(str(root)).entries == 22

@@ -1,0 +1,254 @@
+"""``prefeed://`` for fsspec, and the libraries that read through fsspec or from a file object."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import prefeed
+import servers
+from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.files import close
+from prefeed.files.filesystem import PrefeedFileSystem
+from sandbox import Sandbox
+from unit.sampleset.documents import apply, sample_set
+
+BLOCK = 64 * 1024
+ROWS = 60_000
+
+
+@pytest.fixture
+def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    yield tmp_path
+    close()
+    PrefeedFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    objects = {name: name.encode() * 30_000 for name in ("d/a", "d/a?b", "d/a#b", "d/a%20b", "d/e/x.bin", "d?/y")}
+    with servers.moto_server() as endpoint:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        import boto3
+
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket="files")
+        client.close()
+        for name, data in objects.items():
+            servers.put_into_moto("files", name, data)
+        yield objects
+        close()
+
+
+def test_a_bucket(bucket: dict[str, bytes]) -> None:
+    fs = fsspec.filesystem("prefeed")
+    names = sorted(f"s3://files/{name}" for name in bucket)
+    assert fs.find("s3://files") == names
+    assert fs.ls("prefeed://s3://files/d", detail=False) == sorted(
+        [*(name for name in names if name.startswith("s3://files/d/a")), "s3://files/d/e"]
+    )
+    assert fs.glob("s3://files/d/**/*.bin") == ["s3://files/d/e/x.bin"]
+    assert fs.info("s3://files/d/e") == {"name": "s3://files/d/e", "size": 0, "type": "directory"}
+    assert fs.isdir("s3://files/d")
+    assert fs.isfile("s3://files/d/a?b")
+    assert not fs.exists("s3://files/none")
+    for name, data in bucket.items():
+        assert fs.info(f"s3://files/{name}")["size"] == len(data)
+        with fsspec.open(f"prefeed://s3://files/{name}") as file:
+            assert file.read() == data
+        assert fs.cat_file(f"s3://files/{name}", 5, -7) == data[5:-7]
+    paths = ["s3://files/d/a", "s3://files/d/e/x.bin", "s3://files/d/a", "s3://files/none"]
+    *found, missing = fs.cat_ranges(paths, [0, 70_000, -5, 0], [10, 70_010, None, 1])
+    assert found == [bucket["d/a"][:10], bucket["d/e/x.bin"][70_000:70_010], bucket["d/a"][-5:]]
+    assert isinstance(missing, FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(paths, 0, 1, on_error="raise")
+    assert prefeed.statistics().origin_bytes <= sum(map(len, bucket.values()))
+
+
+def test_a_forked_child_reads_a_bucket_that_its_parent_has_read(bucket: dict[str, bytes], root: Path) -> None:
+    with prefeed.open("s3://files/d/a?b") as file:
+        assert file.read(10) == bucket["d/a?b"][:10]
+        in_child(_read_bucket, root)
+        assert file.read() == bucket["d/a?b"][10:]
+
+
+def _read_bucket(_: Path) -> None:
+    fs = fsspec.filesystem("prefeed")
+    for name in ("d/a#b", "d/e/x.bin"):
+        assert fs.cat_file(f"s3://files/{name}") == name.encode() * 30_000
+    assert fs.ls("s3://files/d/e", detail=False) == ["s3://files/d/e/x.bin"]
+    close()
+
+
+def test_it_is_read_only_and_takes_no_credentials(root: Path) -> None:
+    fs = fsspec.filesystem("prefeed")
+    with pytest.raises(ConfigError, match="only reads"):
+        fs.open(str(root / "x"), "wb")
+    for act in (
+        lambda: fs.rm(str(root)),
+        lambda: fs.mkdir(str(root / "x")),
+        lambda: fs.pipe_file(str(root / "x"), b""),
+    ):
+        with pytest.raises((NotImplementedError, ConfigError)):
+            act()
+    with pytest.raises(ConfigError, match="secret"):
+        fsspec.filesystem("prefeed", target_options={"secret": "x"})
+    with pytest.raises(UnknownSchemeError, match="no source reads ftp://"):
+        fsspec.filesystem("prefeed").ls("ftp://host/x")
+
+
+def test_as_an_outer_protocol(root: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (root / name).write_bytes(name.encode() * 20_000)
+    inner = f"prefeed::file://{root}"
+    with fsspec.open(f"{inner}/a.txt") as file:
+        assert file.read() == b"a.txt" * 20_000
+    opened = fsspec.open_files(f"{inner}/*.txt")
+    assert [one.path for one in opened] == [str(root / "a.txt"), str(root / "b.txt")]
+    for one in fsspec.open_files([f"{inner}/b.txt", f"{inner}/a.txt"]):
+        with one as file:
+            assert file.read() == Path(one.path).read_bytes()
+
+
+def test_a_sample_set(root: Path) -> None:
+    (root / "x.bin").write_bytes(data := os.urandom(3 * BLOCK))
+    apply(sample_set(name="numbers", source={"uri": str(root)}))
+    for url in ("prefeed://numbers/x.bin", "prefeed://sampleset://numbers/x.bin", "sampleset://numbers/x.bin"):
+        with fsspec.open(url) as file:
+            assert file.read() == data
+    assert fsspec.filesystem("prefeed").ls("numbers", detail=False) == ["sampleset://numbers/x.bin"]
+
+
+# ------------------------------------------------------------ libraries
+
+
+def in_child(scenario: Callable[[Path], None], root: Path) -> None:
+    """Run it in a forked process: libraries keep threads and descriptors until the end of theirs."""
+    process = multiprocessing.get_context("fork").Process(target=scenario, args=(root,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def write_parquet(root: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random = np.random.default_rng(1)
+    table = pa.table({"id": np.arange(ROWS), "value": random.random(ROWS), "text": [f"row {i}" for i in range(ROWS)]})
+    pq.write_table(table, root / "x.parquet", row_group_size=10_000)
+    return root / "x.parquet"
+
+
+def test_pandas_pyarrow_and_polars(root: Path) -> None:
+    in_child(_read_tables, root)
+
+
+def _read_tables(root: Path) -> None:
+    parquet = write_parquet(root)
+    import pandas as pd
+    import polars as pl
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    expected = pq.read_table(parquet)
+    url = f"prefeed://{parquet}"
+    assert pd.read_parquet(url).equals(expected.to_pandas())
+    fs = PyFileSystem(FSSpecHandler(fsspec.filesystem("prefeed")))
+    assert pq.read_table(str(parquet), filesystem=fs).equals(expected)
+    assert (
+        ds.dataset(str(parquet.parent), filesystem=fs, format="parquet")
+        .to_table(columns=["id"])
+        .equals(expected.select(["id"]))
+    )
+    with prefeed.open(parquet) as file:
+        assert pq.ParquetFile(file).read_row_group(3).equals(expected.slice(30_000, 10_000))
+        file.seek(0)
+        assert pl.read_parquet(file).to_arrow().column("value").to_pylist() == expected.column("value").to_pylist()
+    with fsspec.open(url) as file:
+        assert pl.read_parquet(file, columns=["id"])["id"].to_list() == list(range(ROWS))
+    frame = pd.DataFrame({"a": range(20_000), "b": [f"t{i}" for i in range(20_000)]})
+    frame.to_csv(root / "x.csv", index=False)
+    assert pd.read_csv(f"prefeed://{root}/x.csv").equals(frame)
+
+
+def test_zarr(root: Path) -> None:
+    in_child(_use_zarr, root)
+
+
+def _use_zarr(root: Path) -> None:
+    import zarr
+
+    array = zarr.create_array(str(root / "x.zarr"), shape=(300, 400), chunks=(100, 100), dtype="f4")
+    array[:] = expected = np.random.default_rng(1).random((300, 400), dtype=np.float32)
+    found: Any = zarr.open_array(f"prefeed://{root}/x.zarr", mode="r")
+    np.testing.assert_array_equal(found[:], expected)
+    np.testing.assert_array_equal(found[10:20, 350:], expected[10:20, 350:])
+
+
+def test_h5py(root: Path) -> None:
+    import h5py
+
+    expected = np.random.default_rng(1).random((500, 300))
+    with h5py.File(root / "x.h5", "w") as made:
+        made.create_dataset("x", data=expected, chunks=(50, 30), compression="gzip")
+    with prefeed.open(root / "x.h5") as file, h5py.File(file) as found:
+        np.testing.assert_array_equal(found["x"][:], expected)
+        np.testing.assert_array_equal(found["x"][100:120, 7], expected[100:120, 7])
+
+
+def test_safetensors(root: Path) -> None:
+    from safetensors.numpy import load, save_file
+
+    tensors = {name: np.random.default_rng(1).random((200, 300)) for name in ("a", "b")}
+    save_file(tensors, root / "x.safetensors")
+    with prefeed.open(root / "x.safetensors") as file:
+        found = load(file.read())
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(found[name], tensor)
+
+
+def make_shards(root: Path, num_shards: int, samples: int) -> list[str]:
+    random = np.random.default_rng(1)
+    for shard in range(num_shards):
+        with tarfile.open(root / f"{shard}.tar", "w") as tar:
+            for sample in range(samples):
+                data = random.integers(0, 256, 30_000, dtype=np.uint8).tobytes()
+                member = tarfile.TarInfo(f"{shard}-{sample}.bin")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return [str(root / f"{shard}.tar") for shard in range(num_shards)]
+
+
+def members(path: str) -> list[tuple[str, bytes]]:
+    with tarfile.open(path) as tar:
+        return [(one.name.removesuffix(".bin"), tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr]
+
+
+def test_webdataset(root: Path) -> None:
+    import webdataset as wds
+
+    from prefeed.files.webdataset import register
+
+    register()
+    paths = make_shards(root, 3, 20)
+    plain = [member for path in paths for member in members(path)]
+    urls = [f"prefeed:{path}" for path in paths]
+    for _ in range(2):
+        assert [(one["__key__"], one["bin"]) for one in wds.WebDataset(urls, shardshuffle=False)] == plain
+    assert prefeed.statistics().origin_bytes == sum(os.stat(path).st_size for path in paths)
