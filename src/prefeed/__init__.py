@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prefeed.diagnose.doctor.examination import doctor
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.files.opening import open
+    from prefeed.files.shards import shards
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage_cache.cache import DatasetCache
     from prefeed.stage_cache.dataset import CachedDataset, map
@@ -50,6 +51,7 @@ __all__ = [
     "open",
     "prefetch",
     "read",
+    "shards",
     "statistics",
     "tune",
     "vision",
@@ -74,6 +76,7 @@ _HOMES = {
     "open": "prefeed.files.opening",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
+    "shards": "prefeed.files.shards",
     "statistics": "prefeed.api",
     "tune": "prefeed.diagnose.tune.tuning",
     "vision": None,

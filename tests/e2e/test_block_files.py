@@ -41,6 +41,7 @@ def put(path: Path, data: bytes, second: int = 1_700_000_000) -> bytes:
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
     monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
     yield tmp_path
     close()
 

@@ -30,6 +30,7 @@ ROWS = 60_000
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
     monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
     yield tmp_path
     close()
     PrefeedFileSystem.clear_instance_cache()

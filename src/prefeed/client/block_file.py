@@ -17,6 +17,9 @@ _SMALL_BYTES: Final = 16 * 1024
 """Reads of fewer bytes, one after the other, are served from a copy of the bytes that follow."""
 
 _COPIED_BYTES: Final = 128 * 1024
+_REPORTED_HITS: Final = 64
+"""Reads of the tier that are told to the server at once, where no plan waits for them."""
+
 _LARGEST_DIRECT_BYTES: Final = 8 * 1024**2
 """A reader without a server reads so far ahead at most: one request per so many bytes."""
 
@@ -154,6 +157,19 @@ class BlockFile(io.BufferedIOBase):
             raise ValueError(f"no range begins at {offset} and has {size} bytes")
         return self._bytes_at(offset, min(size, max(0, self._size - offset)))
 
+    def begin(self) -> None:
+        """Let the node fetch ahead from now on, before anything is read; for a file that is read in order."""
+        self._require_open()
+        if self._blocks.pid != os.getpid():
+            self._continue_forked()
+        if (
+            not self._consumer
+            and self._size
+            and self._blocks.tier(self._opened) is not None
+            and not self._is_in_tier(0)
+        ):
+            self._begin_plan(0, 1)
+
     def close(self) -> None:
         """Let go of the object; nothing is read ahead any more. Idempotent."""
         if self.closed:
@@ -192,15 +208,33 @@ class BlockFile(io.BufferedIOBase):
         if start >= 0 and start + count <= len(self._copy):
             self._order.note(offset, count)
             return self._copy[start : start + count]
-        if count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0):
-            length = max(count, min(_COPIED_BYTES, self._left_in_block(offset)))
-            data = bytearray(length)
-            self._fill(offset, memoryview(data), wanted=count)
-            self._copy, self._copy_at = bytes(data), offset
-            return self._copy[:count]
-        data = bytearray(count)
-        self._fill(offset, memoryview(data))
-        return bytes(data)
+        is_small = count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0)
+        length = max(count, min(_COPIED_BYTES, self._left_in_block(offset))) if is_small else count
+        data = self._in_one_block(offset, length, count)
+        if data is None:
+            filled = bytearray(length)
+            self._fill(offset, memoryview(filled), wanted=count)
+            data = bytes(filled)
+        if not is_small:
+            return data
+        self._copy, self._copy_at = data, offset
+        return data[:count]
+
+    def _in_one_block(self, offset: int, length: int, wanted: int) -> bytes | None:
+        """Return bytes of one block that the tier has, by one copy; None for all others."""
+        index, start = divmod(offset, self._order.block_bytes)
+        if start + length > self._order.block_bytes or self._blocks.pid != os.getpid():
+            return None
+        if (tier := self._blocks.tier(self._opened)) is None:
+            return None
+        with tier.batch() as batch:
+            data = batch.read(self._opened.key(index), start, length)
+        if data is None or len(data) != length:
+            return None
+        self._note(offset, wanted)
+        self._note_hit(index, start, length)
+        self._after(offset + length)
+        return data
 
     def _fill(self, offset: int, target: memoryview, *, wanted: int | None = None) -> None:
         """Copy bytes from a place on; all of them exist.
@@ -212,9 +246,7 @@ class BlockFile(io.BufferedIOBase):
         """
         if self._blocks.pid != os.getpid():
             self._continue_forked()
-        self._order.note(offset, len(target) if wanted is None else wanted)
-        if self._consumer and not self._order.is_followed():
-            self._end_plan()
+        self._note(offset, len(target) if wanted is None else wanted)
         tier = self._blocks.tier(self._opened)
         step = self._order.block_bytes
         done = 0
@@ -230,9 +262,19 @@ class BlockFile(io.BufferedIOBase):
                         self._note_hit(index, start, len(part))
             if done < len(target):
                 done += self._read_missing(offset + done, target[done:])
+        self._after(offset + len(target))
+
+    def _note(self, offset: int, count: int) -> None:
+        """The reader asks for so many bytes from there on; a plan that it does not follow is over."""
+        self._order.note(offset, count)
+        if self._consumer and not self._order.is_followed():
+            self._end_plan()
+
+    def _after(self, end: int) -> None:
+        """The bytes up to there were read."""
         if self._consumer:
-            self._go_on(offset + len(target))
-        elif self._hits >= 64:
+            self._go_on(end)
+        elif self._hits >= _REPORTED_HITS:
             self._report(0)
 
     def _read_missing(self, offset: int, target: memoryview) -> int:

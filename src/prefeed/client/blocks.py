@@ -9,7 +9,6 @@ bytes of a block ── tier ─hit→ copied into the caller's buffer
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import secrets
 import threading
@@ -26,6 +25,7 @@ import numpy as np
 
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, open_manifest_dataset
+from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient, access_now
 from prefeed.client.reader import ObjectReader, Shared
 from prefeed.config import Config
@@ -342,8 +342,7 @@ class Blocks:
     def _open_on_node(self, thing: BlockObject) -> NodeDataset:
         """Return the dataset of an object's blocks on the server, which is started if need be."""
         if self._control is None or self._control.is_closed or not self._control.is_alive():
-            is_worker = multiprocessing.parent_process() is not None  # of a loader's workers none starts a server
-            self._control = Connection.open(self.config, autostart=False if is_worker else None)
+            self._control = self._connect()
         node = NodeClient(self._control)
         if thing.made_with is None:
             with suppress(CredentialsError):
@@ -358,6 +357,14 @@ class Blocks:
                 mark=listing_mark(source),
             )
         return open_manifest_dataset(node, thing.given, manifest, self.config, thing.made_with)
+
+    def _connect(self) -> Connection:
+        """Return a connection to the server, which is started if need be: by one of the processes that read at the same time."""
+        connection = Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
+        if connection is None:
+            with in_turn(self.config):
+                connection = Connection.open(self.config)
+        return connection
 
     def _tell(self, connection: Connection, message: m.Message) -> bool:
         """Return True when the message is on its way."""

@@ -1,10 +1,12 @@
 """Objects of any origin as open files, for code that reads parts of them.
 
 ``opening``     ``prefeed.open``: one object, read in blocks
+``shards``      ``prefeed.shards``: objects in the order in which they are read, the next ones fetched ahead
 ``filesystem``  the same for fsspec: ``prefeed://`` and ``prefeed::s3://bucket/x``
 ``webdataset``  the same for WebDataset's ``gopen``: ``prefeed:s3://bucket/x``
 """
 
 from prefeed.files.opening import close, open
+from prefeed.files.shards import shards
 
-__all__ = ["close", "open"]
+__all__ = ["close", "open", "shards"]

@@ -1,33 +1,113 @@
-"""WebDataset reads ``prefeed:s3://bucket/shard.tar`` through the node's cache: an entry in its table of schemes."""
+"""WebDataset reads ``prefeed:s3://bucket/shard.tar`` through the node's cache: unchanged pipelines, with shards fetched ahead.
+
+The order of the shards, after the split by nodes and workers and the shuffle, is drawn from generators of their own: so it is
+read ahead, and the samples are the same. A pipeline with a stage of the user's own before the shards are opened is read as
+WebDataset reads it, one shard after the other: such a stage may draw from the generators that transforms draw from.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from types import GeneratorType
 from typing import Any, Final
 
 from prefeed.after_import import after_import
+from prefeed.config import current
 from prefeed.files.opening import open as open_object
+from prefeed.files.shards import File, OpenedAhead
 
 _SCHEME: Final = "prefeed"
-_MODULE: Final = "webdataset.gopen"
+_GOPEN: Final = "webdataset.gopen"
+_CACHE: Final = "webdataset.cache"
+_GLOBAL: Final = getattr(random.random, "__self__", None)
+"""The generator behind the functions of ``random``."""
 
 
 def register() -> None:
     """WebDataset opens ``prefeed:`` URLs from now on, whether it is imported already or later. Idempotent."""
-    after_import(_MODULE, _add)
+    after_import(_GOPEN, _add_scheme)
+    after_import(_CACHE, _look_ahead)
 
 
-def _add() -> None:
-    sys.modules[_MODULE].gopen_schemes.setdefault(_SCHEME, _gopen)
+def _add_scheme() -> None:
+    sys.modules[_GOPEN].gopen_schemes.setdefault(_SCHEME, _gopen)
 
 
-def _gopen(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:
+def _look_ahead() -> None:
+    opener = getattr(
+        sys.modules[_CACHE], "StreamingOpen", None
+    )  # none in another version: each shard is opened when it is due
+    original = getattr(opener, "__call__", None)  # noqa: B004 - it is replaced
+    if opener is None or original is None or hasattr(original, "of_webdataset"):
+        return
+
+    def opened(self: Any, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        return _opened_in_order(self, original, urls)
+
+    opened.of_webdataset = original  # type: ignore[attr-defined]
+    opener.__call__ = opened
+
+
+def _gopen(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> File:
     """Return a shard as a file; it is read in order, so that all of it is read ahead.
 
     Args:
-        url: ``prefeed:`` or ``prefeed::`` or ``prefeed://``, and the URL of the shard.
+        url: ``prefeed:``, ``prefeed::`` or ``prefeed://``, and the URL of the shard.
         mode: As WebDataset gives it.
         bufsize: Taken for WebDataset's sake.
     """
     inner = url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}::").removeprefix(f"{_SCHEME}:")
     return open_object(inner, mode, readahead=True)
+
+
+def _opened_in_order(
+    opener: Any, original: Callable[..., Iterator[dict[str, Any]]], urls: Iterable[Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield what WebDataset's own stage yields, URL and stream of each shard."""
+    is_known = _has_own_randomness(urls)
+    items = iter(urls)
+    first = list(islice(items, 1))
+    if not (first and is_known and _is_ours(first[0])):
+        yield from original(opener, chain(first, items))
+        return
+    ahead = OpenedAhead(chain(first, items), lambda item: _gopen(_url_of(item)) if _is_ours(item) else None, current())
+    try:
+        for item, stream in ahead:
+            if stream is None:
+                yield from original(opener, [item])
+            elif not isinstance(stream, Exception):
+                yield {"url": _url_of(item), "stream": stream}
+            elif not opener.handler(stream):
+                return
+    finally:
+        ahead.close()
+
+
+def _url_of(item: Any) -> str:
+    return str(item["url"] if isinstance(item, dict) else item)
+
+
+def _is_ours(item: Any) -> bool:
+    return _url_of(item).startswith(f"{_SCHEME}:")
+
+
+def _has_own_randomness(stream: Any) -> bool:
+    """Return whether an order comes from WebDataset's own stages, with generators of their own; nothing of it has run yet."""
+    if isinstance(stream, list):
+        return True
+    if not isinstance(stream, GeneratorType):
+        return False
+    package = os.path.dirname(sys.modules[_GOPEN].__file__ or "")
+    if not stream.gi_code.co_filename.startswith(package + os.sep) or stream.gi_frame is None:
+        return False
+    for value in stream.gi_frame.f_locals.values():
+        if value is random or value is _GLOBAL:
+            return False
+        is_stage = isinstance(value, Iterator) and not isinstance(value, random.Random)
+        if is_stage and not _has_own_randomness(value):
+            return False
+    return True

@@ -1,0 +1,196 @@
+"""``prefeed.shards`` and WebDataset: the same samples in the same order, shards fetched ahead and once per node."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from torch.utils.data import DataLoader
+
+import prefeed
+from prefeed.client.block_file import BlockFile
+from prefeed.files import close
+from prefeed.files.shards import OpenedAhead
+from prefeed.files.webdataset import register
+from sandbox import Sandbox
+
+SAMPLES = 12
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # WebDataset's own of local paths
+
+
+@pytest.fixture
+def paths(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
+    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+    for shard in range(6):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for sample in range(SAMPLES):
+                data = np.random.default_rng((shard, sample)).integers(0, 256, 20_000, dtype=np.uint8).tobytes()
+                member = tarfile.TarInfo(f"{shard}-{sample}.bin")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    register()
+    yield [str(tmp_path / f"{shard}.tar") for shard in range(6)]
+    close()
+
+
+def size_of(paths: list[str]) -> int:
+    return sum(os.stat(path).st_size for path in paths)
+
+
+def ours(paths: list[str]) -> list[str]:
+    return [f"prefeed:{path}" for path in paths]
+
+
+def test_shards_are_open_files_in_order(paths: list[str]) -> None:
+    given: list[Any] = []
+    for file, path in zip(prefeed.shards(paths), paths, strict=True):
+        assert isinstance(file, BlockFile)
+        assert file.read() == Path(path).read_bytes()
+        given.append(file)
+    assert all(file.closed for file in given)
+    statistics = prefeed.statistics()
+    assert (statistics.origin_bytes, statistics.direct_reads) == (size_of(paths), 0)
+
+
+def test_an_error_is_raised_where_its_shard_is_due(paths: list[str]) -> None:
+    order = prefeed.shards([paths[0], paths[1] + "-none", paths[2]])
+    assert next(order).read() == Path(paths[0]).read_bytes()
+    with pytest.raises(FileNotFoundError, match="-none"):
+        next(order)
+
+    def urls() -> Iterator[str]:
+        yield paths[0]
+        raise RuntimeError("no more of them")
+
+    order = prefeed.shards(urls())
+    assert next(order).read() == Path(paths[0]).read_bytes()
+    with pytest.raises(RuntimeError, match="no more of them"):
+        next(order)
+    assert list(prefeed.shards([])) == []
+
+
+def test_files_that_nobody_comes_to_are_closed(paths: list[str]) -> None:
+    opened: list[Any] = []
+
+    def open_one(path: str) -> Any:
+        opened.append(prefeed.open(path, readahead=True))
+        return opened[-1]
+
+    ahead = OpenedAhead(iter(paths), open_one, prefeed.Config())
+    _, first = next(ahead)
+    ahead.close()
+    assert len(opened) > 1
+    assert [file.closed for file in opened] == [False] + [True] * (len(opened) - 1)
+    assert isinstance(first, BlockFile)
+    first.close()
+
+
+# ------------------------------------------------------------ WebDataset
+
+
+def draw(sample: dict[str, Any]) -> tuple[str, bytes, str, float, float]:
+    """Return a sample with a number from each generator that transforms draw from."""
+    name = os.path.basename(sample["__url__"])
+    return sample["__key__"], sample["bin"], name, random.random(), float(np.random.random()) + float(torch.rand(()))
+
+
+def seen(urls: list[str], *, num_workers: int, **options: Any) -> list[Any]:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    dataset = wds.WebDataset(urls, empty_check=False, seed=7, **options).map(draw)
+    if options.get("resampled"):
+        dataset = dataset.with_epoch(40)
+    return list(DataLoader(dataset, batch_size=None, num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"shardshuffle": False}, {"shardshuffle": 4}, {"shardshuffle": 4, "detshuffle": True}],
+    ids=["in order", "shuffled", "shuffled by epoch"],
+)
+def test_samples_are_the_same(paths: list[str], options: dict[str, Any], num_workers: int) -> None:
+    plain = seen(paths, num_workers=num_workers, **options)
+    assert len(plain) == 6 * SAMPLES
+    for _ in range(2):
+        assert seen(ours(paths), num_workers=num_workers, **options) == plain
+    statistics = prefeed.statistics()
+    assert (statistics.origin_bytes, statistics.direct_reads) == (size_of(paths), 0)
+
+
+def test_an_order_that_draws_from_the_generators_of_transforms_is_not_read_ahead(paths: list[str]) -> None:
+    def order(urls: list[str]) -> Iterator[dict[str, str]]:
+        for _ in range(8):
+            yield {"url": random.choice(urls)}
+
+    def run(urls: list[str]) -> list[Any]:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        stages = (wds.tariterators.tar_file_expander, wds.tariterators.group_by_keys)
+        return list(wds.DataPipeline(lambda: order(urls), wds.cache.StreamingOpen(), *stages, wds.map(draw)))
+
+    assert run(ours(paths)) == run(paths)
+
+
+def test_a_shard_that_is_not_there_goes_to_the_handler(paths: list[str]) -> None:
+    errors: list[Exception] = []
+
+    def skip(err: Exception) -> bool:
+        errors.append(err)
+        return True
+
+    urls = ours([paths[0], paths[0] + "-none", paths[1]])
+    dataset = wds.WebDataset(urls, shardshuffle=False, handler=skip)
+    assert len(list(dataset)) == 2 * SAMPLES
+    assert [type(err).__name__ for err in errors] == ["ObjectNotFoundError"]
+    errors.clear()
+    with pytest.raises(FileNotFoundError):
+        list(wds.WebDataset(urls, shardshuffle=False))
+
+
+def test_a_truncated_shard_is_the_same_error_as_without(paths: list[str]) -> None:
+    whole = Path(paths[1]).read_bytes()
+    Path(paths[1]).write_bytes(whole[: len(whole) // 2])
+
+    def kinds(urls: list[str]) -> list[Any]:
+        found: list[Any] = []
+        try:
+            found.extend(one["__key__"] for one in wds.WebDataset(urls, shardshuffle=False))
+        except Exception as err:  # noqa: BLE001 - whatever it is
+            found.append(type(err))
+        return found
+
+    assert kinds(ours(paths)) == kinds(paths)
+
+
+def test_two_ranks_fetch_each_shard_once(paths: list[str]) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_read_all, args=(paths,)) for _ in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+        rank.close()
+    statistics = prefeed.statistics()
+    assert (statistics.origin_bytes, statistics.direct_reads) == (size_of(paths), 0)
+
+
+def _read_all(paths: list[str]) -> None:
+    dataset = wds.WebDataset(ours(paths), shardshuffle=False)
+    assert sum(1 for _ in dataset) == 6 * SAMPLES
+    close()
