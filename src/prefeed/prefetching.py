@@ -284,7 +284,10 @@ def _stop(maker: _Maker[Any], thread: threading.Thread, *, timeout_seconds: floa
     maker.forget_items()
     failure, maker.failure = maker.failure, None
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
 
 def close_iterator(iterator: Iterator[Any]) -> None:

@@ -94,6 +94,31 @@ def test_a_lent_file_does_as_the_real_one(
     path.unlink()
 
 
+IN_CLOSED_FILES = [
+    ("read", 3), ("read", -1), ("readline", -1), ("readlines", -1), ("read1", 3), ("peek", 3), ("readinto", 3), ("readinto1", 3),
+    ("next",), ("seek", 0, os.SEEK_SET), ("seek", -1, os.SEEK_SET), ("seek", -1000, os.SEEK_CUR), ("seek", -1000, os.SEEK_END),
+    ("seek", 0, os.SEEK_DATA), ("seek", 0, 9), ("tell",), ("readable",), ("seekable",), ("writable",), ("isatty",), ("flush",),
+    ("enter",), ("closed",), ("close",), ("fileno",), ("detach",), ("write", b"x"), ("writelines", b"x"), ("truncate",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", [(), ("read", 3), ("readline",)], ids=str)
+@pytest.mark.parametrize("step", IN_CLOSED_FILES, ids=str)
+def test_closed_files_do_as_the_real_one(tmp_path: Path, before: tuple[Any, ...], step: tuple[Any, ...]) -> None:
+    content = b"a line\n" * 100
+    path = str(written(tmp_path, content))
+    real, *made = [
+        open(path, "rb", buffering=BUFFER_BYTES),  # noqa: SIM115
+        ServedFile(content, path, path),
+        PartlyReadFile(LentBytes(content), path, path),
+    ]
+    for file in (real, *made):
+        if before:
+            done(file, *before)
+        file.close()
+    assert [done(file, *step) for file in made] == [done(real, *step)] * 2
+
+
 @settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=contents, steps=st.lists(everywhere | st.just(("close",)), max_size=25))
 def test_a_given_file_does_as_the_real_one(tmp_path: Path, content: bytes, steps: list[tuple[Any, ...]]) -> None:

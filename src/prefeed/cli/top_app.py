@@ -10,9 +10,10 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.css.query import NoMatches
 from textual.events import Resize
 from textual.message import Message
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Static
 
 from prefeed.cli.top import Poller
@@ -154,9 +155,11 @@ class TopApp(App[None]):
             self.post_message(Looked(look))
 
     def _draw(self) -> None:
-        if not self.screen_stack or not self.screen_stack[0].query("#header"):
-            return  # a look that came while the screen was being closed
-        main = self.screen_stack[0]
+        if self.screen_stack:
+            with contextlib.suppress(NoMatches):  # the screen is being composed or closed
+                self._draw_on(self.screen_stack[0])
+
+    def _draw_on(self, main: Screen[object]) -> None:
         width = self._columns - 2  # the padding
         line = header(self.history, home=self._home, width=width, is_paused=self.is_paused)
         main.query_one("#header", Static).update(line)

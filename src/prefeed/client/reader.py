@@ -378,7 +378,10 @@ class ObjectReader:
         if answer.outcome == Outcome.FAILED:
             error = error_of(answer.code, answer.text, PrefeedError)
             if not self._may_be_granted(error):
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback refers to this frame
             self._refusal = error
             return _Answer(None, object_id)
         if answer.outcome != Outcome.INLINE:

@@ -124,6 +124,8 @@ class ServedFile(_AsOpened, io.BytesIO):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move; before the start is an error, as in a file and unlike in memory."""
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
         if whence == os.SEEK_SET:
             if offset < 0:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -493,8 +494,7 @@ class Openings:
         try:
             result = open_it(progress)
         except PrefeedError as err:
-            refusal = err
-            self._call_soon(lambda: failed(refusal))
+            self._call_soon(partial(failed, err))
         except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             other = PrefeedError(
                 f"cannot make the manifest of {name} below {self._config.home}: {type(err).__name__}: {err}"

@@ -223,8 +223,8 @@ class Fetchers:
         except SourceError as err:
             return Result(job, None, err, self._clock() - job.started)
         except Exception as err:  # a defect of a source must not end the thread that would report it
-            wrapped = err if isinstance(err, PrefeedError) else SourceError(f"{type(err).__name__}: {err}")
-            return Result(job, None, SourceError(str(wrapped)), self._clock() - job.started)
+            told = str(err) if isinstance(err, PrefeedError) else f"{type(err).__name__}: {err}"
+            return Result(job, None, SourceError(told), self._clock() - job.started)
         result = Result(job, found, None, self._clock() - job.started, where)
         if self._pool is not None and where == Where.ORIGIN:
             with suppress(Exception):  # the object has come, and is to be told of whatever becomes of the offer

@@ -302,7 +302,10 @@ def raise_translated(err: OSError | ValueError, path: str, *, listing: bool = Fa
         listing: It was asked for by a listing, not by who reads it.
     """
     if isinstance(err, SourceError):
-        raise err
+        try:
+            raise err
+        finally:
+            del err  # its traceback refers to this frame
     if isinstance(err, FileNotFoundError):
         advice = "check the path, and that the storage is mounted on this node" if listing else "was it removed?"
         raise ObjectNotFoundError(f"{path} does not exist; {advice}", path=path) from err

@@ -167,7 +167,10 @@ class ManifestLibrary:
             try:
                 return patiently(list_now, deadline_seconds=retry_deadline, errors=ThrottledError)
             except SourceError as err:
-                raise _with_way_out(err, self._last(url, mark), self._clock()) from err
+                advice = _way_out(self._last(url, mark), self._clock())
+                if not advice:
+                    raise
+                raise type(err)(err.message + advice, **err.details) from err
             finally:
                 source.close()
 
@@ -203,7 +206,10 @@ class ManifestLibrary:
                 write_names(source, directory, progress=progress, began_at=began_at), began_at, is_settled=False
             )
         except SourceError as err:
-            raise _with_way_out(err, self._last(source.url, mark), self._clock()) from err
+            advice = _way_out(self._last(source.url, mark), self._clock())
+            if not advice:
+                raise
+            raise type(err)(err.message + advice, **err.details) from err
 
     def settle(self, manifest: Manifest, *, mark: str = "", began_at: float = 0.0) -> Listed:
         """Return the manifest with the same paths in which each file has the size and time that it has now.
@@ -414,15 +420,14 @@ def _try_listed(directory: Path) -> Listed | None:
     return None if manifest is None else Listed(manifest, began_at)
 
 
-def _with_way_out(err: SourceError, old: Listed | None, now: float) -> SourceError:
-    """Return the error, with the way to read on from the old listing, if there is one."""
+def _way_out(old: Listed | None, now: float) -> str:
+    """Return how the old listing can still be read, for the end of an error; empty if there is none."""
     if old is None:
-        return err
-    advice = (
+        return ""
+    return (
         f"; its listing of {described_age(now - old.began_at)} ago is still there: to use it, set "
         "listing_age=inf (PREFEED_LISTING_AGE=inf)"
     )
-    return type(err)(err.message + advice, **err.details)
 
 
 def described_age(seconds: float) -> str:

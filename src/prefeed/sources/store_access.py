@@ -179,17 +179,18 @@ def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> S
     Raises:
         CredentialsError: Who speaks to that store cannot be told.
     """
-    now, refusal = None, None
     try:
         now = own_access(url, config)
         now = replace(now, mark=mark_of(url, now))
-    except CredentialsError as err:
-        refusal = err
-    if now is not None and (made_with is None or _is_of_same_store(url, now, made_with) or _is_fresher(now, made_with)):
+    except CredentialsError:
+        if made_with is not None and made_with.is_whole:
+            return made_with
+        raise
+    if made_with is None or _is_of_same_store(url, now, made_with) or _is_fresher(now, made_with):
         return now
-    if made_with is not None and made_with.is_whole:
+    if made_with.is_whole:
         return made_with  # another endpoint, or another account, is named meanwhile
-    raise refusal or CredentialsError(
+    raise CredentialsError(
         f"the dataset of {url} was made with another endpoint or account than the environment names now, and was "
         "pickled without credentials: set the same endpoint and account, or make the dataset again"
     )

@@ -143,7 +143,10 @@ def list_http(
     except Exception as err:  # noqa: BLE001 - the table of errors decides
         translated = translate(err, url, timeout=timeout)
         if not isinstance(translated, SourceError) or translated.retryable or isinstance(translated, AccessDeniedError):
-            raise translated from cause_of(err)
+            try:
+                raise translated from cause_of(err)
+            finally:
+                del translated  # its traceback refers to this frame
         raise CannotListError(
             f"{url} cannot be listed: it has no {index}, and the server has no WebDAV. Make an index in the served "
             f"directory with  find . -type f -printf '%P\\t%s\\n' > {index}",
@@ -265,7 +268,10 @@ class _Walk:
         try:
             while (found := self._found.get()) is not None:
                 if isinstance(found, BaseException):
-                    raise found
+                    try:
+                        raise found
+                    finally:
+                        del found  # its traceback refers to this frame
                 yield found
         finally:
             self._is_stopped = True

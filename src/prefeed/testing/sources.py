@@ -226,7 +226,10 @@ class FaultySource(_Passing):
         if fault is None:
             return self.source.fetch(path)
         if fault.kind == "error":
-            raise fault.error or TransientSourceError(f"{self.locate(path)}: made to fail", path=path)
+            try:
+                raise fault.error or TransientSourceError(f"{self.locate(path)}: made to fail", path=path)
+            finally:
+                del fault  # the error's traceback refers to this frame
         if fault.kind == "truncated":
             raise TruncatedBodyError(f"{self.locate(path)}: made to break off", path=path)
         if fault.kind == "stall":

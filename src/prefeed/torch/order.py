@@ -334,7 +334,11 @@ class Buffered:
                 self._given = iter(self._kept.popleft())
                 yield from self._given
             if self._error is not None:
-                raise self._error
+                error, self._error = self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback refers to this frame
             for item in self._opened():
                 if self._left is not None:
                     self._left -= 1

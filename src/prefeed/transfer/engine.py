@@ -177,7 +177,11 @@ class _Run:
         for thread in self._threads:
             thread.join()
         if self._fatal is not None:
-            raise self._fatal
+            fatal, self._fatal = self._fatal, None
+            try:
+                raise fatal
+            finally:
+                del fatal  # its traceback refers to this frame
         progress(self.progress())
 
     def progress(self) -> CopyProgress:

@@ -214,9 +214,13 @@ class StoreSink:
         try:
             put = self._put(path, chunks)
         except Exception:
-            if chunks.error is not None:  # what the client makes of it says less
-                raise chunks.error from None
-            raise
+            error, chunks.error = chunks.error, None
+            if error is None:
+                raise
+            try:
+                raise error from None  # the client's own error says less
+            finally:
+                del error  # its traceback refers to this frame
         self._verify(path, body, chunks, put["e_tag"] or "")
 
     def _put(self, path: str, chunks: _Chunks) -> PutResult:

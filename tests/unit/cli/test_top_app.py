@@ -175,3 +175,15 @@ def test_it_looks_by_itself_until_it_is_closed() -> None:
         assert "memory" in text_of(app, "tiers")
 
     on_screen(app, use)
+
+
+def test_a_look_that_comes_while_the_screen_closes_is_no_error() -> None:
+    app = screen()
+
+    async def use(pilot: Pilot[None]) -> None:
+        for name in ("plans", "body", "header"):
+            await pilot.app.query_one(f"#{name}").remove()
+            await after(looks(2))(pilot)
+
+    on_screen(app, use)
+    assert app.return_code == 0
