@@ -186,4 +186,3 @@ def test_a_look_that_comes_while_the_screen_closes_is_no_error() -> None:
             await after(looks(2))(pilot)
 
     on_screen(app, use)
-    assert app.return_code == 0
