@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
+from prefeed.errors import ServerError
 from prefeed.types import SessionInfo
 from prefeed.wire import messages as m
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+
+
+def first_client(start: Callable[[], Server], connect: Callable[[Server], Client]) -> tuple[Server, Client]:
+    """Start servers that end soon when they are idle, until a client has come to one in time."""
+    while True:
+        server = start()
+        try:
+            return server, connect(server)
+        except ServerError:
+            continue
 
 
 def new_session(connection: Connection) -> int:

@@ -22,7 +22,7 @@ from leaks import collect_ended_servers, descriptors_beyond, held, leaked_since,
 from purity import num_processes_started, only_files_below
 from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
-LEAK_TIMEOUT_SECONDS = 30.0
+LEAK_TIMEOUT_SECONDS = 90.0
 FAILED = pytest.StashKey[bool]()
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 PURE_FOLDERS = ("unit", "property", "stateful", "architecture")

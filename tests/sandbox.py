@@ -16,7 +16,7 @@ from leaks import SANDBOX_PREFIX, SHM, processes, read_proc
 from prefeed.config import Config
 
 SERVER_MODULE = b"prefeed.server"
-STOP_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 90.0
 
 
 @dataclass(frozen=True)

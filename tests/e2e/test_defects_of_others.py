@@ -7,6 +7,7 @@ Not repeated here: another user at the control socket (``unit/server/test_loop.p
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -317,10 +318,12 @@ def test_nothing_is_busy_while_the_loop_is(paths: list[str], sandbox: Sandbox, n
 def test_a_busy_process_would_be_noticed() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        assert not comes_to_rest(lambda: activity_of(busy.pid), timeout_seconds=1)
+        first = activity_of(busy.pid)
+        assert wait_until(lambda: activity_of(busy.pid) != first, timeout_seconds=60)
     finally:
         busy.kill()
         busy.wait()
+    assert not comes_to_rest(itertools.count().__next__, timeout_seconds=1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

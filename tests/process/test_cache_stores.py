@@ -43,7 +43,7 @@ def opened(which: CacheName) -> Iterator[CacheStore]:
 
 @contextmanager
 def connected() -> Iterator[Connection]:
-    with closing(Connection.open(resolve(), answer_seconds=20)) as connection:
+    with closing(Connection.open(resolve(), answer_seconds=60)) as connection:
         yield connection
 
 

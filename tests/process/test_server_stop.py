@@ -53,7 +53,13 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    monkeypatch.setattr(ending, "_PATIENCE_SECONDS", 0.5)
+    tell = ending.Owner.tell
+
+    def tell_and_wait_for_the_end(owner: ending.Owner, number: signal.Signals) -> None:
+        tell(owner, number)
+        monkeypatch.setattr(ending, "_PATIENCE_SECONDS", 60.0 if number == signal.SIGKILL else 0.5)
+
+    monkeypatch.setattr(ending.Owner, "tell", tell_and_wait_for_the_end)
     directory = make_runtime_dir(resolve({}).runtime_dirs)
     process = subprocess.Popen([sys.executable, "-c", HANGS, str(directory)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

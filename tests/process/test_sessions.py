@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asking import grow_cache, list_sessions, open_cache
+from asking import first_client, grow_cache, list_sessions, open_cache
 from cache_user import cache_user
 from leaks import wait_until
 from prefeed.client.connection import Connection
@@ -188,8 +188,8 @@ def test_reads_are_counted_over_all_clients() -> None:
 
 def test_a_server_with_a_session_in_memory_does_not_end_for_being_idle(sandbox: Sandbox) -> None:
     config = resolve({"idle_timeout": 0.2})
-    pid = start_server(config)
-    with connected() as connection:
+    pid, connection = first_client(lambda: start_server(config), lambda _: Connection.open(config, autostart=False))
+    with closing(connection):
         session = NodeClient(connection).new_session()
 
     def uptime() -> float:

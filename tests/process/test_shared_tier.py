@@ -216,7 +216,7 @@ def test_all_make_the_store_at_once(tier: SharedTier) -> None:
 
 def _put_until_removed(tier: SharedTier, pipe: Connection) -> None:
     row = key_of(0), value_of(0, SIZE)
-    assert wait_until(lambda: tier.put_many([row]) > 0, timeout_seconds=20)  # the other one may be opening the store
+    assert wait_until(lambda: tier.put_many([row]) > 0, timeout_seconds=60)  # the other one may be opening the store
     number = 0
     # Nothing is stored either when the other one, on a busy machine, does not leave its turn in time.
     while tier.put_many([(key_of(number % 100), value_of(number % 100, SIZE))]) or tier.directory.exists():

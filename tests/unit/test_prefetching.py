@@ -25,7 +25,7 @@ from prefeed.prefetching import BackgroundGenerator, background, num_bytes_of, p
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Source:

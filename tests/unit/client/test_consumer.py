@@ -358,7 +358,7 @@ def test_a_server_that_does_not_answer_is_busy_and_not_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """It is said once, and its late answer is not taken for that of the next question."""
-    monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.05)
+    monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 60.0)
 
     def answers(message: m.AnyMessage) -> list[m.Message]:
         return (
@@ -369,6 +369,7 @@ def test_a_server_that_does_not_answer_is_busy_and_not_gone(
 
     script, server.script = server.script, answers
     assert consumer.read_counts() is not None
+    monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.05)
     server.script = lambda message: (script(message), answers(message))[1]
     assert [consumer.read_counts() for _ in range(3)] == [None] * 3
     assert consumer.is_connected

@@ -331,10 +331,13 @@ def test_a_server_that_dies_between_question_and_answer_is_not_waited_for(
 def test_a_server_that_says_nothing_is_not_waited_for_longer_than_the_origin(
     dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 60.0)
     hurried = replace(dataset, config=resolve({"request_timeout": 0}))
     with scripted(dataset.config, store_dir=dataset.store_dir) as server:
         reader = reader_of(readers, hurried)
+        connection = reader._connect()
+        assert connection is not None
+        connection.expect_answers_within(0.05)
         assert reader.read(3) == content(3)
         assert len(server.wait_heard(m.Demand)) == 1
 

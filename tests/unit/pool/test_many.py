@@ -8,7 +8,7 @@ import pytest
 
 from memcached import Memcached, impostor, memcached, proxy
 from prefeed.pool.servers import PoolServer, Stored
-from unit.pool.test_ring import TIMEOUT, only, ring_of
+from unit.pool.test_ring import SHORT, only, ring_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -74,7 +74,7 @@ def test_values_stay_when_more_is_read(memory: Memcached) -> None:
     ],
 )
 def test_what_is_no_answer_gives_nothing_and_the_server_is_left_out(answer: bytes) -> None:
-    with impostor(answer) as server, ring_of(server.address) as ring:
+    with impostor(answer) as server, ring_of(server.address, timeout_seconds=SHORT) as ring:
         assert read_many(only(ring), [b"k", b"l"]) == {}
         assert only(ring).failures
 
@@ -84,7 +84,7 @@ def test_an_answer_that_does_not_end_costs_one_time_out(memory: Memcached) -> No
         values = values_in(only(ring))
     with (
         proxy(memory, lambda answer: answer[:-1]) as slow,
-        ring_of(slow.address, timeout_seconds=TIMEOUT) as ring,
+        ring_of(slow.address, timeout_seconds=SHORT) as ring,
     ):
         assert read_many(only(ring), list(values)) == {}
         assert only(ring).failures

@@ -22,13 +22,21 @@ from prefeed.pool.servers import PoolServer, Ring, Stored, parse_address
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-TIMEOUT = 0.1
+LONG = 60.0
+"""Of a server that answers: a busy machine may take its time."""
+
+SHORT = 0.1
+"""Of one that is silent."""
+
+BOTH = 2.0
+"""Of one that answers and is silent later."""
+
 VALUE = random.Random(1).randbytes(84_000)
 MISS = b"END\r\n"
 
 
 @contextmanager
-def ring_of(*addresses: str, timeout_seconds: float = TIMEOUT) -> Iterator[Ring]:
+def ring_of(*addresses: str, timeout_seconds: float = LONG) -> Iterator[Ring]:
     ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=time.monotonic)
     try:
         yield ring
@@ -114,8 +122,9 @@ def test_every_order_of_the_servers_gives_the_same_places() -> None:
 
 @pytest.mark.usefixtures("short_pauses")
 def test_a_server_that_says_nothing_costs_all_threads_together_one_time_out() -> None:
-    with memcached() as server, ring_of(server.address) as ring:
-        only(ring).write(b"k", VALUE)
+    with memcached() as server, ring_of(server.address, timeout_seconds=BOTH) as ring:
+        assert soon(lambda: only(ring).write(b"k", VALUE) == Stored.YES)
+        failures = only(ring).failures
         server.pause()
         results: list[object] = []
         threads = [threading.Thread(target=lambda: results.append(only(ring).read(b"k"))) for _ in range(32)]
@@ -124,12 +133,11 @@ def test_a_server_that_says_nothing_costs_all_threads_together_one_time_out() ->
         for thread in threads:
             thread.join()
         assert results == [None] * 32
-        assert only(ring).failures == 1
+        assert only(ring).failures == failures + 1
         assert only(ring).is_out
         assert soon(lambda: ring.server_of(b"k") is None)  # another thread, which asked first, may be telling the ring
         server.resume()
-        assert soon(lambda: not only(ring).is_out)
-        assert bytes(only(ring).read(b"k") or b"") == VALUE
+        assert soon(lambda: bytes(only(ring).read(b"k") or b"") == VALUE)
 
 
 def test_a_server_that_was_started_again_is_asked_again_at_once() -> None:
@@ -178,7 +186,7 @@ def test_a_killed_server_is_left_out_and_asked_again_when_it_is_back() -> None:
     ],
 )
 def test_what_is_no_answer_of_a_memcached_is_no_value_and_the_server_is_left_out(answer: bytes) -> None:
-    with impostor(answer) as server, ring_of(server.address) as ring:
+    with impostor(answer) as server, ring_of(server.address, timeout_seconds=SHORT) as ring:
         assert only(ring).read(b"k") is None
         assert only(ring).failures
         assert only(ring).write(b"k", VALUE) == Stored.NO
@@ -189,12 +197,15 @@ def test_an_answer_that_trickles_in_ends_with_the_time_out() -> None:
     gate = threading.Event()
 
     def slowly(answer: bytes) -> bytes:
-        gate.wait(TIMEOUT / 20)
+        gate.wait(SHORT / 20)
         return answer
 
     with memcached() as server, proxy(server, lambda answer: answer) as quick, ring_of(quick.address) as ring:
         assert only(ring).write(b"k", VALUE * 10) == Stored.YES
-        with proxy(server, lambda answer: slowly(answer[:100])) as slow, ring_of(slow.address) as other:
+        with (
+            proxy(server, lambda answer: slowly(answer[:100])) as slow,
+            ring_of(slow.address, timeout_seconds=SHORT) as other,
+        ):
             assert only(other).read(b"k") is None
             assert only(other).failures
 
@@ -257,7 +268,7 @@ def test_connections_as_old_as_one_that_went_silent_are_not_tried_one_after_the_
 
         between = Impostor(talk)
         try:
-            with ring_of(between.address) as ring:
+            with ring_of(between.address, timeout_seconds=BOTH) as ring:
                 for _ in range(8):
                     assert only(ring).read(b"k") is None
                     assert only(ring).write(b"k", b"value") == Stored.YES
@@ -305,7 +316,7 @@ def test_a_server_that_goes_wrong_at_a_claim_is_left_out(piece: bytes) -> None:
 def test_a_server_without_room_is_not_asked_to_hold_claims_until_it_has_stored_something() -> None:
     now = [0.0]
     with memcached() as server:
-        ring = Ring([server.address], timeout_seconds=5, clock=lambda: now[0])
+        ring = Ring([server.address], timeout_seconds=LONG, clock=lambda: now[0])
         try:
             assert only(ring).write(b"large", bytes(2 * 1024**2)) == Stored.FULL
             for seconds in (1.0, 10.0):  # while it is offered nothing, and after that
@@ -328,7 +339,7 @@ def test_a_write_that_was_on_its_way_when_another_was_refused_says_nothing_of_ro
             is_refused.wait(60)
         return answer
 
-    with memcached() as server, proxy(server, hold_up) as slow, ring_of(slow.address, timeout_seconds=5) as ring:
+    with memcached() as server, proxy(server, hold_up) as slow, ring_of(slow.address, timeout_seconds=LONG) as ring:
         writing = threading.Thread(target=lambda: only(ring).write(b"small", b"value"))
         writing.start()
         assert is_stored.wait(60)

@@ -113,7 +113,7 @@ def test_it_is_gone_when_who_made_it_is_killed(bucket: Bucket, scratch: Path) ->
         point = maker.stdout.readline().strip()
         assert point in mounted()
         maker.kill()
-        assert wait_until(lambda: point not in mounted(), timeout_seconds=15)
+        assert wait_until(lambda: point not in mounted(), timeout_seconds=60)
 
 
 def test_what_rclone_says_is_in_the_error(bucket: Bucket, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:

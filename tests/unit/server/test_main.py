@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.launch import try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, VersionMismatchError
+from prefeed.errors import ServerAlreadyRunningError, ServerError, ServerUnavailableError, VersionMismatchError
 from prefeed.server.main import run_foreground
 from prefeed.sources.manifest import Manifest
 from prefeed.store.reader import TierReader
@@ -81,6 +82,16 @@ def start(servers: list[Server], **settings: object) -> Server:
     return server.wait_ready()
 
 
+def start_and_connect(servers: list[Server], **settings: object) -> tuple[Server, NodeClient]:
+    """Start servers that end soon when they are idle, until a client has come to one in time."""
+    while True:
+        server = Server(**settings)
+        servers.append(server)
+        while server.process.poll() is None:
+            with contextlib.suppress(ServerError):
+                return server, NodeClient.connect(server.config, autostart=False)
+
+
 def raw_client(config: Config) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(config.socket_path))
@@ -141,22 +152,23 @@ def test_two_homes_have_two_servers(servers: list[Server], sandbox: Sandbox) -> 
 
 
 def test_it_ends_when_it_is_idle(servers: list[Server]) -> None:
-    server = start(servers, idle_timeout=0.2)
+    server = Server(idle_timeout=0.2)
+    servers.append(server)
     assert server.wait_ended() == (0, "")
     assert not server.store.exists()
 
 
 def test_it_does_not_end_while_a_client_is_there(servers: list[Server]) -> None:
-    server = start(servers, idle_timeout=0.2)
-    with NodeClient.connect(server.config, autostart=False) as node:
+    server, node = start_and_connect(servers, idle_timeout=0.2)
+    with node:
         while node.status().uptime_seconds < 0.6:
             select.select([], [], [], 0.05)
     assert server.wait_ended() == (0, "")
 
 
 def test_it_ends_when_nobody_can_reach_it_any_more(servers: list[Server]) -> None:
-    server = start(servers, idle_timeout=0.3)
-    with NodeClient.connect(server.config, autostart=False):
+    server, node = start_and_connect(servers, idle_timeout=0.3)
+    with node:
         server.config.socket_path.unlink()
         assert server.wait_ended() == (0, "")
     assert not server.store.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from asking import first_client
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
@@ -45,16 +45,12 @@ def test_the_status_names_where_the_metrics_are() -> None:
 
 def test_a_scrape_keeps_no_server_awake(tmp_path) -> None:
     config = resolve({"metrics": "127.0.0.1:0", "idle_timeout": 0.5})
-    pid = start_server(config)
-    descriptor = os.pidfd_open(pid)
-    try:
-        with NodeClient.connect(config, autostart=False) as node:
-            url = node.status().metrics
-        with contextlib.suppress(OSError):
-            while True:  # until the server has ended, all the same
-                scrape(url)
-    finally:
-        os.close(descriptor)
+    _, node = first_client(lambda: start_server(config), lambda _: NodeClient.connect(config, autostart=False))
+    with node:
+        url = node.status().metrics
+    with contextlib.suppress(OSError):
+        while True:  # until the server has ended
+            scrape(url)
 
 
 def test_metrics_can_be_turned_off() -> None:

@@ -17,7 +17,12 @@ from prefeed.server.pool import PoolTier
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-TIMEOUT = 0.1
+LONG = 60.0
+"""Of a server that answers: a busy machine may take its time."""
+
+SHORT = 0.1
+"""Of one that is silent."""
+
 KEY = bytes(range(16))
 OTHER = bytes(range(1, 17))
 VALUE = random.Random(1).randbytes(84_000)
@@ -25,8 +30,8 @@ LARGE = random.Random(2).randbytes(5_000_000)
 
 
 @contextmanager
-def tier_of(*addresses: str) -> Iterator[PoolTier]:
-    tier = PoolTier(addresses, timeout_seconds=TIMEOUT, clock=time.monotonic)
+def tier_of(*addresses: str, timeout_seconds: float = LONG) -> Iterator[PoolTier]:
+    tier = PoolTier(addresses, timeout_seconds=timeout_seconds, clock=time.monotonic)
     try:
         yield tier
     finally:
@@ -237,7 +242,7 @@ def test_what_comes_while_too_much_waits_is_dropped_and_counted(
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"VALUE a 0 1\r\n"])
 def test_a_wrong_server_is_no_error(answer: bytes) -> None:
-    with impostor(answer) as wrong, tier_of(wrong.address) as tier:
+    with impostor(answer) as wrong, tier_of(wrong.address, timeout_seconds=SHORT) as tier:
         assert read(tier, KEY) is None
         tier.offer(KEY, VALUE)
         assert tier.counts().left_out == 1

@@ -38,7 +38,7 @@ def node_of(directory: Path, server: Memcached) -> Iterator[tuple[Rig, PoolTier]
     """A node with threads whose fetchers have the pool behind them."""
     directory.mkdir()
     with rig(directory, threads=True, tier=RecordingTier(1 << 30)) as made:
-        pool = PoolTier([server.address], timeout_seconds=0.5, clock=time.monotonic)
+        pool = PoolTier([server.address], timeout_seconds=60.0, clock=time.monotonic)
         made.node.pool = pool
         made.node.fetchers = Fetchers(max_threads=8, clock=time.monotonic, wake=made.woken.set, pool=pool)
         made.node.checks._submit = made.node.fetchers.submit_check

@@ -41,7 +41,7 @@ def root(request: pytest.FixtureRequest, server: servers.FileServer, monkeypatch
 
 
 def fetch_error(root: str, config: Config | None = None) -> SourceError:
-    source = open_source(root, config or Config(request_timeout=10.0))
+    source = open_source(root, config or Config(request_timeout=60.0))
     try:
         with pytest.raises(SourceError) as caught:
             source.fetch("a.bin")

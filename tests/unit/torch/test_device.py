@@ -20,7 +20,7 @@ from unit.torch.late_device import LateDevice, PinnedRows
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-SECONDS = 20
+SECONDS = 60
 
 
 def prefetcher(loader: Any, device: LateDevice, **kwargs: Any) -> prefeed.DevicePrefetcher[Any]:
