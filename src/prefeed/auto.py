@@ -139,7 +139,7 @@ class _Voice(logging.Handler):
             _log.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line, if nobody else does."""
+        """Write the line, if no other process does."""
         if self._others():
             return
         try:

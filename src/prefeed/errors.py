@@ -189,7 +189,7 @@ class PackFullError(PackError, OSError):
 
 
 class PackSourceChangedError(PackError):
-    """A file changed after it was listed; the same command lists again and goes on."""
+    """A file changed after it was listed; the same command lists again and resumes."""
 
     code = "pack-source-changed"
     retryable = True
@@ -244,7 +244,7 @@ class CannotEncodeError(PrefeedError, TypeError):
 
 
 class CannotFingerprintError(PrefeedError, TypeError):
-    """A stage holds something of which nobody can tell whether it is the same as last time."""
+    """A stage holds something that may not be the same as last time."""
 
     code = "cannot-fingerprint"
 

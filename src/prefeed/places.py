@@ -19,7 +19,7 @@ USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
 """Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
 
 NO_HOME: Final = Path("/dev/null/no-home-directory")
-"""Stands for the home of a user without a home directory: nobody, not even root, can make or read anything in it."""
+"""Stands for the home of a user without a home directory: no user, not even root, can make or read anything in it."""
 
 _log = logging.getLogger("prefeed")
 _said: set[str] = set()

@@ -39,7 +39,7 @@ _WAIT_SECONDS: Final = 5.0
 _CONTAINERS: Final = (Mapping, list, tuple, set, frozenset, deque)
 
 _NOT_FORWARDED: Final = frozenset({"send", "throw", "state_dict", "load_state_dict"})
-"""A generator would be run in the wrong thread, and a loader's state counts items that nobody has got yet."""
+"""A generator would be run in the wrong thread, and a loader's state counts items that were not delivered yet."""
 
 
 class BackgroundGenerator(Iterator[T], Generic[T]):
@@ -198,13 +198,13 @@ class _Maker(Generic[T]):
         self._largest_bytes = 0
 
     def run(self) -> None:
-        """Make items until there are no more, or nobody wants them."""
+        """Make items until there are no more, or none are wanted."""
         end: BaseException = StopIteration()
         try:
             self._make_items()
-        except BaseException as err:  # noqa: BLE001 - KeyboardInterrupt, too, is for whoever asks for the item
+        except BaseException as err:  # noqa: BLE001 - KeyboardInterrupt, too, is for the caller of next()
             end = err
-        self._iterator = iter(())  # before the end is known: whoever hears of it finds nothing of it left
+        self._iterator = iter(())  # before the end is known: a reader that sees the end finds nothing of it left
         self.ready.put((None, 0, end))
         del end  # frames that its traceback has refer to their callers: to this one
 
@@ -219,7 +219,7 @@ class _Maker(Generic[T]):
         return is_done and self.taken.empty() and self.ready.qsize() == self._num_ahead
 
     def forget_items(self) -> None:
-        """Drop what is ready: nobody is going to ask for it; who waits is told that there is no more."""
+        """Drop what is ready: it will not be asked for; a waiting reader is told that there is no more."""
         try:
             while True:
                 self.ready.get_nowait()
@@ -237,7 +237,7 @@ class _Maker(Generic[T]):
             del item
         try:
             close_iterator(self._iterator)
-        except BaseException as err:  # noqa: BLE001 - for whoever closes
+        except BaseException as err:  # noqa: BLE001 - for the caller of close()
             self.failure = err
 
     def _preprocessed(self, preprocess: Callable[[T], Any], item: T) -> Any:
@@ -279,7 +279,7 @@ def _stop(maker: _Maker[Any], thread: threading.Thread, *, timeout_seconds: floa
     """
     maker.stop()
     if thread.is_alive() and thread is not threading.current_thread():
-        # Without waiting, a loader whose workers stay would be begun anew while the thread is still inside of it.
+        # Without waiting, a loader whose workers stay would be begun again while the thread is still inside of it.
         thread.join(timeout_seconds)
     maker.forget_items()
     failure, maker.failure = maker.failure, None

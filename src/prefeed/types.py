@@ -99,7 +99,7 @@ class PoolCounts:
         refused: Objects that were not stored because a server had no room.
         failures: How often a server was left out: it did not answer in time, or answered something else.
         waits: Fetches that waited because another node had said that it makes them.
-        waits_in_vain: Those of them that the origin had to serve all the same.
+        waits_in_vain: Those of them that the origin had to serve in the end.
     """
 
     servers: int = 0
@@ -133,7 +133,7 @@ class SessionCounts:
     """Sessions of the node, their caches, and what these take in memory and on disk, in bytes.
 
     Attributes:
-        audits: Samples that were found, made anew and compared, since the server started.
+        audits: Samples that were found, recomputed and compared, since the server started.
         audits_failed: Those that were not as they had been kept.
         not_kept: Samples that were made and not kept because another process, which may be suspended, kept the turn to write.
     """
@@ -180,7 +180,7 @@ class ReadCounts:
     Attributes:
         hits: Reads that found their object in a tier.
         late: Reads that came while the object was being fetched ahead.
-        misses: Reads of an object that nobody had asked for ahead of time.
+        misses: Reads of an object that was not requested ahead of time.
         direct_reads: Reads that bypassed the server (no server, no room).
         best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
             fits; None before the first plan.
@@ -312,7 +312,7 @@ class PlanInfo:
         ahead_objects: Objects that are being fetched, or wait, for it alone.
         ahead_bytes: Their size as stored, in bytes.
         reads: How its reads went, since it was attached to the node.
-        warm: True when it fills the cache, and nobody reads along.
+        warm: True when it fills the cache, and no reader reads along.
         has_next: True when the order after this plan is known too.
         memory_bytes: About what the server keeps for the plan: ids, and who expects what.
         last_epoch: The last epoch that its loader reported; None before the first has ended.

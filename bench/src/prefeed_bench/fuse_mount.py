@@ -58,7 +58,7 @@ def rclone_mount(bucket: Bucket, cache_mode: CacheMode) -> Iterator[Path]:
     """Mount a bucket read-only for the time of the block; give its directory.
 
     The mount and its cache on disk are new, so that nothing of an earlier run is in either, nor in the page cache.
-    Afterwards it is unmounted, whoever still uses it, and the process is gone; also when this process is killed.
+    Afterwards it is unmounted, even if it is in use, and the process is gone; also when this process is killed.
 
     Args:
         bucket: What is mounted.
@@ -102,7 +102,7 @@ def _running(bucket: Bucket, point: Path, cache: Path, cache_mode: CacheMode) ->
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            start_new_session=True,  # Ctrl-C is for whoever started it, who ends it
+            start_new_session=True,  # Ctrl-C is for the process that started it, which ends it
         )
     try:
         _wait_until_mounted(process, point, log)

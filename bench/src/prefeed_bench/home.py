@@ -78,7 +78,7 @@ def statistics_of(home: Home) -> Statistics:
 
 
 def _start(env: dict[str, str]) -> int:
-    """Run ``prefeed server start``, as a user does, and return the server's process id; it is nobody's child."""
+    """Run ``prefeed server start``, as a user does, and return the server's process id; it is not a child of this process."""
     command = [sys.executable, "-m", "prefeed.cli.main", "server", "start", "--json"]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode != 0:

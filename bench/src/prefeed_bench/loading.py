@@ -42,7 +42,7 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
         num_workers: Worker processes.
         persistent_workers: Keep workers between epochs.
         seed: Seed of torch's generator, which draws the orders.
-        first_objects: Use only so many objects, 0 = all (torch's loader only).
+        first_objects: Use only that many objects, 0 = all (torch's loader only).
         origin_url: Server whose requests are counted per epoch; empty = none.
         shuffle: Draw an order each epoch; else in the order of the files.
         torchvision: prefeed's loader over a data set without prefeed, such as torchvision's ``ImageFolder``.

@@ -164,7 +164,7 @@ def memcached(
 
 @contextlib.contextmanager
 def memcached_ring(count: int, *, memory_mib: int = 64, max_item: str = "1m") -> Iterator[list[Memcached]]:
-    """Run so many for the time of the block; ``",".join(s.address for s in ring)`` is their ``PREFEED_POOL``.
+    """Run that many during the block; ``",".join(s.address for s in ring)`` is their ``PREFEED_POOL``.
 
     Args:
         count: How many.

@@ -77,7 +77,7 @@ class LoggedPictures:
 
     Args:
         pictures: Gives (picture, label).
-        num_samples: Use so many, spread evenly.
+        num_samples: Use that many, spread evenly.
         log_dir: Where the files are, one a process.
     """
 

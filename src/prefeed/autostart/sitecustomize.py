@@ -17,11 +17,11 @@ _answering = False
 
 
 def _answer_beside():  # type: () -> None
-    """Answer reads outside of samples, unless that is being begun, or torch is: half of it is there, and nobody may import more."""
+    """Answer reads outside of samples, unless that is being begun, or torch is: half of it is there, and nothing more may be imported."""
     global _answering
     torch = sys.modules.get("torch")
     if _answering or (torch is not None and getattr(torch.__spec__, "_initializing", False)):
-        return  # whoever is under way does it
+        return  # the import that is under way does it
     _answering = True
     try:
         import prefeed.auto
@@ -87,7 +87,7 @@ if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
             try:
                 _count(os.environ["PREFEED_RUN"])
             except Exception:
-                pass  # the program runs all the same
+                pass  # the program still runs
         if os.environ.get("PREFEED_DOCTOR"):
             after_import("torch", _examine)
 _step_aside()

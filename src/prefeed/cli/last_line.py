@@ -22,7 +22,7 @@ from prefeed.cli.text import printable
 from prefeed.tally.program import sums
 
 ORDER: Final = "order"
-"""What ``prefeed run`` wrote down before the program began; whoever watches the program has it locked."""
+"""What ``prefeed run`` wrote down before the program began; the watcher of the program has it locked."""
 
 _STDERR: Final = 2
 
@@ -96,10 +96,10 @@ def write_whole(path: str, text: str) -> None:
 
 
 def remove(directory: str) -> None:
-    """Nothing is left of the directory of a program; a process that goes on counts no more. Idempotent."""
+    """Nothing is left of the directory of a program; a process that still runs counts no more. Idempotent."""
     gone = f"{directory}.gone"
     with contextlib.suppress(OSError):
-        os.rename(directory, gone)  # from now on nobody finds it to make a file in it
+        os.rename(directory, gone)  # from now on no process finds it to make a file in it
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(gone), key=ORDER.__eq__):  # that one last: who finds it knows whose all this was
             os.unlink(os.path.join(gone, name))
@@ -107,7 +107,7 @@ def remove(directory: str) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to the standard error, past whatever the program has put there; nothing when nobody reads it."""
+    """Write to the standard error, past what the program has put there; nothing when there is no reader."""
     data = printable(text).encode()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # the program may have made it deadly
     try:

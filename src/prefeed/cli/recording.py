@@ -108,7 +108,7 @@ def begin_record(line: Sequence[str], config: Config, *, json_file: str | None, 
 
 
 def _opened_process() -> int | None:
-    """Return a descriptor that tells when this process has ended; None where the kernel has none, and nobody can watch.
+    """Return a descriptor that tells when this process has ended; None where the kernel has none, and the program cannot be watched.
 
     Who would watch process 1 of a container would be a child of it, as all orphans are, and so of the program that it becomes:
     one that waits for its last child would wait for ever. And it would be killed with process 1, before it could say a word.

@@ -1,6 +1,6 @@
 """``prefeed run``.
 
-Python is started anew in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
+Python is restarted in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
 program runs as ``python script.py`` would run it, to the last detail: ``sys.argv`` and ``sys.path``, tracebacks, exit
 codes, signals. And what it starts itself, however it does, has the environment too. What its processes count is summed up in a last
 line (``recording.py``, ``last_line.py``).

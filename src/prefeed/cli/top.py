@@ -108,7 +108,7 @@ def _run_screen(source: ServerSource, config: Config, *, interval_seconds: float
 class ServerSource:
     """Keeps a connection to the home's server, and finds another server when that one is gone.
 
-    **Ownership**: whoever makes it closes it; also a context manager. **Threads**: one at a time.
+    **Ownership**: its maker closes it; also a context manager. **Threads**: one at a time.
     **Blocking**: ``look`` for ``ANSWER_SECONDS`` at most, then says so.
     """
 

@@ -12,7 +12,7 @@ import sys
 def watch(directory: str, process: int) -> None:
     """Wait for the end of the first process, and say the last line if that has not."""
     try:
-        held = os.open(f"{directory}/order", os.O_RDONLY)  # locked: nobody clears this away
+        held = os.open(f"{directory}/order", os.O_RDONLY)  # locked: it is not cleared away
     except FileNotFoundError:  # the program has ended, and said it
         return
     fcntl.flock(held, fcntl.LOCK_SH)

@@ -47,7 +47,7 @@ MEMORY: Final = "memory"
 
 COPYING, COMPLETE, PARTIAL, REMOVING = "copying", "complete", "partial", "removing"
 INTERRUPTED, GONE = "interrupted", "gone"
-"""States that nobody writes down: found out when a copy is looked at."""
+"""States that are not recorded: found out when a copy is looked at."""
 
 _MOST_NAME: Final = 40
 _LOOK_AGAIN_SECONDS: Final = 0.1

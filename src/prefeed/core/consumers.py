@@ -32,7 +32,7 @@ class Consumers:
 
     Attributes:
         counts: How the reads of all went.
-        passed_unread: Accesses that a position passed and that nobody reported as read.
+        passed_unread: Accesses that a position passed and that no reader reported.
 
     **Invariants**: see ``validate``.
     """
@@ -178,7 +178,7 @@ class Consumers:
         return {entry.dataset for entry in self._consumers.values() if any(plan.resident for plan in entry.plans)}
 
     def orders_after(self, dataset: int) -> list[Ids] | None:
-        """Return what consumers read of the dataset after their plans; None when one that keeps does not say, or nobody does."""
+        """Return what consumers read of the dataset after their plans; None when one that keeps does not say, or none does."""
         keepers = [
             entry for entry in self._consumers.values()
             if entry.dataset == dataset and any(plan.resident for plan in entry.plans)

@@ -170,7 +170,7 @@ class Holdings:
         self._uses[key] = self._uses.get(key, 0) + 1
 
     def unexpect(self, key: Key) -> None:
-        """One expected reader is done, or will not come; a transient that nobody expects is freed."""
+        """One expected reader is done, or will not come; a transient that no reader expects is freed."""
         count = self._uses.get(key, 0)
         if count > 1:
             self._uses[key] = count - 1

@@ -99,7 +99,7 @@ class NextUse:
         return self._pauses[dataset] < 0
 
     def _look(self, dataset: int, ranks: Ranks) -> None:
-        """Put residents that nobody reads any more in this epoch in order, those that are read last at the end."""
+        """Put residents that are not read any more in this epoch in order, those that are read last at the end."""
         table = self._holdings.tables[dataset]
         residents = table.ids_in(states.RESIDENT)
         unread = np.zeros(len(table), dtype=bool)

@@ -40,7 +40,7 @@ class Window:
     Attributes:
         ids: What is kept.
         start: Index of the first that is kept.
-        is_cut: More came than may be kept: the order ends here for whoever follows it, whatever comes after that.
+        is_cut: More came than may be kept: the order ends here for its readers, whatever comes after that.
 
     Invariants: what is kept takes ``most_bytes`` at most, the room for more included.
     """
@@ -108,7 +108,7 @@ _NO_LIMIT = 1 << 62
 
 
 class Plan:
-    """Object ids in reading order; ids may repeat, and more may be appended while the sampler goes on.
+    """Object ids in reading order; ids may repeat, and more may be appended while the sampler continues.
 
     Indices count from the beginning of the order, of which what the position has passed may be dropped.
 
@@ -121,7 +121,7 @@ class Plan:
             A warm plan always keeps.
 
     Attributes:
-        max_in_flight: Of a warm plan: it begins nothing more while so many of its dataset are under way.
+        max_in_flight: Of a warm plan: it begins nothing more while that many of its dataset are under way.
         is_past_memory: Of a warm plan: the tier has no room, and what is fetched is for what lies behind it.
 
     Invariants: ``position <= cursor <= len``; ``ahead_bytes`` is the sum over ``outstanding``, which has
@@ -138,7 +138,7 @@ class Plan:
     ) -> None:
         self.consumer = consumer
         self.dataset = dataset
-        # What a warm-up fills is bounded by its dataset; nobody reads along, and nothing of it is known to be read again.
+        # What a warm-up fills is bounded by its dataset; no reader reads along, and nothing of it is known to be read again.
         most_bytes = _NO_LIMIT if warm else MOST_BYTES
         self.window = ids if isinstance(ids, Window) else Window(ids, most_bytes=most_bytes)
         self.warm = warm

@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def passed_unread(self) -> int:
-        """Accesses that a position passed and that nobody reported as read."""
+        """Accesses that a position passed and that no reader reported."""
         return self._consumers.passed_unread
 
     # ------------------------------------------------------------ events: datasets
@@ -130,13 +130,13 @@ class Scheduler:
     def register_warm_up(
         self, consumer: int, dataset: int, ids: Ids, *, max_in_flight: int | None = None, past_memory: bool = False
     ) -> None:
-        """These are to be fetched in this order though nobody reads them; what was registered before is over.
+        """These are to be fetched in this order though no reader reads them; what was registered before is over.
 
         Args:
             consumer: Whose plan it is.
             dataset: Number of the manifest that the ids belong to.
             ids: Object ids, shape (num_objects,).
-            max_in_flight: Nothing more is begun while so many of the dataset are under way; None: as its table says.
+            max_in_flight: Nothing more is begun while that many of the dataset are under way; None: as its table says.
             past_memory: They pass by: not for this tier, but for those behind it.
         """
         plan = Plan(consumer, dataset, ids, warm=True)

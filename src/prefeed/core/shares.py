@@ -3,7 +3,7 @@
     budget  |------ objects: all that no cache was given ------|-- cache --|-- cache --|
             at least their share, and what their file takes
 
-A limit is a promise to other processes, which write without asking: it is lowered only when nobody can write there.
+A limit is a promise to other processes, which write without asking: it is lowered only when no process can write there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Hashable
 from typing import Final
 
 OBJECTS_SHARE: Final = 8
-"""One part in so many of the budget stays with the objects, whatever caches ask for."""
+"""The budget divided by this stays with the objects, whatever caches ask for."""
 
 MIN_OBJECTS_BYTES: Final = 16 * 1024**2
 
 OVERHEAD_BYTES: Final = 64 * 1024
-"""What a cache costs beside its limit: its record, written anew before the old one goes, and its directories."""
+"""What a cache costs beside its limit: its record, rewritten before the old one goes, and its directories."""
 
 CHUNK_BYTES: Final = 64 * 1024**2
 """Room is given in steps of this size, so that few ask."""

@@ -206,7 +206,7 @@ def synchronize(device: torch.device | None) -> None:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Let torch compute with so many threads."""
+    """Let torch compute with that many threads."""
     before = torch.get_num_threads()
     if number is None or number == before:
         yield

@@ -113,7 +113,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         loader: What was examined.
         as_is: The job as it is; where prefeed is in use already, an epoch that finds what it keeps.
         compute: The same batch again and again: no data is waited for.
-        data: The loader with nobody working on the batches.
+        data: The loader without work on the batches.
         costs: Of one batch, part by part; None for a stream.
         first: Through prefeed, samples that it has not seen before: a first epoch; the job's own where prefeed is in use.
         cached: Through prefeed, the same samples again: a later epoch.

@@ -39,7 +39,7 @@ def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) 
 
 
 def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) -> ClearResult:
-    """The same after data was removed or changed: this home lists the root anew, and no server is started for it.
+    """The same after data was removed or changed: this home lists the root again, and no server is started for it.
 
     Who reads next lists it, but for a sample set, whose listing says how much there is: that is done now.
 

@@ -118,7 +118,7 @@ def remove(
 ) -> RmrResult:  # fmt: skip
     """What is at the paths is gone, as far as the result does not say otherwise; the root itself stays.
 
-    **Blocking**: until it is done. Safe to kill: what is gone is gone, and the same command goes on.
+    **Blocking**: until it is done. Safe to kill: what is gone is gone, and the same command resumes.
 
     Args:
         root: Canonical URL.
@@ -151,7 +151,7 @@ def _remover(root: str, config: Config, *, one_file_system: bool) -> DirectoryRe
 
 
 class DirectoryRemover:
-    """Removes below one directory. **Ownership**: whoever makes it closes it."""
+    """Removes below one directory. **Ownership**: its maker closes it."""
 
     def __init__(self, root: str, *, one_file_system: bool = True) -> None:
         try:
@@ -229,7 +229,7 @@ class DirectoryRemover:
 
 
 class StoreRemover:
-    """Removes objects below one prefix. **Ownership**: whoever makes it closes it."""
+    """Removes objects below one prefix. **Ownership**: its maker closes it."""
 
     def __init__(self, root: str, config: Config) -> None:
         self._place = StorePlace(root, config)

@@ -328,7 +328,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
     except OSError:
         descriptor = -1
     try:
-        # The descriptor stays the process's own: when that is still the job's, nobody else can be hit any more.
+        # The descriptor stays the process's own: when that is still the job's, no other process can be hit any more.
         if descriptor < 0 or not record.process.is_alive:
             return f"{record.id}: its process was gone already"
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)

@@ -7,8 +7,8 @@
     target, in key order ─┘        └──────→ only at the target: put by                │
                              all copied, all looked at, all mounts as they were ─→ deleted
 
-Nothing is recorded beside the data: what is there says what it is a copy of, and each run compares anew. So a run that
-was killed is gone on with by running it again. What was mounted below the source is recorded in the home (``mounted``).
+Nothing is recorded beside the data: what is there says what it is a copy of, and each run compares again. So a run that
+was killed is resumed by running it again. What was mounted below the source is recorded in the home (``mounted``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sync(
 ) -> SyncResult:  # fmt: skip
     """The target has what the source has, as far as the options say; what was there and the same is left alone.
 
-    Safe against a kill at any instant: an object is at the target whole or not at all, and the next run goes on.
+    Safe against a kill at any instant: an object is at the target whole or not at all, and the next run resumes.
 
     **Blocking**: until it is done. **Threads**: starts its own and ends them; events come in the caller's.
 
@@ -359,7 +359,7 @@ class _Sync:
             return {}
         mounts, before = self._origin.mounts, self._record.before[SOURCE]
         gone = {path for path, point in before.items() if mounts.points.get(path) != point}
-        empty = set() if self._options.one_file_system else mounts.empty  # else nobody looked into them
+        empty = set() if self._options.one_file_system else mounts.empty  # else they were not looked into
         below = first_below((one.path for one in extra), gone | empty)
         return {
             path: self._about_lost(path, first, before[path] if path in gone else "") for path, first in below.items()

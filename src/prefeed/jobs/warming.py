@@ -42,7 +42,7 @@ class WarmupOptions:
         partition: Which of them this is, from 0.
         file: A file with the paths of objects, one a line, in place of ``paths``; None: there is none.
         threads: Most objects under way at a time; None: as many as the origin takes.
-        refresh: The origin is listed anew first, whatever age of a listing the settings allow.
+        refresh: The origin is listed again first, whatever age of a listing the settings allow.
     """
 
     paths: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class WarmEvents:
 def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = None) -> WarmResult:
     """The node has in its tiers what was asked for, as far as there is room; what was there stays and counts.
 
-    A server that dies is started again, and the warm-up goes on with what is not there yet.
+    A server that dies is started again, and the warm-up resumes with objects that are not there yet.
 
     **Blocking**: until it is done.
 
@@ -84,7 +84,7 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
         try:
             with NodeClient.connect(settings) as client:
                 opened = client.open_dataset(place.url, listing_age=listing_age, listing=events.listing)
-                listing_age = math.inf  # another server goes on with what this one listed
+                listing_age = math.inf  # another server uses the listing of this one
                 manifest = Manifest.open(opened.manifest_dir)
                 ids = order_of(manifest, options)
                 ensure_private_dir(client.connection.runtime_dir)

@@ -97,7 +97,7 @@ def pack(
 ) -> PackResult:
     """Pack every object below the source; the pack is there when its index is.
 
-    The source is listed anew. What an unfinished call before has packed stays, as far as the listing has it unchanged.
+    The source is listed again. What an unfinished call before has packed stays, as far as the listing has it unchanged.
     A finished pack of the same listing stays as it is.
 
     Raises:

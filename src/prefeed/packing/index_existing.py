@@ -137,7 +137,7 @@ def _index_there(directory: Path, config: Config) -> PackIndex | None:
     try:
         index = source.index()
     except PrefeedError:
-        return None  # damaged: it is made anew
+        return None  # damaged: it is made again
     finally:
         source.close()
     if index.header.made_from:

@@ -24,7 +24,7 @@ _FORMAT: Final = 1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What is packed, and how: only the same job goes on."""
+    """What is packed, and how: only the same job resumes."""
 
     source: str
     layout: str

@@ -56,7 +56,7 @@ _THREADS: Final = 32
 _AHEAD_BYTES: Final = 256 * 1024**2
 _AHEAD_OBJECTS: Final = 512
 _UNKNOWN_BYTES: Final = 1024**2
-"""What an object counts of which the listing has no size."""
+"""The size that counts for an object without a size in the listing."""
 
 
 def read_ahead(
@@ -134,7 +134,7 @@ Stream = Iterator[tuple[int, Buffer]]
 def take_up(work: Work, journal: Journal) -> int:
     """Return how many objects are packed already and listed as they were then; all else is removed.
 
-    An LMDB environment with an object that has changed is made anew.
+    An LMDB environment with an object that has changed is made again.
     """
     if journal.job is None:
         journal.begin(work.job)

@@ -147,7 +147,7 @@ class Connection:
         return int(found[1])
 
     def close(self) -> None:
-        """Close it; the next question connects anew."""
+        """Close it; the next question connects again."""
         sock, self._sock = self._sock, None
         self.has_answered = False
         if sock is not None:
@@ -229,7 +229,7 @@ class Answer:
             self._receive(sock, self._at + _LINE_BYTES, deadline)
 
     def take_value(self, sock: socket.socket, size: int, deadline: float) -> slice:
-        """Return where the next bytes are, so many; after them the line ends."""
+        """Return where the next bytes are, that many; after them the line ends."""
         end = self._at + size
         while self._have < end + 2:
             self._receive(sock, end + 2, deadline)

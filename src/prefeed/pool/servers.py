@@ -223,7 +223,7 @@ class PoolServer:
         self._pid = os.getpid()
 
     def _close_idle(self) -> None:
-        """Close what nobody uses now; who asks next connects anew."""
+        """Close connections that are not used now; the next question connects again."""
         idle: list[Connection] = []
         with contextlib.suppress(Empty):
             while True:
@@ -311,7 +311,7 @@ class Ring:
         return max(_LEAST_PART_BYTES, min(least, DEFAULT_ITEM_BYTES) - OVERHEAD_BYTES)
 
     def close(self) -> None:
-        """Ask nobody any more; waits for a question under way, but not for a name to be resolved."""
+        """Ask no more; waits for a question under way, but not for a name to be resolved."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

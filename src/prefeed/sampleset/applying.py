@@ -58,7 +58,7 @@ class Secret:
 
     @property
     def has_metaurl(self) -> bool:
-        """True when it names JuiceFS's server of metadata, of which there is none here."""
+        """True when it names JuiceFS's server of metadata, which is not there."""
         return "metaurl" in self.values
 
     def entry_for(self, location: Location) -> dict[str, Value]:

@@ -102,7 +102,7 @@ def without_keys(uri: str) -> str | None:
     """Return what is left of a URI with a name, a key, a token or parameters in it; None when it has none."""
     if uri.startswith("/"):
         return None
-    # Not by urlsplit: a key may hold a slash, and it is a key all the same.
+    # Not by urlsplit: a key may hold a slash, and it is still a key.
     scheme, separator, rest = uri.rpartition("://")
     before, at, place = re.sub(r"^[^/:@]*:[0-9]+/", "/", rest).rpartition("@")
     is_keyed = bool(at) and (":" in before or "/" not in before)

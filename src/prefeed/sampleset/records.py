@@ -271,7 +271,7 @@ def applying(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, patience_seconds: float) -> Iterator[int]:
-    """Hold a lock, and yield its file, which whoever has it touches; one who has not done so for that long is not waited for.
+    """Hold a lock, and yield its file, which its holder touches; one who has not done so for that long is not waited for.
 
     On NFS a node that is gone may keep a lock for ever, and elsewhere a process that is stopped. Without locks, too, what two
     do at once is done twice, each file whole.
@@ -342,7 +342,7 @@ def working_at(found: SampleSet) -> Iterator[None]:
 
 @contextmanager
 def held(found: SampleSet) -> Iterator[None]:
-    """The set that was found is there, and is not deleted, nor worked at by another process, while this goes on.
+    """The set that was found is there, and is not deleted, nor worked at by another process, during the block.
 
     Raises:
         SampleSetNotFoundError: It was deleted since it was found, perhaps while this waited; another of its name is not it.

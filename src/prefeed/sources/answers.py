@@ -125,7 +125,7 @@ def patiently(
     Args:
         request: What is asked.
         deadline_seconds: Time after which it is given up.
-        stopped: Set when nobody wants the result any more.
+        stopped: Set when the result is not wanted any more.
         errors: Which of those that may pass are waited for; all others are raised at once.
 
     Raises:

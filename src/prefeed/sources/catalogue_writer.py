@@ -70,7 +70,7 @@ class CatalogueWriter(Catalogue):
         Args:
             directory: Its parent exists.
             declared: Absolute paths with the ids 0 to n - 1 in this order, repeated ones included. The caller names the
-                directory after them. Where there is no catalogue of so many, or a damaged one, it is made anew. None:
+                directory after them. Where there is no catalogue with that many, or a damaged one, it is made again. None:
                 take what is there and make nothing, for one who holds ids of it already.
 
         Raises:
@@ -119,7 +119,7 @@ class CatalogueWriter(Catalogue):
         return super().num_objects if self._appended < 0 else self._appended
 
     def append(self, paths: Iterable[str]) -> range:
-        """Add objects of which nothing is known yet; return their ids.
+        """Add unknown objects; return their ids.
 
         Raises:
             TierFullError: The file system has no room; objects added so far stay.
@@ -210,7 +210,7 @@ class CatalogueWriter(Catalogue):
     def find_files(self, other: CatalogueWriter, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which of these objects of another catalogue are files of this one, as their hashes say, and their ids here.
 
-        Those of which no version is known are left out.
+        Those without a known version are left out.
         """
         ids = ids[other._versions[ids] != 0]
         found = self._indexed().find_hashes(other._hashes[ids])
@@ -482,7 +482,7 @@ def _files_of(directory: str) -> list[str]:
 
 
 def remove_unused(own: Path) -> None:
-    """Remove the catalogues that nobody has opened or written to for 30 days: a million files take some 120 MB."""
+    """Remove the catalogues that no process has opened or written to for 30 days: a million files take some 120 MB."""
     with contextlib.suppress(OSError), os.scandir(own / _DIRECTORY) as entries:
         for entry in list(entries):
             if _OURS.fullmatch(entry.name) is None or not entry.is_dir(follow_symlinks=False):

@@ -8,7 +8,7 @@
         {"url": "s3://public/train", "anonymous": true}]}
 
 An entry is for its URL and all below it; the longest one counts. A value is a text, or names a variable of the
-environment. The file must be the user's own and readable by nobody else (0600). What is in it goes to the native client
+environment. The file must be the user's own and readable by no other user (0600). What is in it goes to the native client
 and nowhere else: not into messages, logs, process lists or manifests. Without an entry the environment says who speaks.
 """
 

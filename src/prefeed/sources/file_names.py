@@ -254,7 +254,7 @@ def work_off(
     Args:
         todo: Tasks; the last one is done first.
         step: Does one.
-        found: Grows while a step goes on.
+        found: Grows during a step.
         report: Called from time to time, and at the end.
 
     Raises:
@@ -290,7 +290,7 @@ def work_off(
 _PERMANENT: Final = frozenset(
     {errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP}
 )
-"""What asking a second time does not change; whoever opens the file is told in the system's own words."""
+"""What asking a second time does not change; the reader gets the system's own error."""
 
 
 def raise_translated(err: OSError | ValueError, path: str, *, listing: bool = False) -> NoReturn:

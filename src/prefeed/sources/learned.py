@@ -10,7 +10,7 @@ One file of int64 words, mapped by readers while the server writes it::
 ``check`` tells whether a record is whole and this sample's: one that is being written, or that a power failure left
 half written, reads as unknown. What is unknown is learned again, so nothing here is worth more than that.
 
-A record may also be *guessed*: nobody has seen the sample open these objects, and ``check`` says so. It serves as a plan
+A record may also be *guessed*: the sample was not seen to open these objects, and ``check`` says so. It serves as a plan
 until the sample is made.
 """
 
@@ -120,7 +120,7 @@ class LearnedMap:
         return self.seen(sample) is not None
 
     def seen(self, sample: int) -> tuple[int, ...] | None:
-        """Return the ids of the objects that a sample was seen to open; None when nobody has seen it."""
+        """Return the ids of the objects that a sample was seen to open; None when it was not seen."""
         record = self._record(sample)
         return None if record is None or record[1] else record[0]
 
@@ -204,7 +204,7 @@ class LearnedMapWriter(LearnedMap):
     def open_or_create(cls, directory: str | os.PathLike[str], num_samples: int) -> LearnedMapWriter:
         """Return the map in ``directory``; an empty one when there is none, or one of another shape.
 
-        A map that is garbage for more than half is written anew, without; readers of the old one keep it.
+        A map that is garbage for more than half is rewritten, without; readers of the old one keep it.
 
         Raises:
             TierFullError: The file system has no room.
@@ -262,7 +262,7 @@ class LearnedMapWriter(LearnedMap):
 
     def _put(self, start: int, ids: tuple[int, ...], check: int) -> None:
         words = self._words
-        words[start + 1] = 0  # Fits no record: whoever reads now finds it unknown.
+        words[start + 1] = 0  # Fits no record: a reader finds it unknown now.
         words[start] = len(ids)
         words[start + _RECORD_WORDS : start + _RECORD_WORDS + len(ids)] = ids
         words[start + 1] = check

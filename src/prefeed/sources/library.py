@@ -72,7 +72,7 @@ class Listed:
     is_settled: bool = True
 
     def is_as_young(self, age_seconds: float, now: float) -> bool:
-        """True when the listing began at most so many seconds before ``now``; one from the future is of unknown age."""
+        """True when the listing began at most that many seconds before ``now``; one from the future is of unknown age."""
         return age_seconds == math.inf or 0 <= now - self.began_at <= age_seconds
 
 
@@ -94,7 +94,7 @@ class ManifestLibrary:
         return self._root / (f"{name}-{mark}" if mark else name)
 
     def find(self, url: str, listing_age: float, *, mark: str = "") -> Listed | None:
-        """Return the manifest in force if its listing began at most so many seconds ago; None: there is no such one."""
+        """Return the manifest in force if its listing began at most that many seconds ago; None: there is no such one."""
         found = self._last(url, mark)
         return found if found is not None and found.is_as_young(listing_age, self._clock()) else None
 
@@ -134,7 +134,7 @@ class ManifestLibrary:
             config: Settings of the source.
             listing_age: Seconds; ``inf``: any listing will do.
             source_factory: Given in place of ``config``: makes the source itself.
-            progress: Called while the listing goes on.
+            progress: Called during the listing.
             mark: What tells the origin from others that have this URL: each has listings of its own.
             retry_deadline: Seconds for which an origin is asked again that asks for fewer requests; None: of the settings,
                 and without them it is not.
@@ -223,7 +223,7 @@ class ManifestLibrary:
             began_at: When its names were listed, or were found to be those of then; 0: that is not known.
 
         Raises:
-            SourceError: A file of which only the name is known cannot be asked.
+            SourceError: A file that is known only by its name cannot be asked.
         """
         with self._locked(manifest.directory.parent):
             is_own = manifest.directory.parent == self.directory_of(manifest.url, mark)
@@ -328,7 +328,7 @@ class ManifestLibrary:
         """Hold the directory's lock, so that an origin is listed once and not by all who want it; the kernel frees it.
 
         Nothing else depends on it: generations have unique names until they are whole. So where the file system has no locks,
-        or a node that is gone keeps one, the origin is listed all the same.
+        or a node that is gone keeps one, the origin is still listed.
         """
         self._make_home(directory)
         lock = directory.with_name(directory.name + ".lock")
@@ -347,7 +347,7 @@ class ManifestLibrary:
     def remove_unused(self) -> None:
         """Remove what ``forget`` has left, and listings that were replaced, when no server of any node has them in use.
 
-        And those of one of several origins of a URL that nobody had in use for 30 days: each start of the machine and each
+        And those of one of several origins of a URL that no process had in use for 30 days: each start of the machine and each
         container makes some, of what it has at a path.
         """
         close_to_others(self._root)

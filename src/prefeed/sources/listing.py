@@ -128,7 +128,7 @@ class Listing(ABC):
         return False
 
     def release_pages(self) -> None:
-        """Let the kernel have back the pages that were touched; the next use maps them anew, from the page cache."""
+        """Let the kernel have back the pages that were touched; the next use maps them again, from the page cache."""
         for view in (self.keys, self.path_blob, self.sizes, self.offsets):
             release_pages(view)
 
@@ -218,7 +218,7 @@ def key_at(keys: memoryview, index: int) -> EntryKey:
 
 
 def release_pages(view: memoryview | NDArray[np.uint64]) -> None:
-    """Let the kernel have back the pages that were touched; the next use maps them anew, from the page cache."""
+    """Let the kernel have back the pages that were touched; the next use maps them again, from the page cache."""
     of_file: Any = view
     while not isinstance(of_file, mmap.mmap):
         of_file = of_file.obj if isinstance(of_file, memoryview) else of_file.base

@@ -14,7 +14,7 @@
             offsets  uint64 (n + 1,)    where path i begins in ``paths``
             paths    bytes              UTF-8 with surrogate escapes, no separators
 
-A manifest of which only the paths are known is not settled: its keys are zeros, and nothing is read by it. It is never in force.
+A manifest that has only paths is not settled: its keys are zeros, and nothing is read by it. It is never in force.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Manifest(Listing):
         return inside | ((ids >= itself.start) & (ids < itself.stop))
 
     def release_pages(self) -> None:
-        """Let the kernel have back the pages that were read; the next read maps them anew, from the page cache."""
+        """Let the kernel have back the pages that were read; the next read maps them again, from the page cache."""
         release_pages(self._file)
 
     def contents(self) -> Buffer:

@@ -73,7 +73,7 @@ def build_manifest(
     Args:
         source: What is listed.
         directory: Of the URL's manifests.
-        progress: Called while the listing goes on.
+        progress: Called during the listing.
         began_at: When it begins, in seconds since 1970; None: the next one is not to be spared anything.
 
     Raises:
@@ -408,7 +408,7 @@ def _remove_unused(generation: Path) -> None:
 
 @contextmanager
 def _unused(generation: Path) -> Iterator[bool]:
-    """Yield whether nobody has a generation open; then nobody opens it for the time of the block."""
+    """Yield whether no process has a generation open; then none opens it for the time of the block."""
     name = COLUMNS if (generation / COLUMNS).exists() else _LOCKED_BEFORE
     try:
         descriptor = os.open(generation / name, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
@@ -472,7 +472,7 @@ def note_time(current: Path, began_at: float) -> None:
 def remove_replaced(
     directory: Path, *, keep: Collection[str] = (), at_least_seconds: float = _REPLACED_SECONDS
 ) -> None:
-    """Remove generations that nobody has open or is about to open, and what builders that died left a day ago.
+    """Remove generations that no process has open or is about to open, and what builders that died left a day ago.
 
     Who has a generation open has locked it. Where nodes may share the file system, locks may not reach the others: there
     it stays until no server has said for a day that it uses it: they say so every five minutes.

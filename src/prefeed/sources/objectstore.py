@@ -222,7 +222,7 @@ class ObjectStoreSource:
             raise self._translated(err, self.url) from cause_of(err)
 
     def open_for_writing(self) -> ObjectStore:
-        """Return a client for whoever packs into this place; a request may take as long as a listing."""
+        """Return a client for packing into this place; a request may take as long as a listing."""
         return _open(self.url, self._config, self._authorization, self._own_access(), listing=True)
 
     def close(self) -> None:

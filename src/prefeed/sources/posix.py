@@ -153,7 +153,7 @@ class PosixSource:
             return 0
 
     def _read_at_rest(self, path: str, read: Callable[[int, os.stat_result, str], bytes | None]) -> FetchedObject:
-        """Return what is read of a file that nobody writes to meanwhile; one that changes is read a few times.
+        """Return what is read of a file that no process writes to meanwhile; one that changes is read a few times.
 
         **Blocking**: a file that was changed just now is waited for, ``REST_SECONDS`` at a time.
         """

@@ -32,7 +32,7 @@ YOUNG_SECONDS: Final = 2.0
 def seconds_to_rest(status: os.stat_result, now_ns: int) -> float:
     """Return how long to wait until a file has rested; 0 when it has.
 
-    The time of the last change of the inode decides: nobody can set it. One that lies in the future says nothing, as where a
+    The time of the last change of the inode decides: no program can set it. One that lies in the future says nothing, as where a
     file server's clock is ahead.
 
     Args:
@@ -47,14 +47,14 @@ def seconds_to_rest(status: os.stat_result, now_ns: int) -> float:
 
 
 def is_young(status: os.stat_result, now_ns: int) -> bool:
-    """Return whether a file was changed so lately that whoever did it may not be done."""
+    """Return whether a file was changed so lately that its writer may not be done."""
     return now_ns - status.st_ctime_ns < YOUNG_SECONDS * 1e9
 
 
 def is_open_for_writing(descriptor: int) -> bool:
     """Return whether any process of this machine has the file open for writing; False where that is not to be had.
 
-    The kernel gives a read lease to the owner of a file that nobody writes to. It is given back at once; whoever opens the file
+    The kernel gives a read lease to the owner of a file that no process writes to. It is given back at once; whoever opens the file
     for writing in between waits these microseconds, and the signal that tells of it is one that is ignored.
 
     Args:

@@ -199,7 +199,7 @@ def access_as_made(url: str, config: Config, made_with: StoreAccess | None) -> S
 def _is_of_same_store(url: str, now: StoreAccess, before: StoreAccess) -> bool:
     if before.mark == now.mark:
         return True
-    # Who spoke was in the URL, and is not pickled: whoever is told now may speak.
+    # Who spoke was in the URL, and is not pickled: the credentials of now are used.
     return url.startswith("http") and before.mark == mark_of(url, replace(now, options={}))
 
 
@@ -218,7 +218,7 @@ def is_store_variable(name: str) -> bool:
 def forget_store_environment() -> None:
     """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
 
-    A server speaks for its clients, each of which says how: whoever started it must not be who speaks. What the home's
+    A server speaks for its clients, each of which says how: it must not speak as the user who started it. What the home's
     ``credentials.json`` names is still found.
     """
     for name in list(os.environ):

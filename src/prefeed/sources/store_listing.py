@@ -295,7 +295,7 @@ class _Walk:
         try:
             if not self._is_stopped:
                 self._list(prefix)
-        except BaseException as err:  # noqa: BLE001 - it is raised to whoever takes what is found
+        except BaseException as err:  # noqa: BLE001 - it is raised to the caller
             self._found.put(err)
         finally:
             with self._lock:

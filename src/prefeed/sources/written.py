@@ -1,4 +1,4 @@
-"""Which files the loaders' processes have written: whoever reads one of them takes the file itself, not cached bytes.
+"""Which files the loaders' processes have written: a reader of one of them takes the file itself, not cached bytes.
 
 One file beside the server's socket, which every process of the node appends to and reads::
 
@@ -269,7 +269,7 @@ def _give_back(descriptor: int, end: int) -> None:
 
 
 def still_open(changes: Iterable[Change]) -> list[Change]:
-    """Return the changes whose files some process has open for writing, or mapped, or of which that cannot be told.
+    """Return the changes whose files some process has open for writing, or mapped, or where that cannot be told.
 
     Descriptors are looked for in all processes of this user, mappings in those that made the changes and their children.
     """

@@ -68,7 +68,7 @@ class Ballast:
         return self.bytes + PAGE_BYTES * len(self._entries)
 
     def take(self, wanted_bytes: int, *, within_seconds: float) -> int:
-        """Give about so many bytes of free pages back to the kernel; returns how many.
+        """Give about that many bytes of free pages back to the kernel; returns how many.
 
         Fewer where there are no runs of them, and when the time is over: LMDB looks long for a run that is not there.
 
@@ -77,7 +77,7 @@ class Ballast:
         if not self._reservation.can_punch:
             return 0
         before, until = self.bytes, time.monotonic() + within_seconds
-        if self._has_worked:  # else it goes on with shorter runs where it ended
+        if self._has_worked:  # else it resumes with shorter runs where it ended
             self._run = max(0, self._run - 1)
         self._has_worked = self.is_scattered = False
         count = 1
@@ -100,7 +100,7 @@ class Ballast:
         return self.bytes - before
 
     def give(self, wanted_bytes: int) -> int:
-        """Make about so many bytes of pages again, for values; returns how many, fewer when the file system has no more."""
+        """Make about that many bytes of pages again, for values; returns how many, fewer when the file system has no more."""
         before = self.bytes
         while self._entries and before - self.bytes < wanted_bytes:
             key, (start, size) = next(iter(self._entries.items()))

@@ -93,7 +93,7 @@ class Batch:
 
 
 class StoreReader:
-    """Reads one store; opened at first use, anew in each process, so that it may be made before a fork.
+    """Reads one store; opened at first use, again in each process, so that it may be made before a fork.
 
     Nothing that the store may do is an error here: a store that is missing, of another layout, damaged, or out of reader
     slots holds nothing.
@@ -203,7 +203,7 @@ def owned(view: memoryview) -> bytes:
 
 
 def enter_batch(shared: SharedEnvironment) -> None:
-    """Keep the environment open, whoever lets go of it, until ``leave_batch``."""
+    """Keep the environment open, even if others let go of it, until ``leave_batch``."""
     thread, batches = threading.get_ident(), shared.batches_by_thread
     with lock:
         while shared.reopening and not is_inside(shared):
@@ -289,7 +289,7 @@ def write_in_turn(shared: SharedEnvironment) -> Iterator[Any]:
 
     LMDB would let one write at a time as well. But of those who wait for its mutex one is woken when the holder is
     killed; if he is killed at the same moment, the others sleep on. Nor can it be told how long to wait for one that is
-    stopped. Here nobody waits for it: who has the turn finds it free.
+    stopped. Here no one waits for it: who has the turn finds it free.
 
     Raises:
         BlockingIOError: Another process keeps the turn.

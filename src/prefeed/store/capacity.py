@@ -16,19 +16,19 @@ from prefeed.system.trust import is_mine, why_not_shared
 from prefeed.system.units import in_gib, in_mib
 
 DEFAULT_SHARE: Final = 0.5
-"""Share of the smallest limit that a tier takes when nobody said how much: the training needs the rest."""
+"""Share of the smallest limit that a tier takes when no setting says how much: the training needs the rest."""
 
 MIN_STEP_BYTES: Final = 16 * 1024**2
 """A tier is not granted less than this more at a time..."""
 
 _STEPS: Final = 16
-"""... nor less than one part in so many."""
+"""... nor less than it divided by this."""
 
 MIN_STORE_BYTES: Final = 256 * 1024**2
 """A tmpfs with less room than this is not worth a tier: Docker's default /dev/shm has 64 MiB."""
 
 FREE_DISK_SHARE: Final = 0.1
-"""Share of a file system that a disk tier leaves free when nobody said how much."""
+"""Share of a file system that a disk tier leaves free when no setting says how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class MemoryLimits:
 
 
 def default_budget_bytes(limits: MemoryLimits) -> int:
-    """Return the budget when nobody asked for one: half of the smallest limit."""
+    """Return the budget when no setting names one: half of the smallest limit."""
     return int(limits.smallest_bytes * DEFAULT_SHARE)
 
 

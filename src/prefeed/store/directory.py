@@ -71,7 +71,7 @@ def choose_own_dir(parent: Path, name: str) -> tuple[Path, str | None]:
     One that is there already is used, whatever its name: another server may have had to choose another one.
 
     Args:
-        parent: A directory that may be open to all, but in which nobody can replace what is this user's.
+        parent: A directory that may be open to all, but in which no other user can replace what is this user's.
         name: What it is called; another name begins with it.
 
     Raises:
@@ -147,7 +147,7 @@ def require_trusted(directory: Path) -> None:
 
 
 def is_private(directory: Path) -> bool:
-    """Return whether nobody but this user can have put anything into a directory."""
+    """Return whether only this user can have put anything into a directory."""
     try:
         found = os.lstat(directory)
     except OSError:
@@ -201,7 +201,7 @@ def _sees_its_readers(directory: Path) -> bool:
     except FileNotFoundError:  # who locked the file that was there is not to be known
         return False
     except LocksUnsupportedError:
-        pass  # nobody has locked it
+        pass  # no process has locked it
     return True
 
 

@@ -45,7 +45,7 @@ def open_to_read(directory: Path, layout: Layout, *, adopts: bool, shown: Path) 
     Args:
         directory: Where the store lies.
         layout: What it holds; only a memory tier takes foreign readers.
-        adopts: A store that takes none, and that nobody has open, becomes one of this process's namespace.
+        adopts: A store that takes none, and that no process has open, becomes one of this process's namespace.
         shown: What messages call it.
 
     Raises:
@@ -84,7 +84,7 @@ class SharedEnvironment:
     **Ownership.** Made by ``attach``; closed when the last holder has called ``release``.
 
     **Threads and processes.** Belongs to the process that opened it; a child made by fork closes its copy and opens
-    the store anew. A child forked while a batch is open, in any thread, cannot do so: to it the store is empty.
+    the store again. A child forked while a batch is open, in any thread, cannot do so: to it the store is empty.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class SharedEnvironment:
             return txn.get(LAYOUT_KEY)
 
     def adopt_size(self) -> None:
-        """Map the file anew as large as another process has made it.
+        """Remap the file as large as another process has made it.
 
         Raises:
             BlockingIOError: Another process is at it.
@@ -325,7 +325,7 @@ def attach_writer(directory: Path, open_env: Callable[[], lmdb.Environment]) -> 
 def attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvironment]) -> SharedEnvironment | None:
     """Return this process's handle of a store that many write, opened for writing; None: this thread is in a batch of it.
 
-    A handle that was opened for reading is opened anew, once all threads have left their batches; new ones wait.
+    A handle that was opened for reading is reopened, once all threads have left their batches; new ones wait.
 
     Args:
         directory: Where the store lies, or will lie.
@@ -353,7 +353,7 @@ def _attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvir
 
 
 def remap_when_idle(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
-    """Let a function map the file anew once all threads have left their batches; False: this one is inside one."""
+    """Let a function remap the file once all threads have left their batches; False: this one is inside one."""
     with lock:
         return _when_idle(shared, remap)
 
@@ -416,7 +416,7 @@ def release_writer(shared: SharedEnvironment) -> None:
 
 
 def try_remap(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
-    """Let a function map the file anew; False while a reader of this process is inside a batch, whose views it holds."""
+    """Let a function remap the file; False while a reader of this process is inside a batch, whose views it holds."""
     with lock:
         if shared.open_batches:
             return False
@@ -425,7 +425,7 @@ def try_remap(shared: SharedEnvironment, remap: Callable[[], None]) -> bool:
 
 
 def try_adopt_size(shared: SharedEnvironment) -> bool:
-    """Map the file anew as large as another process has made it; False: a reader of this process is inside a batch.
+    """Remap the file as large as another process has made it; False: a reader of this process is inside a batch.
 
     Raises:
         BlockingIOError: Another process does not let go of the directory.
@@ -435,7 +435,7 @@ def try_adopt_size(shared: SharedEnvironment) -> bool:
 
 
 def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:
-    """Map the file anew with another size; False while a reader of this process is inside a batch."""
+    """Remap the file with another size; False while a reader of this process is inside a batch."""
     return try_remap(shared, lambda: shared.env.set_mapsize(map_bytes))
 
 

@@ -46,7 +46,7 @@ OPEN_BYTE: Final = 1
 FIRST_SNAPSHOT_BYTE: Final = 2
 
 _TRIES: Final = 64
-"""A commit in the microseconds in which a batch begins makes it begin anew."""
+"""A commit in the microseconds in which a batch begins makes it begin again."""
 
 
 class SnapshotLocks:
@@ -214,7 +214,7 @@ class ForeignEnvironment:
         return found
 
     def set_mapsize(self, size_bytes: int) -> None:
-        """Map the file anew."""
+        """Remap the file."""
         self._env.set_mapsize(size_bytes)
 
     def reader_check(self) -> int:
@@ -388,10 +388,10 @@ def make_readers_file(directory: Path) -> None:
 
 
 def older_snapshots_are_read(directory: Path, last_transaction: int) -> bool:
-    """Return True while a foreign reader is in a snapshot before this one; call it while nobody writes the store.
+    """Return True while a foreign reader is in a snapshot before this one; call it while no process writes the store.
 
     Raises:
-        OSError: There is no file for foreign readers: nobody can tell.
+        OSError: There is no file for foreign readers: it cannot be told.
     """
     locks = ByteLocks(readers_path(directory), writable=True)
     with contextlib.closing(locks):

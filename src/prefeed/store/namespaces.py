@@ -77,7 +77,7 @@ def try_trim(directory: Path) -> bool:
 
 
 def _trim(data: Path) -> bool:
-    """Cut a data file that nobody has open, which holds still: its meta pages can be read without LMDB."""
+    """Cut a data file that no process has open, which holds still: its meta pages can be read without LMDB."""
     try:
         with data.open("rb+") as file:
             end = end_of_data(file.read(2 * PAGE_BYTES))
@@ -97,8 +97,8 @@ _log = logging.getLogger("prefeed")
 def pid_namespace() -> str:
     """Return the name of this process's PID namespace; empty when that cannot be told: ``/proc`` is not its own.
 
-    A namespace that has no processes any more may give its name to another. That does no harm: nobody is left whom
-    LMDB could take for somebody else.
+    A namespace that has no processes any more may give its name to another. That does no harm: no process is left that
+    LMDB could take for another.
     """
     try:
         kind, _, number = os.readlink(_OWN).partition(":")
@@ -138,9 +138,9 @@ def is_of_other_machine(directory: Path) -> bool:
 
 
 def try_take_table(directory: Path) -> bool:
-    """Return True when this process may use the table of a store: it is of its namespace, or nobody has it open.
+    """Return True when this process may use the table of a store: it is of its namespace, or no process has it open.
 
-    LMDB makes the table anew for who opens a store that nobody has open. Call it with the directory locked, and not when
+    LMDB makes the table again for who opens a store that no process has open. Call it with the directory locked, and not when
     this process has the store open.
     """
     if not is_foreign(namespace_of(directory)):

@@ -61,7 +61,7 @@ class NodeDirectory:
         self.number = number
         self._lock = lock
         self.is_suspect = os.fstat(lock).st_size > 0
-        with contextlib.suppress(OSError):  # a full disk: it is held all the same
+        with contextlib.suppress(OSError):  # a full disk: it is still held
             os.pwrite(lock, json.dumps(asdict(Process.of(os.getpid()))).encode(), 0)
 
     @classmethod
@@ -86,7 +86,7 @@ class NodeDirectory:
                 lock = _locked(path)
             except BlockingIOError:
                 continue
-            except OSError:  # a file system without locks: nobody can tell whether this one is another server's
+            except OSError:  # a file system without locks: it cannot be told whether this one is another server's
                 path = parent / f"{boot_name()}-{secrets.token_hex(6)}"
                 path.mkdir(mode=0o700)
                 lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -196,7 +196,7 @@ def _has_only(directory: Path, entries: re.Pattern[str]) -> bool:
 
 
 def _take_over(parent: Path, path: Path, number: int) -> None:
-    """Give what an earlier boot left the name of this one, if that is certain to be in use by nobody."""
+    """Give what an earlier boot left the name of this one, if that is certain to be out of use."""
     if not is_on_own_disk(parent):
         return
     left = [other for other in _directories(parent) if other.name.endswith(f"-{number:x}")]

@@ -32,7 +32,7 @@ class _Slot:
 
 
 class ReadCounts:
-    """Adds reads to those of all other processes; costs a system call, and waits for nobody.
+    """Adds reads to those of all other processes; costs a system call, and does not wait.
 
     Nothing that was added is lost, however the process ends.
 

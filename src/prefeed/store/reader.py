@@ -162,7 +162,7 @@ class TierReader(StoreReader):
 class StoredValue:
     """A value of the tier that stays where it is: what is read of it is copied then, and costs what it is long.
 
-    Nothing is held between two reads: no snapshot, no slot, no pages. So it may outlive whoever asked for it.
+    Nothing is held between two reads: no snapshot, no slot, no pages. So it may outlive the reader that asked for it.
 
     **Threads and processes.** Any thread, and a forked child. **Blocking.** As the tier's reader: never.
     """

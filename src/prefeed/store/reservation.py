@@ -14,7 +14,7 @@ from typing import Final
 
 _CHUNK_BYTES: Final = 4 * 1024**2
 _MOST_AT_ONCE: Final = 4 * 1024**2
-"""Where the file system has no room for all of it, the first part is had all the same."""
+"""Where the file system has no room for all of it, the first part is still had."""
 
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _PUNCH: Final = 0x03  # a hole, and the file stays as long as it is
@@ -25,7 +25,7 @@ class Reservation:
 
     ``posix_fallocate`` makes the pages, then the writer's own mapping is populated with them, which is what a page
     fault a page would do later. What is populated stays; what is only allocated may go again, when another process that
-    allocates the same pages finds that there is no room for all it wants (Linux takes back what nobody has touched).
+    allocates the same pages finds that there is no room for all it wants (Linux takes back pages that were not touched).
     Where the kernel cannot populate, ``posix_fallocate`` alone is used.
 
     **Threads and processes.** Any thread, in the process that mapped the file. The interpreter lock is not held while
@@ -100,7 +100,7 @@ class Reservation:
             self._backed = (start, from_bytes)
 
     def remapped(self, map_bytes: int) -> None:
-        """Note that LMDB mapped the file anew with another size."""
+        """Note that LMDB remapped the file with another size."""
         self.map_bytes = map_bytes
         self._backed = (min(self._backed[0], map_bytes), min(self._backed[1], map_bytes))
         self._address = _mapped_address(self._path)
@@ -166,7 +166,7 @@ class PageMaker(Reservation):
 
     **Ownership.** ``close`` ends the thread.
 
-    **Threads.** One asks. Pages are made, and the file is mapped anew, by one thread at a time.
+    **Threads.** One asks. Pages are made, and the file is remapped, by one thread at a time.
     """
 
     def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int) -> None:
@@ -187,7 +187,7 @@ class PageMaker(Reservation):
         return is_there
 
     def remap(self, map_bytes: int, resize: Callable[[int], bool]) -> None:
-        """Let the file be mapped anew with another size, while no pages are made; the function returns False if it was not."""
+        """Let the file be remapped with another size, while no pages are made; the function returns False if it was not."""
         with self._lock:
             if resize(map_bytes):
                 self.remapped(map_bytes)

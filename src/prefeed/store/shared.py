@@ -84,17 +84,17 @@ class SharedTier(StoreReader):
     out of reader slots holds nothing and takes nothing.
 
     **Ownership.** The directory is made, and removed with ``remove_store``, by somebody else; the first put makes the
-    store in it. Values stay until they are replaced or deleted, whoever ends or is killed: every commit is whole or
+    store in it. Values stay until they are replaced or deleted, even if processes end or are killed: every commit is whole or
     absent. On disk they survive the loss of power, and every value is checked against its sum when it is read.
 
     **Threads and processes.** Any thread of any process; a batch belongs to the thread that entered it. Opened at first
-    use, anew in each process, for reading until the first put; so it may be made before a fork or pickled to a spawned
+    use, again in each process, for reading until the first put; so it may be made before a fork or pickled to a spawned
     worker. A child forked while another thread was inside a batch finds the store empty.
 
     **Invariants.** The files together never take more than ``limit_bytes``, and the file system keeps
     ``min_free_bytes``. Nothing is written to a page that the file system has not given, hence no SIGBUS.
 
-    **Blocking.** Reading never waits for a writer. Putting waits for whoever commits, a second at most (a process that
+    **Blocking.** Reading never waits for a writer. Putting waits for a commit of another process, a second at most (a process that
     is stopped keeps the turn), then stores nothing, and for some seconds does not wait again. The first put of a process
     waits for its other threads to leave their batches; inside a batch of its own thread it stores nothing. Opening waits
     while another process opens the store or grows it, ``patience_seconds`` at most.

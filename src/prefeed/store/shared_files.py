@@ -1,7 +1,7 @@
 """The files of a store that many processes write: made, opened, grown, emptied, under the lock of their directory.
 
-LMDB cuts a file that it writes to the size of its map, under whoever else has it mapped. Hence the file is always as
-large as the store may become (most of it is a hole), nobody opens it with a smaller map, and it only grows.
+LMDB cuts a file that it writes to the size of its map, under other processes that have it mapped. Hence the file is always as
+large as the store may become (most of it is a hole), no process opens it with a smaller map, and it only grows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def used_bytes(shared: SharedEnvironment) -> int:
 
 
 def empty(directory: Path, identity: Identity) -> None:
-    """Unlink a store's files if they are still these; whoever has them open goes on until he looks."""
+    """Unlink a store's files if they are still these; processes that have them open use them until they look."""
     with contextlib.suppress(OSError), directory_lock(directory):
         if identity_of(directory) == identity:
             store_directory.remove_files(directory)
@@ -149,7 +149,7 @@ def _look_through(path: Path, *, on_disk: bool, is_suspect: bool) -> None:
 def remove_store(directory: Path) -> None:
     """Remove a store and its directory; open handles and views go on working, and what they hold is freed with them.
 
-    Nobody can make the store anew once this has returned, unless somebody makes the directory. Files that are not the
+    The store cannot be made again once this has returned, unless a process makes the directory. Files that are not the
     store's are left, and the directory with them.
     """
     with contextlib.suppress(OSError), directory_lock(directory):
@@ -178,7 +178,7 @@ def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> Sh
     )  # fmt: skip
     try:
         os.truncate(data, map_bytes)
-        if identity is None or identity_of(directory) != identity:  # the lock keeps nobody from dropping the cache
+        if identity is None or identity_of(directory) != identity:  # the lock does not prevent dropping the cache
             raise FileNotFoundError(f"the store in {directory} was removed while it was opened")
         shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=False, layout=SHARED_LAYOUT)
     except BaseException:
@@ -225,7 +225,7 @@ def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
         raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
     if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    # Opening a table is a write transaction to LMDB. Locks are held here: nobody waits long, ``when_free`` asks again.
+    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``when_free`` asks again.
     with shared.turn.taken(within_seconds=TURN_SECONDS):
         shared.open_tables(create=version is None)
         if version is None:

@@ -117,7 +117,7 @@ NOTHING: Final = Found(np.zeros(0, np.uint64), [])
 
 
 def examine(directory: Path) -> Found:
-    """Look through the store in a directory, which nobody writes meanwhile: at its trees, and at each resident.
+    """Look through the store in a directory, which no process writes meanwhile: at its trees, and at each resident.
 
     Reads all of it, with system calls: what a disk cannot deliver, or what is not in the file, is an error here and no signal.
 

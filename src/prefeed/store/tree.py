@@ -75,7 +75,7 @@ class _Nodes(NamedTuple):
 
 
 class Walk:
-    """One look through a data file that nobody writes meanwhile. It reads with system calls: a bad disk is an ``OSError``.
+    """One look through a data file that no process writes meanwhile. It reads with system calls: a bad disk is an ``OSError``.
 
     Args:
         file: Descriptor of the file.

@@ -9,7 +9,7 @@ from prefeed.store.layout import piece_bytes, piece_key, stored_bytes
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 _SPARE_PAGES: Final = 32
-"""A commit of puts leaves so many pages free: a delete rewrites a few pages before it frees any."""
+"""Pages that a commit of puts leaves free: a delete rewrites a few pages before it frees any."""
 
 
 def require_spare_pages(txn: Any, num_pages: int = _SPARE_PAGES) -> None:

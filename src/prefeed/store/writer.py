@@ -62,7 +62,7 @@ _MOST_DELETES: Final = 1024
 """In one commit: LMDB writes the numbers of all pages that a commit frees into one run of pages."""
 
 _STICKY_GROUPS: Final = 32
-"""For so many groups after one that did not fit at once, the way that worked is tried first."""
+"""For this number of groups after one that did not fit at once, the way that worked is tried first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class TierWriter:
         return writer
 
     def _take(self) -> None:
-        """Open what is there; where that cannot be used, begin anew."""
+        """Open what is there; where that cannot be used, begin again."""
         found = self._examined()
         try:
             self._open(found)
@@ -209,7 +209,7 @@ class TierWriter:
         """Nothing is held any more, and the store is another one: what was there is damaged.
 
         Raises:
-            StoreError: It cannot be made anew; nothing is stored from then on.
+            StoreError: It cannot be made again; nothing is stored from then on.
         """
         self._let_go()
         with translated(self._directory):

@@ -73,7 +73,7 @@ class ByteLocks:
         """Open the file.
 
         Raises:
-            LocksUnsupportedError: The system, or the file's file system, has no such locks: nobody has one.
+            LocksUnsupportedError: The system, or the file's file system, has no such locks.
             OSError: It is not there, or cannot be opened.
         """
         kind = os.O_RDWR if writable else os.O_RDONLY

@@ -35,7 +35,7 @@ def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[Bu
 
     Args:
         path: Of the file. A link is replaced, not followed.
-        private: Nobody else may read it; else whoever the umask lets.
+        private: No other user may read it; else those whom the umask allows.
         durable: A power failure leaves the old file or the new one, whole; else it may leave an empty one.
 
     Raises:
@@ -82,13 +82,13 @@ def _require_private(status: os.stat_result, path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """The file holds these bytes, whole or not at all, also after a power failure; nobody else may read it."""
+    """The file holds these bytes, whole or not at all, also after a power failure; no other user may read it."""
     with replacing(path, private=True) as file:
         file.write(data)
 
 
 def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
-    """The same of several parts, one after the other, for whoever the umask lets read them."""
+    """The same of several parts, one after the other, readable as the umask allows."""
     with replacing(path, private=False) as file:
         file.writelines(parts)
 

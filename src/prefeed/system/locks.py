@@ -1,7 +1,7 @@
 """Locks of the kernel's, of files and directories: had at once, waited for with a limit, or taken in turns.
 
 A lock goes with the process that has it, however that ends. One that is stopped keeps it, and so may a node that is gone, on
-NFS: hence nobody waits without a limit. Where a file system has no locks, nobody has one, and nobody waits.
+NFS: hence every wait has a limit. Where a file system has no locks, no process gets one, and none waits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def flock_within(
         descriptor: Of the file.
         seconds: How long.
         kind: As for ``try_flock``.
-        life: Returns another value as long as whoever has the lock is alive: then the time begins anew.
+        life: Returns another value as long as the holder of the lock is alive: then the time begins again.
     """
     seen, since = life and life(), time.monotonic()
 
@@ -103,7 +103,7 @@ def _asked_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_sec
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, within_seconds: float) -> Iterator[None]:
-    """Hold a file, made if it is not there; one that is kept for longer is not waited for, and what is inside is done all the same."""
+    """Hold a file, made if it is not there; one that is kept for longer is not waited for, and what is inside is still done."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         flock_within(descriptor, within_seconds)
@@ -128,11 +128,11 @@ def is_named(descriptor: int, path: str | os.PathLike[str], *, within: int | Non
 
 
 def locked_at_once(opened: Callable[[], int], is_there: Callable[[int], bool] = lambda _: True) -> int:
-    """Return an open file that nobody else has locked.
+    """Return an open file that no other process has locked.
 
     Args:
         opened: Opens it.
-        is_there: Whether the open file still has its name: whoever had the lock may have removed it. Else it is opened again.
+        is_there: Whether the open file still has its name: the holder of the lock may have removed it. Else it is opened again.
 
     Raises:
         BlockingIOError: Somebody has it.
@@ -152,13 +152,13 @@ def locked_at_once(opened: Callable[[], int], is_there: Callable[[int], bool] = 
 
 @contextlib.contextmanager
 def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[Path]:
-    """Hold a directory of this user; nobody else of those who ask is inside meanwhile.
+    """Hold a directory of this user; no other process that asks is inside meanwhile.
 
     Yields a path that leads to this very directory, whatever comes to its name.
 
     The lock is on the directory itself: nothing has to be made for it, and a removed directory cannot be held.
     It goes with the process, however that ends, and not to its children. A process that is stopped inside keeps it:
-    hence nobody waits for it without end.
+    hence no process waits for it without end.
 
     Args:
         directory: What to hold.
@@ -206,10 +206,10 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
 
 
 class Turn:
-    """A file that one thread of one process at a time holds; made by each process anew, a forked one too.
+    """A file that one thread of one process at a time holds; each process makes its own, a forked one too.
 
     It is asked for again and again, and not waited for: the kernel cannot be told how long to wait, and a process that is
-    stopped keeps it. What a process held is free as soon as that is killed, and nobody has to be woken for it.
+    stopped keeps it. What a process held is free as soon as that is killed, and no process has to be woken for it.
 
     Nothing is ever taken over: a process that is stopped inside and wakes again still has it, and ends what it began.
     """

@@ -168,7 +168,7 @@ class Process:
     """One process, told apart from others that have its number elsewhere, or get it later.
 
     Attributes:
-        pid: Its number; 0: nobody.
+        pid: Its number; 0: none.
         started: When it began, in ticks since the boot.
         boot: See ``boot_name``.
         namespace: See ``process_namespace``.

@@ -33,7 +33,7 @@ class MemoryGroup:
     Attributes:
         limit_bytes: The most that its processes may take; of ``memory.max`` and ``memory.high`` the smaller.
         usage_bytes: What they take, cached files and pages of a tmpfs included.
-        idle_files_bytes: Of it: cached files that nobody has used lately.
+        idle_files_bytes: Of it: cached files that were not used lately.
         used_files_bytes: Of it: cached files that somebody has.
     """
 
@@ -112,9 +112,9 @@ def read_memory(read: ReadText = read_text) -> Memory:
 
 
 def leaves_room(num_bytes: int, read: ReadText = read_text) -> bool:
-    """Return whether somebody may take so many bytes at once: half of the reserve is left then.
+    """Return whether a program may take that many bytes at once: half of the reserve is left then.
 
-    The other half is for whoever takes at the same moment; the memory tier gives back what makes it whole again.
+    The other half is for others that take at the same moment; the memory tier gives back what makes it whole again.
     """
     memory = read_memory(read)
     spare, _ = memory.spare_bytes(before_a_kill=True)

@@ -1,6 +1,6 @@
 """Whose a directory is: asked of the directory itself, held open, before anything in it is read, written or connected to.
 
-A name in a place that others share, such as /tmp, says nothing: whoever comes first has it. What these functions return
+A name in a place that others share, such as /tmp, proves nothing: the first one to come has it. What these functions return
 is a descriptor, and ``beneath`` a path through it, so that what was checked is what is used, whatever becomes of the name.
 """
 
@@ -25,13 +25,13 @@ Check = Callable[[os.stat_result], str]
 
 
 def is_mine(status: os.stat_result) -> bool:
-    """Return whether this user owns it, and nobody else can be shown as its owner in the same way."""
+    """Return whether this user owns it, and no other user can be shown as its owner in the same way."""
     user = os.geteuid()
     return status.st_uid == user and not _stands_for_others(user)
 
 
 def why_not_private(status: os.stat_result) -> str:
-    """Return why it is not a directory of this user that nobody else may enter."""
+    """Return why it is not a directory of this user that no other user may enter."""
     if not stat.S_ISDIR(status.st_mode) or not is_mine(status) or status.st_mode & _OTHERS:
         return (
             f"must be a directory of user {os.geteuid()} with mode 0700; it has owner {status.st_uid} and mode "
@@ -167,9 +167,9 @@ def require_kept(directory: str | os.PathLike[str]) -> None:
 
 
 def open_kept(directory: Path) -> int:
-    """Return a descriptor of a directory that nobody but this user and root can have written to.
+    """Return a descriptor of a directory that only this user and root can have written to.
 
-    One whose mode lets others write is theirs all the same when they cannot come to it: a directory above is private.
+    One whose mode lets others write still counts as theirs when they cannot come to it: a directory above is private.
 
     Raises:
         UnsafeDirectoryError: Somebody could.

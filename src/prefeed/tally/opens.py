@@ -1,6 +1,6 @@
 """Files below the roots that are opened past the cache, and by which call: Python tells of each that it opens itself.
 
-A file that is answered from the cache is not opened, so Python tells of none. What C libraries open by themselves nobody tells,
+A file that is answered from the cache is not opened, so Python tells of none. Opens of C libraries are not reported,
 but for those that say so (``passed``).
 """
 

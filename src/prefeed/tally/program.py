@@ -172,7 +172,7 @@ WHY = b"why"
 """By name of a loader and reason why it was not served: times."""
 
 UNSEEN = b"unseen"
-"""By its class: loaders that are gone, and of which no iterator of torch's was made."""
+"""By its class: loaders that are gone without an iterator of torch's."""
 
 PAST = b"past"
 """By call, and ``s`` for one in a sample: files that were opened past the cache."""
@@ -187,7 +187,7 @@ class _Process:
     """What counts in this process.
 
     Attributes:
-        directory: Of the program; empty: nobody counts.
+        directory: Of the program; empty: nothing is counted.
         counts: Made when something is counted first.
     """
 

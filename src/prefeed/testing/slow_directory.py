@@ -81,7 +81,7 @@ def slow_directory(source: Path, *, open_seconds: float = 0.0, remember_seconds:
 
     It is a FUSE mount with a process of its own; its type in ``/proc/self/mountinfo`` is ``fuse.slow``, so that it is
     taken for a network file system. Only opening a file takes ``open_seconds``, however many are opened at once;
-    listing, ``stat`` and reading take what they take. Afterwards it is unmounted, whoever still uses it, and the
+    listing, ``stat`` and reading take what they take. Afterwards it is unmounted, even if it is in use, and the
     process is gone; also when this process is killed.
 
     Args:
@@ -136,7 +136,7 @@ def _start(source: Path, mount_point: str, open_seconds: float, remember_seconds
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            start_new_session=True,  # Ctrl-C is for whoever started it, who closes it
+            start_new_session=True,  # Ctrl-C is for the process that started it, which closes it
         )
         _, answers = _pipes(server)
         if answers.readline() != "ready\n":

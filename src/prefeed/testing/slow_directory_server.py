@@ -2,7 +2,7 @@
 
 Run as ``python -m prefeed.testing.slow_directory_server SOURCE MOUNT_POINT OPEN_SECONDS VALID_SECONDS``. Writes ``ready``
 once the directory is there, answers each line on its standard input with its counts as JSON, and ends, with the directory
-unmounted, when its standard input is closed: also when whoever started it was killed.
+unmounted, when its standard input is closed: also when the process that started it was killed.
 
 The protocol is spoken directly rather than through libfuse: an open that waits is one entry of a queue and not a
 thread, so that any number of them wait side by side, and a file costs three short messages: opening, reading and closing
@@ -262,7 +262,7 @@ def serve(tree: SlowTree, device: int, commands: int) -> None:
 
 
 def _answer_command(tree: SlowTree, commands: int) -> bool:
-    """Return False when there is an end to it, or whoever gives the commands is gone."""
+    """Return False when there is an end to it, or the process that gives the commands is gone."""
     if os.read(commands, 4096) in (b"", b"end\n"):
         return False
     _say(json.dumps(tree.counts()))

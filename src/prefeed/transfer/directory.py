@@ -143,7 +143,7 @@ class DirectoryPlace:
 
     @staticmethod
     def _is_of(rules: Rules, path: str) -> bool:
-        """Return whether a path, of which nobody knows what it is, is not left out."""
+        """Return whether a path of unknown kind is not left out."""
         return not path or rules.takes(path) or rules.takes_below(path)
 
     def _noting(self, rules: Rules) -> Callable[[Problem], None]:
@@ -168,7 +168,7 @@ class DirectoryPlace:
         return False
 
     def hides(self, path: str) -> bool:
-        """Return whether nobody knows if something of this path is there: it, or a directory above it, has problems."""
+        """Return whether it is unknown if something of this path is there: it, or a directory above it, has problems."""
         return not self._hidden.isdisjoint((path, *parents_of(path)))
 
     def directories_there(self, rules: Rules) -> list[str]:

@@ -6,7 +6,7 @@ of them has to be in memory.
 A copy in a directory remembers what it is a copy of in the time of its last change, its **stamp**. A file keeps the time that
 it has at the origin. An object of a store has its time to the second, and behind that a hash of its etag. So nothing has to be
 recorded beside the copies, which would have to be right after a kill at any instant: a file that is there is whole, and says
-what it is, whoever made it.
+what it is, whichever program made it.
 """
 
 from __future__ import annotations

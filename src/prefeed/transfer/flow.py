@@ -46,7 +46,7 @@ class CopyLimits:
 class Flow:
     """Hands out objects in order, to threads that are numbered from 0.
 
-    **Threads**: any. A condition each for what is waited for, so that nobody is woken in vain.
+    **Threads**: any. A condition each for what is waited for, so that no thread is woken in vain.
     **Invariants**: no more objects are out than the limit says, which is never above ``max_in_flight``.
     """
 

@@ -32,7 +32,7 @@ _Identity = tuple[int, int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What could not be looked at, so that nobody knows what is there."""
+    """What could not be looked at, so that its content is unknown."""
 
     path: str
     error: PrefeedError

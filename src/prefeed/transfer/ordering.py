@@ -34,7 +34,7 @@ def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
         key = key_of(one.path)
         if key <= last:
             if one.size_bytes == 0:
-                continue  # ``a/``, of which the slash is not told, sorts behind ``a-b``
+                continue  # ``a/``, whose slash is not known, sorts behind ``a-b``
             raise JobError(f"{where} does not list its objects in the order of their names, which sync needs")
         last = key
         if one.size_bytes == 0:
@@ -79,7 +79,7 @@ def _sorted(part: dict[str, Entry]) -> list[Entry]:
 
 
 def _written(part: list[Entry], directory: Path) -> IO[bytes]:
-    file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - whoever merges closes it
+    file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - the merge closes it
     for one in part:
         _write(file, one)
     file.seek(0)
@@ -99,7 +99,7 @@ def _read(file: IO[bytes]) -> Iterator[Entry]:
 
 
 class Spool:
-    """Entries put by until the end, in a file without a name: nobody finds it, and a kill takes it along.
+    """Entries put by until the end, in a file without a name: no other process finds it, and it ends with this process.
 
     **Threads**: ``add`` under a lock of the caller's, or from one thread; ``close`` at the end.
     """

@@ -17,7 +17,7 @@ from prefeed.transfer.store import WRITABLE, HttpPlace, StorePlace
 
 
 class Root(Protocol):
-    """What every place is: something to list and read. **Ownership**: whoever opens it closes it.
+    """What every place is: something to list and read. **Ownership**: its opener closes it.
 
     Attributes:
         url: Canonical URL.

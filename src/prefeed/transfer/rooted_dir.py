@@ -1,6 +1,6 @@
 """Changing what lies below one directory, and nothing else: every step is taken from an open directory to the next.
 
-A path would be followed anew at each use, and a link may have been put in its way meanwhile. A descriptor stays where it
+A path would be resolved again at each use, and a link may have been put in its way meanwhile. A descriptor stays where it
 is: what is opened from it without following links lies below the root, whatever others do. What is removed is also of
 the root's own mount: each directory on the way is asked for its mount once it is open.
 """
@@ -31,7 +31,7 @@ _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, er
 class RootedDir:
     """One directory, and what may be done below it.
 
-    **Threads**: any. **Ownership**: whoever makes it closes it; also a context manager.
+    **Threads**: any. **Ownership**: its maker closes it; also a context manager.
 
     Args:
         root: A directory that is there; it may be a link itself, for it was named.

@@ -109,7 +109,7 @@ class ResizeCropNormalize:
         self.dtype = checked_dtype(dtype) if normalize else torch.uint8
         self.channels_last = channels_last
         self.reducing_gap = reducing_gap
-        # torchvision's own: what draws is found in them by whoever looks, such as the caches of stages.
+        # torchvision's own: random draws in them are found by those that look, such as the caches of stages.
         self.random_crop = RandomResizedCrop(self.crop, scale, ratio) if train else None
         self.random_flip = RandomHorizontalFlip(flip) if train and flip else None
         self._table = _table(mean, std, dtype, channels_last) if normalize else None

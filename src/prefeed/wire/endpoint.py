@@ -35,7 +35,7 @@ _said: set[Path] = set()
 
 
 def ensure_private_dir(path: Path) -> None:
-    """The directory exists, is a directory, belongs to this user and to nobody else (0700), and so its parent.
+    """The directory exists, is a directory, belongs to this user and to no other user (0700), and so its parent.
 
     What both lie in may be shared, as /tmp is; it has to be there.
 
@@ -189,6 +189,6 @@ def put_in_transit(directory: Path, parts: Iterable[Buffer], *, suffix: str = ""
 
 
 def remove_in_transit(directory: Path) -> None:
-    """Remove the files that nobody asks for any more: no client of the server that begins has handed one over yet."""
+    """Remove the files that no client asks for any more: no client of the server that begins has handed one over yet."""
     for path in directory.glob(f"{_PREFIX}*"):
         path.unlink(missing_ok=True)

@@ -64,7 +64,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The request failed; the server goes on."""
+    """The request failed; the server continues."""
 
     code: str
     text: str
@@ -228,7 +228,7 @@ class Suppose(Message, frozen=True):
     """Which files samples probably open, in a file that the server removes.
 
     int64: number of samples; sample and number of its files, in turns; then all paths, separated by NUL. The files become
-    objects of the catalogue, and a record of each sample of which nothing is known.
+    objects of the catalogue, and a record of each unknown sample.
     """
 
     dataset: int
@@ -378,7 +378,7 @@ class CacheOpened(Message, frozen=True):
     """Where the two stores of the cache lie, and the most that each may take now.
 
     ``disk_dir`` is empty without spilling; ``disk_free_bytes`` is what its file system must keep free. ``instance``
-    changes when the cache was dropped and made anew. ``memory_most_bytes`` is what its memory store could be given at most.
+    changes when the cache was dropped and made again. ``memory_most_bytes`` is what its memory store could be given at most.
     """
 
     memory_dir: str
@@ -391,7 +391,7 @@ class CacheOpened(Message, frozen=True):
 
 
 class GrowCache(Message, frozen=True):
-    """Ask that a store of the cache may take so many bytes in all. Answered by ``CacheGrown``."""
+    """Ask that a store of the cache may take that many bytes in all. Answered by ``CacheGrown``."""
 
     session: int
     cache: int
@@ -407,7 +407,7 @@ class CacheGrown(Message, frozen=True):
 
 
 class CacheReads(Message, frozen=True):
-    """How reads of a cache went since the last report, audits (samples made anew and compared), and samples not kept."""
+    """How reads of a cache went since the last report, audits (samples recomputed and compared), and samples not kept."""
 
     session: int
     cache: int
@@ -460,7 +460,7 @@ UNANSWERED = (
     RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Suppose, Position, EpochEnded, EndConsumer, CacheReads,
     RenewAccess, StoreDamaged,
 )  # fmt: skip
-"""Reports: nobody waits for an answer."""
+"""Reports: no client waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan

@@ -76,7 +76,7 @@ def _result(name: str, runs: dict[str, list[_Run]]) -> BenchResult:
 
 
 def run_refill(options: Options) -> BenchResult:
-    """Measure two epochs from files in the page cache without prefeed, and two with it, the first of which fills the cache."""
+    """Measure two epochs from files in the page cache without prefeed, and two with it; the first one fills the cache."""
     data = str(options.photos().root)
     variants = {
         "plain": lambda: run_loading(LoadingJob(loader="torch", data=data, epochs=2)),

@@ -141,7 +141,7 @@ def _pool(num_servers: int, photos: PhotoFolder, *, beside_mib: int = 64) -> Ite
 
 
 def _wait_until_filled(home: Home, num_objects: int) -> None:
-    """Wait until the node has put so many objects into the pool."""
+    """Wait until the node has put that many objects into the pool."""
     deadline = time.monotonic() + _FILL_SECONDS
     while (found := statistics_of(home).pool).stored < num_objects:
         if found.dropped or found.refused or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Slices of 4 KB out of files of 60 MB, all of which are in the memory tier, beside the same files of a local disk."""
+"""Slices of 4 KB out of files of 60 MB, all in the memory tier, beside the same files of a local disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_FILES: Final = 4
 _FILE_BYTES: Final = 60_000_000
 _NUM_SLICES: Final = 20_000
 _QUICK: Final = 100
-"""So much smaller are files, and so many fewer the slices, of the quick variant."""
+"""Divisor of the size of files and of the number of slices of the quick variant."""
 
 NOTES: Final = (
     "an epoch is timed from iter(loader) on, the start of two workers included; batch 64, 4 files of 60 MB, 20,000 slices",

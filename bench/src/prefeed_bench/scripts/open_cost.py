@@ -1,4 +1,4 @@
-"""What ``open`` costs inside a sample, for a file that nobody caches; with torch alone.
+"""What ``open`` costs inside a sample, for a file that is not cached; with torch alone.
 
 Each sample reads one of the first files below a directory, and then opens and closes another file many times. Prints
 one line of JSON per epoch: the median time of one open and close in microseconds.

@@ -20,7 +20,7 @@ SLICE_BYTES = 4096
 
 
 class Slices(Dataset[torch.Tensor]):
-    """Sample i is a part of one of the files; nobody is told which."""
+    """Sample i is a part of one of the files; which one is not announced."""
 
     def __init__(self, root: str, num_slices: int) -> None:
         self.root = root

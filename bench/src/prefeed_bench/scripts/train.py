@@ -22,7 +22,7 @@ from torchvision.datasets import ImageFolder
 
 
 class NumberedPictures(Dataset[Any]):
-    """Pictures whose paths nobody writes down: each is put together when its sample is asked for."""
+    """Pictures whose paths are not written down: each is put together when its sample is asked for."""
 
     def __init__(self, root: str, num_images: int, transform: Callable[[Any], torch.Tensor]) -> None:
         self.root = root

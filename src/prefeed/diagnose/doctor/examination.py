@@ -1,7 +1,7 @@
 """The examination of a training loop: its own steps, fed with batches that are made in one way after another.
 
 Differential, as DS-Analyzer does it (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021): the
-job as it is; the same batch again and again; the loader with nobody working; and the job with its data nearer. What
+job as it is; the same batch again and again; the loader without work on its batches; and the job with its data nearer. What
 differs between two of these is what the difference between them costs.
 
 The loop is never called: it asks for the next batch, and gets one from whatever is being tried.
@@ -156,7 +156,7 @@ class Examination:
         return not is_stream(self._loader) and (self._is_served or has_cached_stage(self._loader.dataset))
 
     def _as_it_is(self, found: dict[str, Any]) -> Generator[Any, None, Any]:
-        """Measure the loader as it is, and what it gives when nobody works; return a batch."""
+        """Measure the loader as it is, and what it gives without work on its batches; return a batch."""
         self._say("as it is")
         stream = self._own_batches()
         found["as_is"] = yield from self._timed(stream)
@@ -228,7 +228,7 @@ class Examination:
         return _timing(time.perf_counter() - began - elsewhere, waits, computed)
 
     def _alone(self, batches: Iterator[Any]) -> Timing:
-        """Take batches with nobody working on them, after those that were made ahead."""
+        """Take batches without work on them, after those that were made ahead."""
         for _ in range(self._warm_steps):
             next(batches)
         each = []
@@ -342,7 +342,7 @@ def _fetched_share(costs: Costs) -> float:
 
 
 def _in_groups(steps: int, num_workers: int) -> int:
-    """Return at least so many steps, in whole groups: workers deliver a batch each, all of them at once."""
+    """Return at least that many steps, in whole groups: workers deliver a batch each, all of them at once."""
     groups = max(2, -(-steps // max(1, num_workers)))
     return groups * num_workers if num_workers else steps
 

@@ -23,7 +23,7 @@ _WARM_TRANSFERS: Final = 8
 _JPEG: Final = b"\xff\xd8\xff"
 _JPEGS_LOOKED_AT: Final = 16
 _LARGEST_FILE_BYTES: Final = 256 << 20
-"""A larger one is read in parts by whoever opens it; all of it would not be what a sample costs, nor fit in memory."""
+"""A larger one is read in parts by its users; all of it would not be what a sample costs, nor fit in memory."""
 
 
 class TimedFiles:

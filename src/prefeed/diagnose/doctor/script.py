@@ -1,4 +1,4 @@
-"""The examination of a program that nobody changed: its own loop is fed, by way of ``DataLoader.__iter__``.
+"""The examination of an unchanged program: its own loop is fed, by way of ``DataLoader.__iter__``.
 
 ``prefeed doctor`` starts the program with ``PREFEED_DOCTOR`` in its environment; ``autostart/sitecustomize.py`` then has
 ``begin`` called once torch is imported. When the verdict is in the file, the loop is ended as ``sys.exit`` does it.
@@ -47,7 +47,7 @@ def begin() -> None:
 
 
 class _Patient:
-    """A loader under examination; a loop that breaks off goes on with it in its next epoch.
+    """A loader under examination; a loop that breaks off resumes it in its next epoch.
 
     Attributes:
         fed: Number of the iterator that is fed, or was the last.
@@ -62,7 +62,7 @@ class _Patient:
         self.is_fed = False
 
     def is_of(self, loader: TorchDataLoader[Any]) -> bool:
-        """Return True for the loader as it is known, and for one that is made anew each epoch."""
+        """Return True for the loader as it is known, and for one that is made again each epoch."""
         if loader.dataset is self.loader.dataset:
             return _kind_of(loader) == _kind_of(self.loader)
         return not self.is_fed and _kind_of(loader) == _kind_of(self.loader) and _is_as_long(loader, self.loader)

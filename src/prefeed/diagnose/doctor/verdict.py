@@ -121,7 +121,7 @@ def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
 
 
 def _computed(m: Measurement, perfect: float, saved: float, name: str, what: str, how: str) -> Cure:
-    """Return a cure that takes so many seconds off each step's data; the computing stays."""
+    """Return a cure that takes that many seconds off each step's data; the computing stays."""
     step = m.as_is.step_seconds
     saved = min(saved, m.as_is.waited_seconds / m.as_is.steps)  # what is not waited for gains nothing
     speedup = min(perfect, step / (step - saved)) if saved < step else perfect
@@ -198,7 +198,7 @@ def _how_little(measurement: Measurement, noise: float, *, is_short: bool) -> st
 
 
 WORTH_WHILE: Final = 1.05
-"""A cure that makes a job less than so many times as fast is not worth anybody's time, nor above the noise."""
+"""A cure that makes a job less than this factor faster is not worth the time, nor above the noise."""
 
 _NEARLY_BEST: Final = 0.9
 """The cheapest cure is taken that brings this share of what the best one would."""

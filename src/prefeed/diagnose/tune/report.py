@@ -27,7 +27,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         settings: What was tried.
         runs: How often.
         batches_s: Batches a second, over all runs; None: it failed, or was not tried.
-        samples_s: Samples a second; None also where nobody knows how many samples a batch has.
+        samples_s: Samples a second; None also where the samples of a batch are not known.
         spread: Half of the distance between the quickest and the slowest run, as a share of the mean; None of a single one.
         waited_share: Share of the time in which the loop waited for its batches, 0 to 1.
         memory_bytes: What the workers had for themselves, and the batches that they make ahead.
@@ -111,7 +111,7 @@ def tuning_of(
         found: What the search found.
         runs: All that it ran.
         compute_seconds: The step alone; None: there is none.
-        batch_size: Samples of a batch; None: nobody knows.
+        batch_size: Samples of a batch; None: unknown.
         data: Which samples were read.
         seconds: What all this took.
     """

@@ -96,7 +96,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_cpus(self) -> float:
-        """Processors that workers may keep busy while nobody knows what the training needs: all but one of many."""
+        """Processors that workers may keep busy while it is not known what the training needs: all but one of many."""
         return float(self.cores - 1 if self.cores > 2 else self.cores)
 
 
@@ -109,7 +109,7 @@ def with_workers(settings: Settings, number: int) -> Settings:
 def worker_numbers(cores: int) -> list[int]:
     """Return numbers of workers in the order in which they are tried: powers of two, and the processors themselves.
 
-    Those beyond the processors are for samples that only wait: whoever goes through them stops when there is no gain.
+    Those beyond the processors are for samples that only wait: the search stops when there is no gain.
     """
     powers = [1 << exponent for exponent in range(MOST_WORKERS.bit_length()) if 1 << exponent <= MOST_WORKERS]
     return sorted({0, *powers, min(cores, MOST_WORKERS)})
@@ -131,7 +131,7 @@ def thread_numbers(space: Space, num_workers: int) -> list[int]:
 
 
 def more_prefetch(settings: Settings) -> Settings | None:
-    """Return the same with twice as many batches made ahead; None: enough is enough, or nobody makes them."""
+    """Return the same with twice as many batches made ahead; None: enough is enough, or none are made ahead."""
     if not settings.num_workers or settings.prefetch_factor >= _MOST_PREFETCH:
         return None
     return msgspec.structs.replace(settings, prefetch_factor=2 * settings.prefetch_factor)
@@ -169,7 +169,7 @@ def size_text(size_bytes: int) -> str:
 
 ENOUGH_PAIRS: Final = 3
 _NARROW: Final = 1.3
-"""An interval whose ends are not further apart than so many times is clear enough."""
+"""An interval whose ends are not further apart than this factor is clear enough."""
 
 _USUAL_NOISE: Final = 0.1
 _ITS_WEIGHT: Final = 3
@@ -202,7 +202,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """True when more pairs would change nobody's mind."""
+        """True when more pairs would change nothing."""
         if self.pairs < ENOUGH_PAIRS:
             return False
         return self.high < WORTH_WHILE or (self.is_gain and self.high <= _NARROW * self.low)
@@ -234,7 +234,7 @@ _FOR_LOOKAHEAD: Final = 0.25
 """Shares of the budget: one short run, one longer one, all that is kept for the end."""
 
 _CLOSE: Final = 1.25
-"""A setting that takes so many times as long as the best is not looked at again."""
+"""A setting that takes this many times as long as the best is not looked at again."""
 
 _HARDLY_WAITS: Final = 0.05
 """Share of its time."""
@@ -246,14 +246,14 @@ _MOST_FOR_FEW_WORKERS: Final = 0.1
 _MOST_COMPARED: Final = 4
 _LEAST_PAIRS: Final = 2
 LONGEST: Final = 4.0
-"""A run is ended after so many times the seconds that it was to take, whatever it has come to."""
+"""A run is ended after this many times the seconds that it was to take, whatever it has come to."""
 
 _BUSY_TOLERANCE: Final = 0.25
 """Processors that workers seem to have kept busy beyond what they had: clocks tick."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is wanted: these settings, for about so many seconds once the queues are full."""
+    """A run that is wanted: these settings, for about that many seconds once the queues are full."""
 
     settings: Settings
     seconds: float

@@ -180,7 +180,7 @@ class Trials:
     Args:
         loader: The user's; it is not iterated.
         step: What is done with a batch.
-        supply: Batches that nobody has read; of no use for a stream.
+        supply: Batches that were not read; of no use for a stream.
         device: Where the step copies batches to; None: nowhere.
         free: Reads what memory is left.
 
@@ -360,7 +360,7 @@ class _Fed:
         number: Batches so far.
         workers: Process ids.
 
-    **Ownership**: whoever makes it calls ``end``, which ends the workers.
+    **Ownership**: its maker calls ``end``, which ends the workers.
     """
 
     def __init__(self, make: Callable[[], TorchDataLoader[Any]]) -> None:
