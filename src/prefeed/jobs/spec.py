@@ -376,7 +376,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
         type=spec.type,
         terminate=spec.terminate,
         sample_set=found,
-        settings=replace(settings, home=config.home),  # which remembers what was mounted, for all syncs of the same places
+        settings=replace(settings, home=config.home),  # it remembers what was mounted, for all syncs
         document=document,
         **options,
     )
