@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prefeed import datasets, errors, vision
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
+    from prefeed.datasets.plans import Plan, PlanProgress, PlanReader
     from prefeed.diagnose.doctor.examination import doctor
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.files.opening import open
@@ -40,6 +41,9 @@ __all__ = [
     "DataLoader",
     "DatasetCache",
     "DevicePrefetcher",
+    "Plan",
+    "PlanProgress",
+    "PlanReader",
     "Statistics",
     "background",
     "configure",
@@ -65,6 +69,9 @@ _HOMES = {
     "DataLoader": "prefeed.torch.loader",
     "DatasetCache": "prefeed.stage_cache.cache",
     "DevicePrefetcher": "prefeed.torch.device",
+    "Plan": "prefeed.datasets.plans",
+    "PlanProgress": "prefeed.datasets.plans",
+    "PlanReader": "prefeed.datasets.plans",
     "Statistics": "prefeed.types",
     "background": "prefeed.prefetching",
     "configure": "prefeed.config",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -136,6 +137,46 @@ class AccessMap:
             found, counts = _gathered(self.starts, samples)
             return (found if self.ids is None else self.ids[found]), counts
         return (samples if self.ids is None else self.ids[samples]), None
+
+
+class Ends:
+    """Where in the objects of a plan each sample ends; samples that the reader has passed are forgotten."""
+
+    def __init__(self) -> None:
+        self._num_samples = 0
+        self._num_ids = 0
+        self._windows: deque[tuple[int, int, int, Indices | None]] = deque()
+
+    def append(self, num_samples: int, num_ids: int, counts: npt.NDArray[np.integer] | None) -> None:
+        """More is planned.
+
+        Args:
+            num_samples: Samples that follow.
+            num_ids: Their objects, all together.
+            counts: Objects of each sample, shape (num_samples,); None: one each.
+        """
+        ends = None if counts is None else np.cumsum(counts)
+        self._windows.append((self._num_samples, num_samples, self._num_ids, ends))
+        self._num_samples += num_samples
+        self._num_ids += num_ids
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are planned."""
+        return self._num_samples
+
+    def id_at(self, samples: int) -> int:
+        """Return how many objects the first ``samples`` samples have; ``samples`` may not fall from call to call."""
+        while len(self._windows) > 1 and self._windows[1][0] <= samples:
+            self._windows.popleft()
+        if not self._windows:
+            return samples
+        start, count, first_id, ends = self._windows[0]
+        within = samples - start
+        if ends is None:
+            return first_id + within
+        within = min(within, count)
+        return first_id + (int(ends[within - 1]) if within > 0 else 0)
 
 
 def _narrowed(known: npt.NDArray[np.bool_] | None, needed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,6 @@ path ─→ stat ─→ key ─→ tier ─hit→ bytes
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import stat
@@ -24,6 +23,7 @@ from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
+from prefeed.client.readers import IdleReaders
 from prefeed.config import Config
 from prefeed.core.requests import Again
 from prefeed.errors import PrefeedError, ServerUnavailableError, StoreFormatError
@@ -62,14 +62,12 @@ class ReadsBeside:
 
     def report(self) -> None:
         """The server knows of all reads that have ended."""
-        with contextlib.suppress(IndexError):  # another thread may take the last reader
-            while True:
-                self._idle.pop().close()
+        self._readers.close_idle()
 
     def end(self) -> None:
         """Answer nothing any more."""
         self._is_over = True
-        self.report()
+        self._readers.close()
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not below the roots."""
@@ -94,45 +92,45 @@ class ReadsBeside:
     def _begin_anew(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[ObjectReader] = []
+        self._readers = IdleReaders()
 
     def _find(self, path: str) -> tuple[Answer, str] | None:
         key = self._present_key(path)
         dataset = None if key is None else self._opened()
         if key is None or dataset is None:
             return None
-        reader, outcome = None, "origin"
         try:
-            reader = self._reader(dataset)
-            data, outcome = reader.find(key, path), "hit"
-            if data is None:
-                data, outcome = reader.try_read_file(path, in_doubt=True)[0], "fetched"
-                if data is not None and reader.last_key != key and reader.last_key != self._present_key(path):
-                    data = None  # changed since, and the server has not noticed
-            key = reader.last_key
+            with self._readers.one(lambda: self._reader(dataset)) as reader:
+                data, key, outcome = self._read(reader, key, path)
         except StoreFormatError:
-            self._dataset = data = None  # the catalogue was made anew
+            self._dataset = None  # the catalogue was made anew
+            return None
         except PrefeedError:
-            data = None  # opened as it is, it says so in the words that the user knows
-        finally:
-            if reader is not None:
-                reader.sample_made()
-                reader.tell_program()  # at once: nobody tells a child of a pool that it is about to be ended
-                self._idle.append(reader)
+            return None  # opened as it is, it says so in the words that the user knows
         if data is None:
             return None
         self._served.key = (path, key)
         return data, outcome
 
-    def _reader(self, dataset: NodeDataset) -> ObjectReader:
-        """Return a reader that no other thread has."""
+    def _read(self, reader: ObjectReader, key: bytes, path: str) -> tuple[Answer | None, bytes, str]:
+        """Return the bytes that the file has now, None when only the file itself has them, their key, and the outcome."""
         try:
-            return self._idle.pop()
-        except IndexError:
-            _report_at_exit()
-            # With a mapping of its own: a catalogue is mapped anew as it grows.
-            own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
-            return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
+            data, outcome = reader.find(key, path), "hit"
+            if data is None:
+                data, outcome = reader.try_read_file(path, in_doubt=True)[0], "fetched"
+                if data is not None and reader.last_key != key and reader.last_key != self._present_key(path):
+                    data = None  # changed since, and the server has not noticed
+            return data, reader.last_key, outcome
+        finally:
+            reader.sample_made()
+            reader.tell_program()  # at once: nobody tells a child of a pool that it is about to be ended
+
+    def _reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader for one read at a time."""
+        _report_at_exit()
+        # With a mapping of its own: a catalogue is mapped anew as it grows.
+        own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
+        return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
 
     def _present_key(self, path: str) -> bytes | None:
         """Return the key of the bytes that a file has now; None of one that is not for the cache, or was written just now."""

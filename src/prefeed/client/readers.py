@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,6 +51,60 @@ class Readers:
             reader.close()
         if self._pid == os.getpid():
             shared.close()
+
+
+class IdleReaders:
+    """Readers of one dataset for many threads: a reader serves one read at a time, and then waits here for the next.
+
+    **Threads and processes**: any thread, without a lock; a forked child begins with none.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[ObjectReader]] = {}  # by process
+        self._is_closed = False
+
+    @contextmanager
+    def one(self, make: Callable[[], ObjectReader]) -> Iterator[ObjectReader]:
+        """Inside it, a reader is no other thread's.
+
+        Args:
+            make: Makes a reader that shares nothing with others; called when none waits.
+        """
+        idle = self._idle.setdefault(os.getpid(), [])
+        try:
+            reader = idle.pop()
+        except IndexError:
+            reader = make()
+        try:
+            yield reader
+        finally:
+            idle.append(reader)
+            if self._is_closed:
+                self.close_idle()
+
+    def report(self) -> None:
+        """The server knows of all reads that have ended, but for those of readers that are in use."""
+        idle = self._idle.get(os.getpid(), [])
+        for reader in _taken(idle):
+            reader.report()
+            idle.append(reader)
+
+    def close_idle(self) -> None:
+        """As ``report``; readers that are not in use are closed."""
+        for reader in _taken(self._idle.get(os.getpid(), [])):
+            reader.close()
+
+    def close(self) -> None:
+        """As ``close_idle``; readers that are in use are closed after their read."""
+        self._is_closed = True
+        self.close_idle()
+
+
+def _taken(idle: list[ObjectReader]) -> Iterator[ObjectReader]:
+    """Take as many readers as there are now, each of which no other thread has then."""
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        for _ in range(len(idle)):
+            yield idle.pop(0)
 
 
 class _Active(threading.local):

@@ -7,6 +7,7 @@ request, and kept.
 ``objects``  ``Objects``: the bytes of every object
 ``images``   ``ImageFolder`` and ``ImageList``
 ``packed``   ``Packed``: the samples of a pack
+``plans``    ``Plan``: what any program will read, in order; public as ``prefeed.Plan``
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from prefeed.config import Config, settings_of
 from prefeed.datasets.origin import OfOrigin, Origin, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.urls import canonical_url
 
 
 class Objects(OfOrigin):
@@ -64,6 +65,28 @@ class Objects(OfOrigin):
     def path(self, index: int) -> str:
         """Return the path of a sample's object, relative to the root."""
         return self._origin.manifest.path(self._object_id(index))
+
+    def index_of(self, name: str | os.PathLike[str]) -> int:
+        """Return the index of an object's sample.
+
+        Args:
+            name: Its path, relative to the root or absolute, or its URL.
+
+        Raises:
+            ObjectNotFoundError: The dataset has no such object.
+        """
+        path = os.fspath(name)
+        if path.startswith("/") or "://" in path:
+            path = canonical_url(path).removeprefix(f"{self.url.rstrip('/')}/")
+        found = self._origin.manifest.index_of(path)
+        if found is not None and self._ids is not None:
+            place = int(np.searchsorted(self._ids, found))
+            found = place if place < len(self._ids) and self._ids[place] == found else None
+        if found is None:
+            raise ObjectNotFoundError(
+                f"no object {os.fspath(name)!r} is among the {len(self)} of {self.url}: list it again if it is new"
+            )
+        return found
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""

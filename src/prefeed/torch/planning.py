@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler
 
-from prefeed.client.access import AccessMap
+from prefeed.client.access import AccessMap, Ends
 from prefeed.client.consumer import Consumer
 from prefeed.core.plan import Ids, Window
 from prefeed.torch.guesses import LOOK, Guess, Supposing
@@ -91,40 +91,6 @@ def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
     return np.concatenate((turned, np.array(last, dtype=order.dtype)))
 
 
-class _Ends:
-    """Where in the objects of a plan each sample ends; what the loop has passed is forgotten."""
-
-    def __init__(self) -> None:
-        self._num_samples = 0
-        self._num_ids = 0
-        self._windows: deque[tuple[int, int, int, Order | None]] = deque()
-
-    def append(self, num_samples: int, num_ids: int, counts: npt.NDArray[np.integer] | None) -> None:
-        """More is planned: so many samples, made of so many objects, which are one each where counts is None."""
-        ends = None if counts is None else np.cumsum(counts)
-        self._windows.append((self._num_samples, num_samples, self._num_ids, ends))
-        self._num_samples += num_samples
-        self._num_ids += num_ids
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that are planned."""
-        return self._num_samples
-
-    def id_at(self, samples: int) -> int:
-        """Return how many objects so many samples have, from the first on; it does not fall."""
-        while len(self._windows) > 1 and self._windows[1][0] <= samples:
-            self._windows.popleft()
-        if not self._windows:
-            return samples
-        start, count, first_id, ends = self._windows[0]
-        within = samples - start
-        if ends is None:
-            return first_id + within
-        within = min(within, count)
-        return first_id + (int(ends[within - 1]) if within > 0 else 0)
-
-
 class PlannedSampler:
     """Yields what the user's (batch) sampler yields, when torch asks, and keeps the node server informed.
 
@@ -160,7 +126,7 @@ class PlannedSampler:
         self._batches_ahead = batches_ahead
         self._seed_source = seed_source
         self._announced: Ids | None = None
-        self._ends = _Ends()
+        self._ends = Ends()
         self._last_epoch: int | None = None
         self._foreseen = False
         self._order_of: tuple[int, Order] | None = None
@@ -295,7 +261,7 @@ class PlannedSampler:
 
     def _begin(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
         announced, self._announced = self._announced, None
-        self._ahead, self._ends, self._read, self._read_at = ahead, _Ends(), [], 0
+        self._ahead, self._ends, self._read, self._read_at = ahead, Ends(), [], 0
         plan = self._plan(_NO_SAMPLES if order is None else order)
         if before is not None:
             plan = np.concatenate((before, plan))
