@@ -95,7 +95,7 @@ $(VENV)/.installed-dev: $(PROJECTS) | $(VENV)/bin/python
 $(VENV)-%/.installed: pyproject.toml
 	@echo "installing prefeed and $* into $(VENV)-$*: a minute and a few GB, once"
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '$(if $(filter tensorflow,$*),.[pack],.)' $* pillow pytest pytest-timeout
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '$(if $(filter tensorflow,$*),.[pack],.)' $* hypothesis pillow pytest pytest-timeout
 	@touch $@
 
 # What $(VENV) has, torch above all, is seen from here and not installed twice; what this environment has of its own comes first.

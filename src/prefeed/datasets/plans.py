@@ -72,9 +72,7 @@ class PlanReader:
         self._consumer = consumer
         self._readers = IdleReaders()
         self._is_over = False
-        self._end: tuple[int, util.Finalize[Any]] | None = (
-            None  # of a process: reports the last reads when it ends
-        )
+        self._end: tuple[int, util.Finalize[Any]] | None = None  # of a process: reports the last reads when it ends
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PlanReader, (self._dataset, self._on_node, self._consumer))
@@ -301,7 +299,9 @@ def _attached(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer 
             node.close()
             raise
     except (PrefeedError, OSError) as err:
-        _log.warning("prefeed: no plan for %r, whose objects are read when they are asked for: %s", dataset, err)
+        _log.warning(
+            "prefeed: no plan for %s, whose objects are read when they are asked for: %s", repr(dataset), str(err)
+        )
         return None, None
     return access, Consumer(node, access.dataset)
 
