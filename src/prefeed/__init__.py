@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.files.opening import open
     from prefeed.files.shards import shards
+    from prefeed.loaders.declared import Accessor
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage_cache.cache import DatasetCache
     from prefeed.stage_cache.dataset import CachedDataset, map
     from prefeed.stage_cache.randomness import not_random
-    from prefeed.torch.declared import Accessor
     from prefeed.torch.device import DevicePrefetcher
     from prefeed.torch.loader import DataLoader
     from prefeed.types import Statistics
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Accessor": "prefeed.torch.declared",
+    "Accessor": "prefeed.loaders.declared",
     "BackgroundGenerator": "prefeed.prefetching",
     "CachedDataset": "prefeed.stage_cache.dataset",
     "Config": "prefeed.config",

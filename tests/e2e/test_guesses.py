@@ -15,8 +15,8 @@ import prefeed
 from e2e.guessed import MAKES, InBatches, Listed, make, write
 from leaks import wait_until
 from prefeed.client.consumer import Consumer
+from prefeed.loaders.guesses import FIRST
 from prefeed.testing.slow_directory import SlowDirectory
-from prefeed.torch.guesses import FIRST
 from slow_files import slow_files
 
 pytestmark = pytest.mark.timeout(120)

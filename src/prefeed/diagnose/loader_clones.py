@@ -25,10 +25,11 @@ from prefeed.datasets.origin import Origin
 from prefeed.diagnose.measurement import LoaderFacts
 from prefeed.diagnose.tune.search import Settings
 from prefeed.errors import PrefeedError
+from prefeed.loaders.kinds import length_of
 from prefeed.store.capacity import default_budget_bytes, memory_limits
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
-from prefeed.torch.order import indices_of, length_of
+from prefeed.torch.order import indices_of
 from prefeed.wire.endpoint import remove_runtime_dirs
 
 Batch = Any

@@ -7,20 +7,13 @@
 ``order``       samplers, and their order, read ahead in windows
 ``planning``    batches on their way to torch, reported to the server
 ``resuming``    resumes a loader in the middle of an epoch, with its generators
-``access``      the objects of a dataset's samples, and the dataset's fingerprint
-``declared``    the same, from declarations and from torchvision's datasets
-``searching``   finds paths in the attributes of other datasets
-``path_forms``  turns such texts into paths of files
-``guesses``     plans guessed files, as far as they prove right
 ``serving``     answers reads of samples from the cache
-``stages``      cached stages between a loader and its files
 ``tensors``     encodes tensors for stage caches
 ``collating``   batches as torch makes them, in recycled memory
 ``ring``        the recycled memory, and who may still read it: devices, forked children
 ``slots``       one piece of it, in a worker
 ``device``      copies batches to the device before the loop needs them
 ``nesting``     tensors inside a nested batch
-``report``      the lines that a run writes to the log
 ``naming``      the name of a loader
 """
 

@@ -22,18 +22,19 @@ from prefeed.client.node import NodeClient, keep_untold
 from prefeed.config import Config, current
 from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
+from prefeed.loaders.access import access_of, guess_of, node_settings
+from prefeed.loaders.kinds import length_of
+from prefeed.loaders.report import LoaderReport
+from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.tally import program
-from prefeed.torch.access import access_of, guess_of, node_settings
 from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
-from prefeed.torch.order import length_of, pass_length
+from prefeed.torch.order import pass_length
 from prefeed.torch.planning import PlannedSampler
-from prefeed.torch.report import LoaderReport
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
-from prefeed.torch.stages import begin_pass, has_cached_stage
 from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")

@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -39,7 +38,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-Order = npt.NDArray[np.int64]
+from prefeed.loaders.kinds import Order, length_of
 
 KNOWN_SAMPLERS = frozenset(
     {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler}
@@ -177,14 +176,6 @@ def with_epoch(index_sampler: Any, epoch: int) -> Any:
     if inner is index_sampler:
         return following
     return BatchSampler(following, index_sampler.batch_size, index_sampler.drop_last)
-
-
-def length_of(value: Any) -> int | None:
-    """Return the length that a dataset, a sampler or anything of the user's says it has; None where it says none."""
-    try:
-        return len(value)
-    except Exception:  # noqa: BLE001 - it is the user's
-        return None
 
 
 def _name_of(sampler: Any) -> str:

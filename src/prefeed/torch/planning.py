@@ -31,13 +31,13 @@ from torch.utils.data import DistributedSampler
 from prefeed.client.access import AccessMap, Ends
 from prefeed.client.consumer import Consumer
 from prefeed.core.plan import Ids, Window
-from prefeed.torch.guesses import LOOK, Guess, Supposing
+from prefeed.loaders.guesses import LOOK, Guess, Supposing
+from prefeed.loaders.kinds import Order
 from prefeed.torch.order import (
     CHUNK,
     FIRST,
     WINDOW,
     Buffered,
-    Order,
     ReadAhead,
     ReadOnce,
     Shadow,

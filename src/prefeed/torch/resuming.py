@@ -30,6 +30,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.errors import ResumeError
+from prefeed.loaders.kinds import length_of
 from prefeed.torch.nesting import map_tensors
 from prefeed.torch.order import (
     WINDOW,
@@ -37,7 +38,6 @@ from prefeed.torch.order import (
     batch_size_of,
     drawn_order,
     is_readable_ahead,
-    length_of,
     read_ahead,
     samplers_of,
     yields_integers,

@@ -32,12 +32,12 @@ from prefeed.client.reader import ObjectReader
 from prefeed.client.readers import serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
+from prefeed.loaders.stages import has_cached_stage
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.stage_cache import CachedDataset, MappedDataset
 from prefeed.stage_cache.auditing import waiting
 from prefeed.torch.order import can_be_read_again
-from prefeed.torch.stages import has_cached_stage
 
 _IDLE_SECONDS: Final = 0.002
 """A loop that takes a batch at once asks for the next one sooner than that."""

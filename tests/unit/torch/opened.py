@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torchvision import datasets
 
-from prefeed.torch.declared import Declared
+from prefeed.loaders.declared import Declared
 
 
 class Recorder:

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from prefeed.torch.declared import declared_paths, is_in_memory
+from prefeed.loaders.declared import declared_paths, is_in_memory
 from unit.torch import vision_files
 from unit.torch.opened import Recorder, all_files
 from unit.torch.tiny_files import folder

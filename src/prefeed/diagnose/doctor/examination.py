@@ -39,11 +39,11 @@ from prefeed.diagnose.loader_clones import (
 )
 from prefeed.diagnose.measurement import Costs, Measurement, Timing
 from prefeed.errors import CannotExamineError, PrefeedError
+from prefeed.loaders.stages import has_cached_stage
 from prefeed.stage_cache import CachedDataset
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import map_tensors, tensors_in
-from prefeed.torch.stages import has_cached_stage
 
 _FIRST_COPIES: Final = 4
 """More than a thread between the loader and the loop holds: by then it shows whether the steps change batches."""

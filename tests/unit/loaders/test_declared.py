@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, TensorDataset, random_split
 from torchvision import datasets
 
-from prefeed.torch.declared import Accessor, Declared, declared_paths, is_in_memory
+from prefeed.loaders.declared import Accessor, Declared, declared_paths, is_in_memory
 from unit.torch import vision_files
 from unit.torch.opened import Recorder, all_files
 from unit.torch.tiny_files import folder

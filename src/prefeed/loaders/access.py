@@ -15,9 +15,6 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
-from torch.nn import Module
-from torch.utils.data import Dataset, Subset
 from xxhash import xxh3_64
 
 from prefeed.client.access import Accessible, AccessMap
@@ -25,15 +22,15 @@ from prefeed.client.dataset import open_learned_dataset, open_listed_dataset
 from prefeed.client.node import NodeClient
 from prefeed.config import SAMPLE_SET, SERVER_SETTINGS, Config
 from prefeed.errors import FilesUnknownError
+from prefeed.loaders.declared import Declared, declared_paths, is_in_memory
+from prefeed.loaders.guesses import Guess
+from prefeed.loaders.kinds import is_a, is_just_a, length_of
+from prefeed.loaders.searching import attributes_of, find_columns
+from prefeed.loaders.stages import peeled
 from prefeed.places import say_once
 from prefeed.sampleset.names import resolve_roots
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
-from prefeed.torch.declared import Declared, declared_paths, is_in_memory
-from prefeed.torch.guesses import Guess
-from prefeed.torch.order import length_of
-from prefeed.torch.searching import attributes_of, find_columns
-from prefeed.torch.stages import peeled
 
 _LAYOUT: Final = "2"
 _LONGEST: Final = 4096
@@ -106,11 +103,11 @@ class _Reading:
             yield from self._of_text(name, value)
         elif isinstance(value, Mapping):
             yield from self._of_mapping(name, value, depth)
-        elif isinstance(value, list | tuple | np.ndarray | Tensor) or _is_of_pandas(value):
+        elif isinstance(value, list | tuple | np.ndarray) or is_a(value, "Tensor") or _is_of_pandas(value):
             yield from self._of_list(name, value, depth)
         elif value is self._dataset or _is_dataset(value) or _is_record(value):
             length, around = length_of(value), self._length
-            if value is self._dataset or isinstance(value, Dataset):
+            if value is self._dataset or is_a(value, "Dataset"):
                 yield f"{name}:{type(value).__module__}.{type(value).__qualname__} {-1 if length is None else length}"
             self._length = length if _is_dataset(value) else around
             for attribute, held in sorted(attributes_of(value).items()):
@@ -163,7 +160,7 @@ class _Reading:
 
 def _has_names(value: Any) -> bool:
     """Return False for an array of measurements or pictures."""
-    if isinstance(value, Tensor):
+    if is_a(value, "Tensor"):
         return value.ndim <= 2 and not (value.is_floating_point() or value.is_complex()) and value[0].numel() <= _WIDEST
     if isinstance(value, np.ndarray):
         return value.ndim <= 2 and value.dtype.kind in "iuUSTO" and value[0].size <= _WIDEST
@@ -174,7 +171,11 @@ def _entry(value: Any, place: int) -> Any:
     if _is_of_pandas(value):
         value = getattr(value, "iloc", value)
     entry = value[place]
-    return entry.tolist() if isinstance(entry, np.ndarray | np.generic | Tensor) or _is_of_pandas(entry) else entry
+    return (
+        entry.tolist()
+        if isinstance(entry, np.ndarray | np.generic) or is_a(entry, "Tensor") or _is_of_pandas(entry)
+        else entry
+    )
 
 
 def _entries_of(value: Any) -> list[Any]:
@@ -206,7 +207,7 @@ def _is_dataset(value: Any) -> bool:
     """Return True of what has samples, whatever class it is of; layers have none."""
     kind = type(value)
     has_samples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
-    return has_samples and not isinstance(value, bytes | bytearray | Module)
+    return has_samples and not isinstance(value, bytes | bytearray) and not is_a(value, "Module", "Layer")
 
 
 def _is_record(value: Any) -> bool:
@@ -328,7 +329,7 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAcce
 
 def _unwrapped(dataset: Any) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]] | None]:
     """Return what is below all ``Subset``s, and which of its samples are meant; None: all, in order."""
-    if type(dataset) is not Subset or not _are_indices(dataset.indices):
+    if not is_just_a(dataset, "Subset") or not _are_indices(dataset.indices):
         return dataset, None
     base, indices = _unwrapped(dataset.dataset)
     chosen = np.asarray(dataset.indices).astype(np.int64)

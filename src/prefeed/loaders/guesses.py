@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.torch.order import Order
+from prefeed.loaders.kinds import Order
 
 _log = logging.getLogger("prefeed")
 

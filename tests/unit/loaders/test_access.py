@@ -17,8 +17,8 @@ from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import FilesUnknownError
+from prefeed.loaders.access import access_of
 from prefeed.sources.learned import LearnedMap
-from prefeed.torch.access import access_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

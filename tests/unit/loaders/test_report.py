@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefeed.torch.report import LoaderReport, Tally, rates
+from prefeed.loaders.report import LoaderReport, Tally, rates
 from prefeed.types import EpochWait, ReadCounts
 
 

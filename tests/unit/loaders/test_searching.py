@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
-from prefeed.torch.guesses import Column
-from prefeed.torch.searching import columns_of_table, find_columns
+from prefeed.loaders.guesses import Column
+from prefeed.loaders.searching import columns_of_table, find_columns
 
 LENGTH = 30
 

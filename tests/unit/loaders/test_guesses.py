@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from prefeed.client.access import AccessMap
+from prefeed.loaders.guesses import FIRST, MOST_AHEAD, Column, Guess
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
-from prefeed.torch.guesses import FIRST, MOST_AHEAD, Column, Guess
 from prefeed.torch.planning import PlannedSampler
 
 LENGTH = 12_000

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+from prefeed.loaders.access import fingerprint
 from prefeed.sources.catalogue import name_of_learned
 from prefeed.sources.catalogue_writer import directory_of
-from prefeed.torch.access import fingerprint
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -191,7 +191,7 @@ def test_few_entries_of_a_long_list_are_looked_at() -> None:
 def test_it_does_not_depend_on_addresses_or_order_of_hashes() -> None:
     """Every rank, and the next run, gets the same."""
     code = (
-        "from prefeed.torch.access import fingerprint\n"
+        "from prefeed.loaders.access import fingerprint\n"
         "from torch.utils.data import Dataset\n"
         "class Files(Dataset):\n"
         "    def __init__(self):\n"

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, Final
 
-from prefeed.torch.declared import absolute
+from prefeed.loaders.declared import absolute
 
 Form = Callable[[str], str]
 """Makes the absolute path of a text."""

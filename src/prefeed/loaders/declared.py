@@ -17,10 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 from prefeed.errors import DeclarationError
+from prefeed.loaders.kinds import class_of, is_a, is_just_a
 
 PathLike = str | os.PathLike[str]
 _PATH_TYPES = (str, os.PathLike)
@@ -86,14 +85,15 @@ def declared_paths(dataset: Any) -> Declared | None:
 
 def is_in_memory(dataset: Any) -> bool:
     """Return True when the dataset is known to open no file for a sample."""
-    if isinstance(dataset, Subset):
+    if is_a(dataset, "Subset"):
         return is_in_memory(dataset.dataset)
-    if isinstance(dataset, ConcatDataset | StackDataset):
+    if is_a(dataset, "ConcatDataset", "StackDataset"):
         return all(map(is_in_memory, _parts(dataset)))
-    if type(dataset) in (range, Tensor):  # a list may hold paths, which collate_fn opens
+    if type(dataset) is range or is_just_a(dataset, "Tensor"):  # a list may hold paths, which collate_fn opens
         return True
-    if isinstance(dataset, TensorDataset):
-        return type(dataset).__getitem__ is TensorDataset.__getitem__
+    held: Any = class_of(dataset, "TensorDataset")
+    if held is not None:
+        return bool(type(dataset).__getitem__ is held.__getitem__)
     return _holds_its_samples(dataset)
 
 
@@ -108,21 +108,21 @@ def _declared(dataset: Any, seen: dict[int, Declared | None]) -> Declared | None
 
 
 def _read(dataset: Any, seen: dict[int, Declared | None]) -> Declared | None:
-    if isinstance(dataset, IterableDataset):
+    if is_a(dataset, "IterableDataset"):
         return None
     if _has_method(dataset, "train_data_list"):
         return _from_list(dataset)
     if _has_method(dataset, "prefeed_paths"):
         return _from_accessor(dataset)
-    if isinstance(dataset, Subset):
+    if is_a(dataset, "Subset"):
         base = _declared(dataset.dataset, seen)
         return None if base is None else _subset(base, dataset.indices)
-    if isinstance(dataset, ConcatDataset | StackDataset):
+    if is_a(dataset, "ConcatDataset", "StackDataset"):
         parts = [_part(part, seen) for part in _parts(dataset)]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        return _concatenated(known) if isinstance(dataset, ConcatDataset) else _stacked(known)
+        return _concatenated(known) if is_a(dataset, "ConcatDataset") else _stacked(known)
     return _from_torchvision(dataset)
 
 

@@ -25,14 +25,12 @@ from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, Metho
 from typing import Any, Final
 
 import numpy as np
-from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
 
+from prefeed.loaders.declared import declared_paths
+from prefeed.loaders.guesses import Column
+from prefeed.loaders.kinds import is_a, is_just_a, length_of
+from prefeed.loaders.path_forms import PathForms, directories_of, text_of
 from prefeed.system.clock import Clock
-from prefeed.torch.declared import declared_paths
-from prefeed.torch.guesses import Column
-from prefeed.torch.order import length_of
-from prefeed.torch.path_forms import PathForms, directories_of, text_of
 
 Entries = Callable[[int], Any]
 """Entry of a row, by its index."""
@@ -153,7 +151,7 @@ _DEPTH: Final = 6
 _FIELDS_DEPTH: Final = 3
 
 _LEFT_ALONE: Final = (
-    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Tensor, np.ndarray, np.generic, type(None),
+    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, np.ndarray, np.generic, type(None),
     int, float, complex, str, bytes, bytearray, memoryview, set, frozenset,
 )  # fmt: skip
 
@@ -288,16 +286,16 @@ class _Search:
             parts = _few(value)
         elif _is(value, dict):
             parts = _few(value)
-        elif is_holder or _is(value, _LEFT_ALONE):
+        elif is_holder or _is_left_alone(value):
             return
         else:
-            if _is(value, Dataset):
+            if is_a(value, "Dataset"):
                 yield from self._of_inner(value, length, mappings, depth)
             yield from self._of(value, length, mappings, directories, depth - 1)
             return
         if depth > 1:
             for part in parts:
-                if not _is(part, _LEFT_ALONE) or type(part) is np.ndarray:
+                if not _is_left_alone(part) or type(part) is np.ndarray:
                     yield from self._of_value(part, length, mappings, directories, depth - 1)
 
     def _of_inner(self, dataset: Any, length: int, mappings: tuple[_Mapping, ...], depth: int) -> Iterator[Files]:
@@ -343,6 +341,10 @@ def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
+def _is_left_alone(value: Any) -> bool:
+    return _is(value, _LEFT_ALONE) or is_a(value, "Tensor")
+
+
 def attributes_of(holder: Any, *, most: int | None = None) -> dict[str, Any]:
     """Return the attributes that an object has, in a dict or in slots; nothing of its class is run.
 
@@ -373,7 +375,7 @@ def _attribute(holder: Any, name: str) -> Any:
 
 def _parts_in_a_row(dataset: Any, length: int) -> list[tuple[Any, int]]:
     """Return the datasets that this one is a concatenation of, with their lengths; none where it is none."""
-    datasets = attributes_of(dataset).get("datasets") if _is(dataset, ConcatDataset) else None
+    datasets = attributes_of(dataset).get("datasets") if is_a(dataset, "ConcatDataset") else None
     if type(datasets) is not list:
         return []
     parts = [(part, length_of(part) or 0) for part in datasets]
@@ -382,7 +384,7 @@ def _parts_in_a_row(dataset: Any, length: int) -> list[tuple[Any, int]]:
 
 def _declared(holder: Any, length: int) -> Iterator[Files]:
     """Yield what a held dataset declares, or torchvision's list of it."""
-    if _is(holder, Dataset) and length <= _MOST_DECLARED:
+    if is_a(holder, "Dataset") and length <= _MOST_DECLARED:
         with contextlib.suppress(Exception):  # it is the user's, and nobody has asked it
             declared = declared_paths(holder)
             if declared is not None and declared.num_samples == length:
@@ -431,7 +433,7 @@ def _fields_of(some: Sequence[Any]) -> list[tuple[Callable[[Any, Any], Any], Any
         return [(get, place) for place in range(min(sizes))] if len(sizes) == 1 and max(sizes) <= _MOST_FIELDS else []
     if all(type(entry) is np.ndarray and entry.ndim == 1 for entry in some):
         return [(np.ndarray.__getitem__, place) for place in range(min(_MOST_FIELDS, *map(len, some)))]
-    if any(_is(entry, _LEFT_ALONE) for entry in some):
+    if any(_is_left_alone(entry) for entry in some):
         return []
     return [(_attribute, name) for name in islice(attributes_of(first), _MOST_FIELDS)]
 
@@ -464,7 +466,7 @@ def _integers_of(value: Any, length: int) -> Callable[[int], int] | None:
         ):
             return None
         return partial(_integer, columns[1][0])
-    if type(value) in (np.ndarray, Tensor) and value.ndim == 1 and len(value) == length:
+    if (type(value) is np.ndarray or is_just_a(value, "Tensor")) and value.ndim == 1 and len(value) == length:
         is_integer = value.dtype.kind in "iu" if type(value) is np.ndarray else not value.is_floating_point()
         return partial(_integer, value.__getitem__) if is_integer and getattr(value, "is_cpu", True) else None
     return value.__getitem__ if type(value) is range and len(value) == length else None

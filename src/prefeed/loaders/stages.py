@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import ConcatDataset, Subset
 
+from prefeed.loaders.kinds import is_just_a
 from prefeed.stage_cache import CachedDataset, MappedDataset
 
 _GROUP = 4096
@@ -46,7 +46,7 @@ def peeled(dataset: Any) -> tuple[Any, InStage | None]:
         return peeled(dataset.dataset)[0], InStage(dataset, None)
     if isinstance(dataset, MappedDataset):
         return peeled(dataset.dataset)
-    if type(dataset) is Subset:
+    if is_just_a(dataset, "Subset"):
         inner, cached = peeled(dataset.dataset)
         if inner is dataset.dataset and cached is None:
             return dataset, None
@@ -54,7 +54,7 @@ def peeled(dataset: Any) -> tuple[Any, InStage | None]:
         if cached is not None:
             below = cached.indices
             cached = InStage(cached.stage, indices if below is None else below[indices])
-        return Subset(inner, dataset.indices), cached
+        return type(dataset)(inner, dataset.indices), cached
     return dataset, None
 
 
@@ -62,9 +62,9 @@ def begin_pass(dataset: Any) -> None:
     """An epoch over this dataset begins: its cached stages look at what they depend on before workers are started."""
     if isinstance(dataset, CachedDataset):
         dataset.begin_pass()
-    if isinstance(dataset, CachedDataset | MappedDataset) or type(dataset) is Subset:
+    if isinstance(dataset, CachedDataset | MappedDataset) or is_just_a(dataset, "Subset"):
         begin_pass(dataset.dataset)
-    elif type(dataset) is ConcatDataset:
+    elif is_just_a(dataset, "ConcatDataset"):
         for part in dataset.datasets:
             begin_pass(part)
 

@@ -1,0 +1,11 @@
+"""What loaders of any framework share: what their samples are made of, and what they tell the node. No framework is imported.
+
+``access``      the objects of a dataset's samples, and the dataset's fingerprint
+``declared``    the same, from declarations and from torchvision's datasets
+``searching``   finds paths in the attributes of other datasets
+``path_forms``  turns such texts into paths of files
+``guesses``     plans guessed files, as far as they prove right
+``stages``      cached stages between a loader and its files
+``report``      the lines that a run writes to the log
+``kinds``       tells datasets and tensors of the frameworks by the names of their classes
+"""
