@@ -1,6 +1,7 @@
 """Zero code: after ``import prefeed.auto`` every ``torch.utils.data.DataLoader`` of the process is served.
 
-torch is not imported for it: when the program imports torch, before or after, its loaders change in place. What cannot
+So are loaders of other frameworks (``frameworks``). None is imported for it: when the program imports torch, before or after, its
+loaders change in place. What cannot
 be helped behaves exactly as before, and one line of the log says why. ``prefeed run`` does the same for a program, and
 for those that it starts, with no line at all.
 """
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
+from prefeed.frameworks import hooks
 from prefeed.tally import program
 
 __all__ = ["answer_beside", "disable", "enable"]
@@ -27,6 +29,8 @@ _WEBDATASET: Final = "webdataset.gopen"
 def enable() -> None:
     """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
     after_import("torch", _begin)
+    for name, act in _FRAMEWORKS.items():
+        after_import(name, act)
     after_import("cv2", _REACH["cv2"])
     after_import(_WEBDATASET, _reach_shards)
 
@@ -50,8 +54,9 @@ def disable() -> None:
     """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
     forget(_WEBDATASET, _reach_shards)
-    for name, reach in _REACH.items():
+    for name, reach in (*_REACH.items(), *_FRAMEWORKS.items()):
         forget(name, reach)
+    hooks.undo()
     for name, undo in (
         ("prefeed.torch.patch", "disable"), ("prefeed.client.beside", "end"), ("prefeed.interception", "uninstall"),
     ):  # fmt: skip
@@ -67,8 +72,7 @@ def _begin() -> None:
             return
         interception, patch = _parts()
         program.add(program.TORCH, 1)
-        if os.environ.get("PREFEED_QUIET") != "1":
-            _voice.add()
+        _speak()
         interception.install()
         patch.enable()
         answer_beside()
@@ -86,6 +90,27 @@ def _reach_shards() -> None:
         _log.warning("prefeed: WebDataset does not read prefeed: URLs: %s", err)
 
 
+def _begin_framework(module: str) -> None:
+    """Do what ``enable`` promises for a framework: the module that has its loaders is there."""
+    try:
+        if not current().enabled:
+            return
+        from prefeed import interception
+
+        program.add(program.key_of(program.FRAMEWORK, module.partition(".")[0]), 1)
+        _speak()
+        interception.install()
+        hooks.serve(module)
+        answer_beside()
+    except Exception as err:  # a program that only imports it must not fail for us
+        _log.warning("prefeed: loaders of %s are left alone: %s: %s", module.partition(".")[0], type(err).__name__, err)
+
+
+def _speak() -> None:
+    if os.environ.get("PREFEED_QUIET") != "1":
+        _voice.add()
+
+
 def _reach_names(module: str) -> None:
     """A library was imported: replace what it reads with before anybody can write ``from cv2 import imread``."""
     try:
@@ -99,6 +124,10 @@ def _reach_names(module: str) -> None:
 
 _REACH: Final = {name: partial(_reach_names, name) for name in ("cv2", "numpy", "torchvision.io.image")}
 """What is done for libraries that read files past Python's ``open``."""
+
+
+_FRAMEWORKS: Final = {name: partial(_begin_framework, name) for name in hooks.MODULES}
+"""What is done for frameworks other than torch."""
 
 
 def _parts() -> tuple[Any, Any]:

@@ -37,6 +37,12 @@ def _examine():  # type: () -> None
     begin()
 
 
+def _frameworks():  # type: () -> tuple[str, ...]
+    from prefeed.frameworks.hooks import MODULES
+
+    return tuple(MODULES)
+
+
 def _count(directory):  # type: (str) -> None
     """Count in the directory of the program; its first process says the last line when it ends."""
     from prefeed.tally import opens, program
@@ -79,7 +85,8 @@ if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
         pass
     else:
         if os.environ.get("PREFEED_AUTO") == "1":
-            after_import("torch", _enable)
+            for name in ("torch", *_frameworks()):
+                after_import(name, _enable)
             if os.environ.get("PREFEED_READS") == "all":  # whatever a process reads with, it has imported one of these
                 for name in ("numpy", "PIL", "cv2"):
                     after_import(name, _answer_beside)

@@ -78,6 +78,7 @@ class ProgramFacts(TypedDict):
         roots: Which files are for the cache, in words.
         has_roots: False when that is none.
         has_torch: A process imported torch.
+        frameworks: Others whose loaders prefeed serves, and that a process imported.
         loaders: Loaders that made an iterator.
         cache: What readers found in memory.
         origin: What readers waited for: the server fetched it, or they did.
@@ -94,6 +95,7 @@ class ProgramFacts(TypedDict):
     roots: str
     has_roots: bool
     has_torch: bool
+    frameworks: list[str]
     loaders: list[LoaderFacts]
     cache: Files
     origin: Files
@@ -127,6 +129,9 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         roots=order["roots"],
         has_roots=order["has_roots"],
         has_torch=program.TORCH in counted,
+        frameworks=sorted(
+            names[0] for key in counted for kind, names in [program.parts_of(key)] if kind == program.FRAMEWORK
+        ),
         loaders=loaders,
         cache=Files(files=reads[0], bytes=reads[1]),
         origin=Files(files=reads[2], bytes=reads[3]),
@@ -181,7 +186,11 @@ def _loaders(counted: Mapping[bytes, Sequence[int]]) -> Iterable[LoaderFacts]:
 
 
 def _no_loader(facts: ProgramFacts) -> str:
-    return "no DataLoader of torch's was used" if facts["has_torch"] else "torch was not imported"
+    if facts["has_torch"]:
+        return "no DataLoader of torch's was used"
+    if facts["frameworks"]:
+        return f"no loader that prefeed serves was used of {', '.join(facts['frameworks'])}"
+    return "torch was not imported"
 
 
 def _no_file(facts: ProgramFacts) -> str:

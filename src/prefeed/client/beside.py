@@ -17,7 +17,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from multiprocessing import util
 
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
 from prefeed.client.launch import in_turn
@@ -92,7 +91,7 @@ class ReadsBeside:
     def _begin_anew(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._readers = IdleReaders()
+        self._readers: IdleReaders[ObjectReader] = IdleReaders()
 
     def _find(self, path: str) -> tuple[Answer, str] | None:
         key = self._present_key(path)
@@ -127,7 +126,6 @@ class ReadsBeside:
 
     def _reader(self, dataset: NodeDataset) -> ObjectReader:
         """Return a reader for one read at a time."""
-        _report_at_exit()
         # With a mapping of its own: a catalogue is mapped anew as it grows.
         own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
         return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
@@ -168,7 +166,6 @@ class ReadsBeside:
 
 
 _current: ReadsBeside | None = None
-_exit: util.Finalize | None = None
 
 
 def begin(config: Config) -> None:
@@ -194,22 +191,8 @@ def end() -> None:
         _current = None
 
 
-def _report_at_exit() -> None:
-    """Let this process report what is left when it ends; a child of ``multiprocessing`` calls nothing else then."""
-    global _exit
-    if _exit is None or not _exit.still_active():  # a forked child forgets what its parent has registered
-        _exit = util.Finalize(None, _report_rest, exitpriority=0)
-
-
-def _report_rest() -> None:
-    if _current is not None:
-        _current.report()
-
-
 def _in_child() -> None:
     """A lock that another thread of the parent held would never be let go of."""
-    global _exit
-    _exit = None
     if _current is not None:
         _current._begin_anew()
 

@@ -7,7 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
 
 from prefeed.client.dataset import NodeDataset
 from prefeed.client.reader import ObjectReader, Shared
@@ -53,18 +56,34 @@ class Readers:
             shared.close()
 
 
-class IdleReaders:
+class Reports(Protocol):
+    """What reads for one thread at a time: an ``ObjectReader``, or what has one."""
+
+    def report(self) -> None:
+        """The server knows of all reads that have ended."""
+
+    def close(self) -> None:
+        """Report, and let go of what is open."""
+
+
+R = TypeVar("R", bound=Reports)
+
+
+class IdleReaders(Generic[R]):
     """Readers of one dataset for many threads: a reader serves one read at a time, and then waits here for the next.
+
+    A process that ends reports the last reads.
 
     **Threads and processes**: any thread, without a lock; a forked child begins with none.
     """
 
     def __init__(self) -> None:
-        self._idle: dict[int, list[ObjectReader]] = {}  # by process
+        self._idle: dict[int, list[R]] = {}  # by process
+        self._end: tuple[int, util.Finalize[Any]] | None = None
         self._is_closed = False
 
     @contextmanager
-    def one(self, make: Callable[[], ObjectReader]) -> Iterator[ObjectReader]:
+    def one(self, make: Callable[[], R]) -> Iterator[R]:
         """Inside it, a reader is no other thread's.
 
         Args:
@@ -74,6 +93,10 @@ class IdleReaders:
         try:
             reader = idle.pop()
         except IndexError:
+            if (
+                self._end is None or self._end[0] != os.getpid()
+            ):  # a forked child forgets what its parent has registered
+                self._end = os.getpid(), util.Finalize(None, _close_idle, args=(ref(self),), exitpriority=10)
             reader = make()
         try:
             yield reader
@@ -97,10 +120,18 @@ class IdleReaders:
     def close(self) -> None:
         """As ``close_idle``; readers that are in use are closed after their read."""
         self._is_closed = True
+        if self._end is not None and self._end[0] == os.getpid():
+            self._end[1].cancel()
         self.close_idle()
 
 
-def _taken(idle: list[ObjectReader]) -> Iterator[ObjectReader]:
+def _close_idle(readers: ref[IdleReaders[Any]]) -> None:
+    found = readers()
+    if found is not None:
+        found.close_idle()
+
+
+def _taken(idle: list[R]) -> Iterator[R]:
     """Take as many readers as there are now, each of which no other thread has then."""
     with contextlib.suppress(IndexError):  # another thread may take the last one
         for _ in range(len(idle)):

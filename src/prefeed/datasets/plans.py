@@ -16,10 +16,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import util
 from types import TracebackType
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +68,8 @@ class PlanReader:
         self._dataset: Any = dataset
         self._on_node = on_node
         self._consumer = consumer
-        self._readers = IdleReaders()
+        self._readers: IdleReaders[ObjectReader] = IdleReaders()
         self._is_over = False
-        self._end: tuple[int, util.Finalize[Any]] | None = None  # of a process: reports the last reads when it ends
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PlanReader, (self._dataset, self._on_node, self._consumer))
@@ -96,14 +93,10 @@ class PlanReader:
     def close(self) -> None:
         """Report what was read in this process, and close what is open; later reads are no longer the plan's. Idempotent."""
         self._is_over = True
-        if self._end is not None and self._end[0] == os.getpid():
-            self._end[1].cancel()
         self._readers.close()
 
     def _reader(self) -> ObjectReader:
         assert self._on_node is not None
-        if self._end is None or self._end[0] != os.getpid():  # a forked child forgets what its parent has registered
-            self._end = os.getpid(), util.Finalize(None, _report_rest, args=(ref(self),), exitpriority=10)
         return ObjectReader(self._on_node, consumer=self._consumer)
 
 
@@ -304,9 +297,3 @@ def _attached(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer 
         )
         return None, None
     return access, Consumer(node, access.dataset)
-
-
-def _report_rest(reader: ref[PlanReader]) -> None:
-    found = reader()
-    if found is not None:
-        found._readers.close_idle()

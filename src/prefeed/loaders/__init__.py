@@ -7,5 +7,10 @@
 ``guesses``     plans guessed files, as far as they prove right
 ``stages``      cached stages between a loader and its files
 ``report``      the lines that a run writes to the log
+``order``       in which order workers ask for samples
+``feed``        ties a loader of any framework but PyTorch to the node
+``sources``     what stands in for its dataset
+``by_identity``  records of objects of the user's
+``replacing``   methods of frameworks that are replaced in place
 ``kinds``       tells datasets and tensors of the frameworks by the names of their classes
 """

@@ -164,6 +164,9 @@ READS = b"reads"
 TORCH = b"torch"
 """Processes in which torch was imported."""
 
+FRAMEWORK = b"framework"
+"""By name: processes in which another framework than torch was imported."""
+
 LOADER = b"loader"
 """By name: iterators that were served, iterators that were not, times that it was let go, epochs that ended, batches,
 nanoseconds of epochs, those of them in which the loop waited, processes."""

@@ -16,7 +16,6 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -27,6 +26,7 @@ from torch.utils.data.dataloader import (
 )
 
 from prefeed.after_import import after_import, forget
+from prefeed.loaders.replacing import Method, Replaced
 from prefeed.tally import program
 from prefeed.torch.attachment import LoaderView
 from prefeed.torch.loader import DataLoader, begin_iterator, leave, set_all_loaders
@@ -43,32 +43,6 @@ _OTHERS: Final = {"torchdata.nodes.loader": "Loader"}
 
 _CALLER: Final = 2
 """Frames from a function that stands for a method up to who called the method."""
-
-Method = Callable[..., Any]
-
-
-class _Replaced:
-    """A method in the place of a class's own; once inactive, it does what the class's own does, whoever still holds it."""
-
-    def __init__(
-        self, cls: type, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]
-    ) -> None:
-        own = vars(cls)[name]
-
-        @functools.wraps(own)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return instead(own, self, args, kwargs) if replaced.active else own(self, *args, **kwargs)
-
-        replaced = self
-        self.active = True
-        self._cls, self._name, self._own, self._ours = cls, name, own, method
-        setattr(cls, name, method)
-
-    def undo(self) -> None:
-        """Put the class's own back, unless somebody else has replaced ours meanwhile."""
-        self.active = False
-        if vars(self._cls)[self._name] is self._ours:
-            setattr(self._cls, self._name, self._own)
 
 
 def _begin_served(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -145,9 +119,9 @@ class _Patch:
 
     def __init__(self) -> None:
         self._replaced = [
-            *(_Replaced(cls, "__init__", _begin_served) for cls in _SERVED),
-            _Replaced(_BaseDataLoaderIter, "__init__", _begin_other),
-            _Replaced(TorchDataLoader, "__init__", _make_loader),
+            *(Replaced(cls, "__init__", _begin_served) for cls in _SERVED),
+            Replaced(_BaseDataLoaderIter, "__init__", _begin_other),
+            Replaced(TorchDataLoader, "__init__", _make_loader),
         ]
         self._acts = {module: functools.partial(self._reach, module) for module in _OTHERS}
         for module, act in self._acts.items():
@@ -164,7 +138,7 @@ class _Patch:
     def _reach(self, module: str) -> None:
         cls = getattr(sys.modules[module], _OTHERS[module], None)
         if isinstance(cls, type) and "__iter__" in vars(cls):
-            self._replaced.append(_Replaced(cls, "__iter__", _iterate_other))
+            self._replaced.append(Replaced(cls, "__iter__", _iterate_other))
 
 
 _unseen = _Unseen()

@@ -33,6 +33,7 @@ from prefeed.client.consumer import Consumer
 from prefeed.core.plan import Ids, Window
 from prefeed.loaders.guesses import LOOK, Guess, Supposing
 from prefeed.loaders.kinds import Order
+from prefeed.loaders.order import interleave
 from prefeed.torch.order import (
     CHUNK,
     FIRST,
@@ -66,29 +67,6 @@ _MOST_IDS: Final = 1 << 22
 
 _TOLD_EVERY: Final = 4096
 """Objects after which the server hears how far the loop is, of an order that is told as it is drawn."""
-
-
-def interleave(order: Order, *, batch_size: int, num_workers: int) -> Order:
-    """Return the order in which workers ask for samples, when each makes every ``num_workers``-th batch.
-
-    Args:
-        order: Sample indices in batch order, shape (n,); the last batch may be short.
-        batch_size: Samples a batch.
-        num_workers: Workers that take batches in turns; below 2 nothing changes.
-
-    Returns:
-        The same indices, shape (n,), in groups of ``num_workers`` batches; what is left of the last group last.
-    """
-    if num_workers < 2 or batch_size < 2:
-        return order
-    group = batch_size * num_workers
-    whole = len(order) - len(order) % group
-    # (groups, workers, batch_size) → (groups, batch_size, workers)
-    turned = order[:whole].reshape(-1, num_workers, batch_size).transpose(0, 2, 1).reshape(-1)
-    rest = [order[start : start + batch_size] for start in range(whole, len(order), batch_size)]
-    longest = max(map(len, rest), default=0)
-    last = [batch[i] for i in range(longest) for batch in rest if i < len(batch)]
-    return np.concatenate((turned, np.array(last, dtype=order.dtype)))
 
 
 class PlannedSampler:

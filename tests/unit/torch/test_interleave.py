@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefeed.torch.planning import interleave
+from prefeed.loaders.order import interleave
 from profiles import examples
 
 

@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from prefeed.client.access import AccessMap
+from prefeed.loaders.order import interleave
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
-from prefeed.torch.planning import PlannedSampler, interleave
+from prefeed.torch.planning import PlannedSampler
 
 
 class Listener:

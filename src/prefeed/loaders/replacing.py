@@ -1,0 +1,33 @@
+"""Methods of frameworks' classes, replaced in place and put back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+Method = Callable[..., Any]
+
+
+class Replaced:
+    """A method in the place of a class's own; once inactive, it does what the class's own does, whoever still holds it."""
+
+    def __init__(
+        self, cls: type, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        own = vars(cls)[name]
+
+        @functools.wraps(own)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return instead(own, self, args, kwargs) if replaced.active else own(self, *args, **kwargs)
+
+        replaced = self
+        self.active = True
+        self._cls, self._name, self._own, self._ours = cls, name, own, method
+        setattr(cls, name, method)
+
+    def undo(self) -> None:
+        """Put the class's own back, unless somebody else has replaced ours meanwhile."""
+        self.active = False
+        if vars(self._cls)[self._name] is self._ours:
+            setattr(self._cls, self._name, self._own)
