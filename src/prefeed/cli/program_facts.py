@@ -149,7 +149,10 @@ def last_lines(facts: ProgramFacts) -> list[str]:
     if not was_used:
         return [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]
     if not facts["loaders"]:
-        return [f"{_no_loader(facts)}; {_files(facts)}"]
+        lines = [f"{_no_loader(facts)}; {_files(facts)}"]
+        if facts["past_the_cache"] and not facts["cache"]["files"]:
+            lines.append("PREFEED_READS=all answers reads that Python sees outside of loaders from the cache")
+        return lines
     files, waits = _files(facts), _waits(facts)
     return [_served(facts), *([files] if files else []), *([waits] if waits else [])]
 

@@ -18,7 +18,7 @@ from prefeed.loaders.replacing import Method, Replaced
 
 _MODULE: Final = "grain._src.python.data_loader"
 
-_feeds = Feeds()
+_feeds = Feeds("grain.DataLoader")
 _replaced: list[Replaced] = []
 
 

@@ -15,7 +15,7 @@ from prefeed.loaders.sources import ServedSource
 
 _MODULE: Final = "mindspore.dataset.engine.datasets_user_defined"
 
-_feeds = Feeds()
+_feeds = Feeds("GeneratorDataset")
 _replaced: list[Replaced] = []
 
 

@@ -23,7 +23,7 @@ _ITERATORS: Final = ("_DataLoaderIterSingleProcess", "_DataLoaderIterMultiProces
 _BATCH_SAMPLERS: Final = ("BatchSampler", "DistributedBatchSampler")
 _SAMPLERS: Final = ("SequenceSampler", "RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 
-_feeds = Feeds()
+_feeds = Feeds("paddle.io.DataLoader")
 _replaced: list[Replaced] = []
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -275,15 +276,21 @@ class Feed:
         if consumer is not None:
             consumer.close()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
-        self._let_go()
+        if not is_finalizing():
+            self._let_go()
 
 
 class Feeds:
-    """The feed of each loader of one framework, as long as there is the loader."""
+    """The feed of each loader of one framework, as long as there is the loader.
 
-    def __init__(self) -> None:
+    Args:
+        kind: What messages call its loaders.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self._feeds: ByIdentity[list[Feed]] = ByIdentity()
         self._names: set[str] = set()
 
@@ -296,12 +303,11 @@ class Feeds:
         """
         kept = self._feeds.get_or_make(loader, list)
         if not kept or kept[0].pid != os.getpid():  # a forked child has a plan of its own
-            kept[:] = [Feed(dataset, self._name_of(loader, dataset))]
+            kept[:] = [Feed(dataset, self._name_of(dataset))]
         return kept[0]
 
-    def _name_of(self, loader: Any, dataset: Any) -> str:
-        package = type(loader).__module__.partition(".")[0]
-        name = f"{package} {type(loader).__name__} ({type(dataset).__name__})"
+    def _name_of(self, dataset: Any) -> str:
+        name = f"{self._kind} ({type(dataset).__name__})"
         text, number = name, 1
         while text in self._names:
             number += 1
