@@ -43,6 +43,7 @@ def disable() -> None:
     """Leave Grain's classes as they were. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
+    _feeds.clear()
 
 
 class Elements:

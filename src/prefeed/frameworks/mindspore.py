@@ -37,6 +37,7 @@ def disable() -> None:
     """Leave MindSpore's classes as they were. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
+    _feeds.clear()
 
 
 class _Planned(ServedSource):

@@ -46,6 +46,7 @@ def disable() -> None:
     """Leave Paddle's classes as they were. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
+    _feeds.clear()
 
 
 class View:

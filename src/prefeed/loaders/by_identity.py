@@ -26,6 +26,10 @@ class ByIdentity(Generic[T]):
         entry = self._entries.get(id(thing))
         return entry[1] if entry is not None and entry[0]() is thing else None
 
+    def clear(self) -> None:
+        """Forget all records."""
+        self._entries.clear()
+
     def get_or_make(self, thing: Any, make: Callable[[], T]) -> T:
         """Return the record of an object, made now if it has none.
 

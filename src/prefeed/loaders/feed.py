@@ -306,6 +306,10 @@ class Feeds:
             kept[:] = [Feed(dataset, self._name_of(dataset))]
         return kept[0]
 
+    def clear(self) -> None:
+        """Let all loaders go; iterators that are in use go on to their end."""
+        self._feeds.clear()
+
     def _name_of(self, dataset: Any) -> str:
         name = f"{self._kind} ({type(dataset).__name__})"
         text, number = name, 1
