@@ -10,6 +10,7 @@ import pytest
 
 import prefeed
 from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
+from frameworks.running import assert_the_node_reads_ahead
 from leaks import wait_until
 
 grain = pytest.importorskip("grain.python", reason="Grain is not installed: make test-frameworks", exc_type=ImportError)
@@ -70,3 +71,9 @@ def test_a_plan_of_its_sampler(tmp_path: Path, num_workers: int) -> None:
     assert reads.misses == reads.direct_reads == 0
     assert prefeed.statistics().origin_requests == 30
     prefeed.datasets._readers.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_unchanged_program_is_served(tmp_path: Path, num_workers: int) -> None:
+    answer = ["grain.DataLoader (Files)"]
+    assert_the_node_reads_ahead("grain_epochs.py", tmp_path, num_workers=num_workers, answer=answer)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
+from frameworks.running import assert_the_node_reads_ahead
 
 pytest.importorskip("mindspore", reason="MindSpore is not installed: make test-frameworks", exc_type=ImportError)
 
@@ -34,3 +35,9 @@ def test_generator_dataset(tmp_path: Path, num_workers: int) -> None:
     ]
     assert len({tuple(order) for order in epochs}) > 1
     assert_made_once(cached, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_unchanged_program_is_served(tmp_path: Path, num_workers: int) -> None:
+    answer = ["GeneratorDataset (Files)"]
+    assert_the_node_reads_ahead("mindspore_epochs.py", tmp_path, num_workers=num_workers, answer=answer)

@@ -1,0 +1,59 @@
+"""Unchanged programs of a framework, plain and under ``prefeed run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import prefeed
+from leaks import wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+NUM_FILES = 26
+"""Not a multiple of any batch size used."""
+
+
+def make_files(root: Path) -> Path:
+    """Write small files, long ago as it were."""
+    root.mkdir()
+    for number in range(NUM_FILES):
+        path = root / f"{number:02}.bin"
+        path.write_bytes(np.random.default_rng(number).bytes(2000))
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    return root
+
+
+def assert_the_node_reads_ahead(program: str, tmp_path: Path, *, num_workers: int, answer: list[str]) -> None:
+    """Check that a program prints the same with and without prefeed, and that its files were there before they were read.
+
+    Args:
+        program: Name of a script in ``programs``, which is given a directory of files and a number of workers.
+        tmp_path: Of the test.
+        num_workers: See ``program``.
+        answer: What the last line calls its loaders.
+    """
+    root = make_files(tmp_path / "data")
+    script = [str(PROGRAMS / program), str(root), str(num_workers)]
+    facts_file = tmp_path / "facts.json"
+    plain = _run([sys.executable, *script])
+    served = _run([sys.executable, "-m", "prefeed", "run", "--root", str(root), "--json", str(facts_file), *script])
+    assert served == plain
+    facts = json.loads(facts_file.read_text())
+    assert {(loader["name"], loader["state"]) for loader in facts["loaders"]} == {(name, "served") for name in answer}
+    assert facts["past_the_cache"] == []
+    assert wait_until(lambda: prefeed.statistics().reads >= NUM_FILES, timeout_seconds=60)
+    counts = prefeed.statistics()
+    assert counts.origin_requests == NUM_FILES
+    assert (counts.misses, counts.direct_reads) == (0, 0)
+
+
+def _run(command: list[str]) -> str:
+    """Return the last line of what a program prints; frameworks print warnings of their own."""
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()[-1]
