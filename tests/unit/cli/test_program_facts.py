@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
+from prefeed.tally.program import FRAMEWORK, LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
     "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True,
@@ -83,8 +83,18 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         {},
         [
             ("no DataLoader of torch's was used; 2,004 opens below /data (nfs4) bypassed the cache (numpy.memmap 2,000 outside of "
-            "samples, os.open 3 in samples, open 1 outside of samples)")
+            "samples, os.open 3 in samples, open 1 outside of samples)"),
+            "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache",
         ],
+    ),
+    "another framework": (
+        {key_of(FRAMEWORK, "paddle"): counters(1)}, {},
+        ["nothing to do: no loader that prefeed serves was used of paddle, and no file below /data (nfs4) was opened"],
+    ),
+    "loaders of another framework": (
+        {key_of(FRAMEWORK, "grain"): counters(2)} | READ | loader("grain.DataLoader (Files)", served=1),
+        {},
+        ["1 loader served: grain.DataLoader (Files)", "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)"],
     ),
     "none served": (
         USED | loader("A", refused=3) | why("A", "one") | why("A", "two") | loader("B", refused=1),
@@ -136,7 +146,7 @@ def test_machines_get_the_same() -> None:
     del found["loaders"]
     assert found == {
         "version": 1, "program": ["python", "train.py"], "began": 5.0, "seconds": 412.0, "is_enabled": True,
-        "roots": "/data (nfs4)", "has_roots": True, "has_torch": True,
+        "roots": "/data (nfs4)", "has_roots": True, "has_torch": True, "frameworks": [],
         "cache": {"files": 48210, "bytes": 9_771_050_599}, "origin": {"files": 24105, "bytes": 4_831_838_208},
         "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}],
         "loop_seconds": 412.0, "waited_seconds": 12.772,
