@@ -95,11 +95,11 @@ class PlannedBatches:
 
 
 def _begin(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    loader = kwargs.get("loader", args[0] if args else None)
-    feed = None if loader is None or isinstance(loader, View) else _feeds.of(loader, loader.dataset)
-    if feed is None:
-        own(iterator, *args, **kwargs)
+    (loader,) = (*args, *kwargs.values())
+    if isinstance(loader, View):
+        own(iterator, loader)
         return
+    feed = _feeds.of(loader, loader.dataset)
     iterator._prefeed_feed = feed
     feed.loop_begins(length_of(loader.batch_sampler))
     own(iterator, _view(loader, feed))
