@@ -75,6 +75,12 @@ class HandFetchers:
     def submit(self, jobs: Sequence[Job]) -> None:
         self.jobs.extend(jobs)
 
+    def expect(self, source: Source, num_objects: int) -> None:
+        """There are no processes."""
+
+    def limit(self, source: Source, most: int) -> int:
+        return most
+
     def submit_check(self, job: CheckJob) -> None:
         self.checks.append(job)
 

@@ -178,6 +178,18 @@ def _count(value: str | int) -> int:
     return number
 
 
+MOST_FETCH_PROCESSES: Final = 64
+
+
+def _fetch_processes(value: str | int | None) -> int | None:
+    """Return a number of processes; None for ``auto``."""
+    if value in (None, "", "auto"):
+        return None
+    if not 0 <= (number := _whole(value)) <= MOST_FETCH_PROCESSES:
+        raise ConfigError(f"must be 0 to {MOST_FETCH_PROCESSES}, or auto: {value!r}")
+    return number
+
+
 LEAST_PORT: Final = 1025
 MOST_PORT: Final = 65535
 
@@ -334,6 +346,10 @@ class Config:
     pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
     lookahead: int = _setting(_setting_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
     max_in_flight: int = _setting(_count, 256, "maximum requests to one origin at a time")
+    fetch_processes: int | None = _setting(
+        _fetch_processes, None, "processes that fetch for the node server from web servers and S3; 0 = the server itself; auto = one when "
+        "there is much to fetch, up to one per two cores when they are busy"
+    )  # fmt: skip
     request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
     retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
     idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
@@ -442,6 +458,7 @@ SERVER_SETTINGS: Final = (
     "memory",
     "memory_dir",
     "max_in_flight",
+    "fetch_processes",
     "request_timeout",
     "retry_deadline",
     "lookahead",

@@ -257,6 +257,7 @@ class ServerStatus:
         notices: What differs from what was asked for: a smaller memory tier, or one on disk.
         sessions: Stage caches beside the objects.
         metrics: URL of the metrics; empty when none are served.
+        fetch_processes: Process ids of those that fetch for it now.
     """
 
     pid: int
@@ -272,6 +273,7 @@ class ServerStatus:
     notices: tuple[str, ...] = ()
     sessions: SessionCounts = SessionCounts()
     metrics: str = ""
+    fetch_processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import pytest
 import servers
 from prefeed.config import Config
 from prefeed.sources import objectstore
+from prefeed.sources.answers import version_without_etag
+from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.protocol import Source
+from prefeed.sources.quick_fetches import QuickClient
 from prefeed.sources.urls import open_source
 from prefeed.sources.views import View
 from prefeed.testing.source_contract import SourceContract
 from prefeed.testing.sources import CountingSource, FaultySource, MemorySource, SlowSource
+from prefeed.types import FetchedObject
 
 _ticks = itertools.count(1)
 
@@ -180,6 +186,118 @@ class TestThroughHelperProcess(SourceContract):
             origin = DirectoryOrigin(tmp_path, server.url, index=True)
             yield origin
             origin.close()
+
+
+class QuickSource:
+    """A web server whose objects are fetched as a fetch process does it; what that does not take, the source fetches itself."""
+
+    def __init__(self, source: ObjectStoreSource, size_of: Callable[[str], int]) -> None:
+        self.source = source
+        self.url, self.mark, self.locate, self.list_objects = (
+            source.url,
+            source.mark,
+            source.locate,
+            source.list_objects,
+        )
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._memory = mmap.mmap(-1, 4_000_000)
+        self._client = QuickClient(self._memory)
+        self._is_closed = False
+        origin = source.quick_origin()
+        assert origin is not None
+        self._client.add_origin(0, origin)
+
+    def fetch(self, path: str) -> FetchedObject:
+        size = self._size_of(path)
+        with self._lock:
+            self._client.fetch(0, 0, self.source.quick_target(path), 0, size)
+            arrivals = []
+            while not arrivals:
+                arrivals = self._client.step(60.0)
+            (arrival,) = arrivals
+            data = self._memory[arrival.start : arrival.start + size]
+        if arrival.failure:
+            error = self.source.quick_failure(path, arrival.failure)
+            if error is None:
+                return self.source.fetch(path)
+            raise error
+        version = arrival.version or version_without_etag(arrival.modified_seconds, size)
+        return FetchedObject(data=data, version=version)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.close()
+            self._memory.close()
+        self.source.close()
+
+
+class QuickDirectoryOrigin(DirectoryOrigin):
+    def open(self) -> Source:
+        source = super().open()
+        assert isinstance(source, ObjectStoreSource)
+        quick = QuickSource(source, self._size_of)
+        self.sources.append(quick)
+        return quick
+
+    def _size_of(self, path: str) -> int:
+        file = self.directory / path
+        return file.stat().st_size if file.is_file() else 0
+
+
+class TestQuick(SourceContract):
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+        (tmp_path / "root dir").mkdir()
+        with servers.http_server(tmp_path, webdav=True) as server:
+            origin = QuickDirectoryOrigin(tmp_path / "root dir", f"{server.url}/root dir")
+            yield origin
+            origin.close()
+
+
+class TestQuickNginx(SourceContract):
+    lists_versions = False
+
+    @pytest.fixture
+    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+        root = tmp_path / "www"
+        root.mkdir()
+        with servers.nginx_server(root, tmp_path / "nginx") as url:
+            origin = QuickDirectoryOrigin(root, url, index=True)
+            yield origin
+            origin.close()
+
+
+class QuickBucketOrigin(BucketOrigin):
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        super().__init__(client, bucket, prefix)
+        self.sizes: dict[str, int] = {}
+
+    def put(self, path: str, data: bytes) -> None:
+        super().put(path, data)
+        self.sizes[path] = len(data)
+
+    def open(self) -> Source:
+        source = super().open()
+        assert isinstance(source, ObjectStoreSource)
+        quick = QuickSource(source, lambda path: self.sizes.get(path, 0))
+        self.sources.append(quick)
+        return quick
+
+
+class TestQuickS3(SourceContract):
+    @pytest.fixture
+    def origin(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketOrigin]:
+        import boto3
+
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1")
+        origin = QuickBucketOrigin(client, f"bucket-{next(_ticks)}", "data/set")
+        yield origin
+        origin.close()
+        client.close()
 
 
 class TestMemory(SourceContract):

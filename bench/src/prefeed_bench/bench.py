@@ -8,6 +8,8 @@ import click
 
 from prefeed.cli import render
 from prefeed.cli.options import json_option
+from prefeed.config import resolve
+from prefeed.errors import ConfigError
 from prefeed_bench.cases import CASES, run_case
 from prefeed_bench.errors import MissingRequirementError
 from prefeed_bench.harness import BenchResult, Options
@@ -15,6 +17,17 @@ from prefeed_bench.processes import terminated_like_interrupted
 
 _QUICK_PHOTOS = 200
 _WIDTH = max(len(name) for name in CASES)
+
+
+def _numbers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Return numbers of processes as the setting takes them, each once."""
+    found = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
+    for number in found:
+        try:
+            resolve({"fetch_processes": number})
+        except ConfigError as err:
+            raise click.BadParameter(str(err)) from err
+    return found
 
 
 @click.command(name="bench", epilog="\b\n" + "\n".join(f"{name:<{_WIDTH}}  {what}" for name, what in CASES.items()))
@@ -28,10 +41,12 @@ _WIDTH = max(len(name) for name in CASES)
               help="Where the pictures are kept between runs.  [default: ~/.cache/prefeed-bench]")  # fmt: skip
 @click.option("--charts", type=click.Path(file_okay=False, path_type=Path), default=Path("bench-output"), metavar="DIR",
               show_default=True, help="Where charts are written.")  # fmt: skip
+@click.option("--fetch-processes", metavar="N,N", callback=_numbers,
+              help="fetch: numbers of fetch processes, each a variant.  [default: auto]")  # fmt: skip
 @json_option
 def command(
     *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,
-    as_json: bool,
+    fetch_processes: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Measure the same work with and without prefeed: all benchmarks, or the named ones.
 
@@ -45,6 +60,7 @@ def command(
         quick=quick,
         data_dir=data,
         charts_dir=charts,
+        fetch_processes=fetch_processes,
         say=_say,
     )
     for name in names or CASES:

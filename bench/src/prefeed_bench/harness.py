@@ -38,6 +38,7 @@ class Options:
         quick: Small and fast: shows that the benchmark works, its figures mean nothing.
         data_dir: Where pictures are kept between benchmarks; None for the default.
         charts_dir: Where charts are drawn.
+        fetch_processes: Of ``fetch``: each is a variant; empty: as the node chooses.
         say: Shows progress.
     """
 
@@ -46,6 +47,7 @@ class Options:
     quick: bool = False
     data_dir: Path | None = None
     charts_dir: Path = Path("bench-output")
+    fetch_processes: tuple[str, ...] = ()
     say: Say = field(default=_silent)
 
     def photos(self) -> PhotoFolder:

@@ -87,6 +87,7 @@ def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
         ("clients", f"{status.clients:,}"),
         ("plans", f"{status.plans:,}"),
         ("origin requests", f"{status.in_flight:,} in flight{allowed}"),
+        *((("fetch processes", ", ".join(map(str, status.fetch_processes))),) if status.fetch_processes else ()),
         *_sessions_row(status.sessions),
         *((("metrics", status.metrics),) if status.metrics else ()),
         *(("notice", text) for text in status.notices),

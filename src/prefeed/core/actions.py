@@ -38,6 +38,7 @@ class Ticket:
         reserved_bytes: Bytes of the tier set aside for it.
         attempts: Requests made so far.
         started: Clock reading of the first request, in seconds; set by the interpreter.
+        is_demanded: It was begun because a reader waits for it.
     """
 
     dataset: int
@@ -46,6 +47,7 @@ class Ticket:
     reserved_bytes: int
     attempts: int = 0
     started: float = 0.0
+    is_demanded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,6 +93,19 @@ class RetryPolicy:
         bound = min(self.max_delay_seconds, self.first_delay_seconds * 2.0 ** min(attempts - 1, 30))
         delay = bound * (0.5 + 0.5 * jitter)
         return None if elapsed_seconds + delay > self.deadline_seconds else delay
+
+
+_BUSY_SHARE: Final = 0.8
+
+
+def wants_another_process(shares: Sequence[float], *, most: int) -> bool:
+    """Return whether one more fetch process would help: there may be more, and each of them uses a core.
+
+    Args:
+        shares: Processor time of each process over the last second, as share of that second.
+        most: Number of processes that there may be.
+    """
+    return 0 < len(shares) < most and min(shares) >= _BUSY_SHARE
 
 
 _FIRST_PAUSE_SECONDS: Final = 1.0

@@ -399,7 +399,9 @@ class Scheduler:
         else:
             placement = self.holdings.reserve(cost, Placement.RESIDENT, is_expected=False)
         reserved = 0 if placement == Placement.DIRECT else cost
-        self._demanded.append(self.holdings.start(dataset, object_id, placement, reserved))
+        fetch = self.holdings.start(dataset, object_id, placement, reserved)
+        fetch.ticket.is_demanded = True
+        self._demanded.append(fetch)
 
     def _wanted_placement(self, ticket: Ticket, *, changed: bool) -> Placement:
         """Return where the object should go now: expected readers may have come or gone since the request."""

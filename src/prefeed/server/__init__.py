@@ -6,6 +6,9 @@
 ``node``              carries out the decisions of ``core``: start reading here
 ``counting``          counters, and a snapshot of them
 ``fetchers``          threads that read origins
+``fetch_processes``   processes that fetch for the server
+``fetch_process``     one of them: its messages, and what it does
+``fetch_ring``        memory that they leave objects in
 ``datasets``          the datasets in use: their listing, source, and entries in the tier
 ``dataset_opener``    opens and lists datasets, in threads of its own
 ``sharing``           files that several catalogues name

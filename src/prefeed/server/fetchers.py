@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from prefeed.core.actions import Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
-from prefeed.sources.answers import require_listed
+from prefeed.server.fetch_processes import Delivery, FetchProcesses, Lease
+from prefeed.sources.answers import require_listed, version_without_etag
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, entry_key, version_hash
 from prefeed.sources.posix import PosixSource, stat_files
-from prefeed.sources.protocol import Source
+from prefeed.sources.protocol import QuickSource, Source
+from prefeed.sources.quick_fetches import QuickOrigin
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, FetchedObject
 
@@ -33,6 +35,9 @@ _GROUP_BYTES = 2 * 1024**2
 
 _LARGE_BYTES = 1024**2
 """Such an object lies in the pool in parts, of which one question finds the first."""
+
+_QUEUED: Final = 64
+"""Fetches that wait in fetch processes for their turn, per dataset."""
 
 _WAKE_AFTER = 16
 """Arrivals that wake the loop at once; fewer wait for its next turn, which saves most wake-ups."""
@@ -60,6 +65,7 @@ class Job:
         lasting_key: Where disk and pool may have the answer, nothing when it is not known.
         held: Of a file of a catalogue, what another one has of it: if it has not changed, nothing is opened.
         started: By the clock.
+        is_for_threads: No fetch process is to make it: one has tried.
     """
 
     ticket: Ticket
@@ -68,6 +74,7 @@ class Job:
     lasting_key: bytes = b""
     held: Held = NOTHING
     started: float = 0.0
+    is_for_threads: bool = False
 
     @property
     def may_be_grouped(self) -> bool:
@@ -108,13 +115,33 @@ class CheckResult:
 
 @dataclass(slots=True)
 class Result:
-    """How the request ended: ``fetched`` or ``error``, how long it took, and who had the answer."""
+    """How the request ended.
+
+    Attributes:
+        job: The request.
+        fetched: What came; None after an error.
+        error: Why nothing came.
+        seconds: How long the request took.
+        where: Who had the answer.
+        lease: Who lends the bytes; None: they are the result's own.
+    """
 
     job: Job
     fetched: FetchedObject | None
     error: SourceError | None
     seconds: float
     where: Where = Where.ORIGIN
+    lease: Lease | None = None
+
+    def release(self) -> None:
+        """The bytes are stored, or not wanted: what lends them may use their memory again."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def kept_data(self) -> Buffer:
+        """Return the bytes for somebody who keeps them after ``release``."""
+        assert self.fetched is not None
+        return self.fetched.data if self.lease is None else bytes(self.fetched.data)
 
 
 class Fetchers:
@@ -132,8 +159,11 @@ class Fetchers:
         wake: Callable[[], None],
         disk: DiskTier | None = None,
         pool: PoolTier | None = None,
+        processes: FetchProcesses[Job] | None = None,
     ) -> None:
         self.is_urgent = False
+        self._processes = processes
+        self._for_processes: deque[Job] = deque()
         self._disk = disk
         self._pool = pool
         self._max_threads = max_threads
@@ -147,7 +177,9 @@ class Fetchers:
         self._is_closed = False
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue the requests; a thread takes each as soon as one is free, or several where the pool may have them."""
+        """Queue the requests: a fetch process gets them, or a thread, which may take several where the pool has them."""
+        if self._processes is not None and self._disk is None and self._pool is None:
+            jobs = self._hand_over(jobs, self._processes)
         if self._pool is not None and self._pool.is_rich:
             for task in _grouped(jobs):
                 self._queue(task)
@@ -155,28 +187,92 @@ class Fetchers:
             for job in jobs:
                 self._queue([job])
 
+    def expect(self, source: Source, num_objects: int) -> None:
+        """So many objects of a source may be wanted soon: where processes fetch them, they are started now."""
+        if self._processes is not None and _quick_origin(source) is not None:
+            self._processes.expect(num_objects)
+
+    def limit(self, source: Source, most: int) -> int:
+        """Let so many requests to the origin be under way; return how many fetches there may be at a time.
+
+        Those of fetch processes are more: one waits in the process where another ends, and is begun without a turn of the
+        server.
+        """
+        if self._processes is None or self._disk is not None or self._pool is not None:
+            return most
+        origin = _quick_origin(source)
+        if origin is None or not self._processes.num_ready:
+            return most
+        self._processes.limit(origin, most)
+        return most + _QUEUED
+
     def submit_check(self, job: CheckJob) -> None:
         """Queue the question."""
         self._queue(job)
 
     def take(self, most: int) -> list[Result | CheckResult]:
-        """Return results that came in since, at most that many."""
+        """Return results that came in since, at most that many; the caller releases those that are lent."""
         results: list[Result | CheckResult] = []
+        if self._processes is not None:
+            results += self._take_from(self._processes, most)
+        num_of_processes = len(results)
         while self._results and len(results) < most:
             results.append(self._results.popleft())
-        self._num_finished += len(results)
+        self._num_finished += len(results) - num_of_processes
         return results
 
     @property
     def has_results(self) -> bool:
         """True while ``take`` would return something."""
-        return bool(self._results)
+        is_with_processes = self._processes is not None and self._processes.has_results
+        return bool(self._results or self._for_processes) or is_with_processes
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Fetch processes that work."""
+        return () if self._processes is None else self._processes.ready_ids
 
     def close(self) -> None:
-        """End the threads; requests under way are abandoned, and those that wait are not made."""
+        """End threads and processes; requests under way are abandoned, and those that wait are not made."""
         self._is_closed = True
+        if self._processes is not None:
+            self._processes.close()
         for _ in self._threads:
             self._tasks.put(None)
+
+    # ---------------------------------------------------------------- through processes
+
+    def _hand_over(self, jobs: Sequence[Job], processes: FetchProcesses[Job]) -> list[Job]:
+        """Let processes make the requests that they can make; return the others."""
+        processes.is_urgent = self.is_urgent
+        rest = [job for job in jobs if not _try_process(job, processes)]
+        processes.flush()
+        return rest
+
+    def _take_from(self, processes: FetchProcesses[Job], most: int) -> list[Result]:
+        """Return what processes have fetched; what they could not fetch is for the threads."""
+        if self._for_processes:
+            looked_up = [self._for_processes.popleft() for _ in range(len(self._for_processes))]
+            self._num_finished += len(looked_up)  # by the threads
+            for job in self._hand_over(looked_up, processes):
+                self._queue([job])
+        results = []
+        for delivery in processes.take(most):
+            if (result := _delivered(delivery)) is not None:
+                results.append(result)
+                if self._pool is not None and result.fetched is not None:
+                    kept = replace(result.fetched, data=result.kept_data())
+                    with suppress(Exception):  # as in a thread
+                        offer_to_pool(self._pool, replace(result, fetched=kept))
+            else:
+                self._queue([delivery.job])
+        for job in processes.take_lost():
+            job.is_for_threads = True
+            self._queue([job])
+        processes.flush()
+        return results
+
+    # ---------------------------------------------------------------- in threads
 
     def _queue(self, task: _Task) -> None:
         self._num_submitted += 1 if isinstance(task, CheckJob) else len(task)
@@ -202,21 +298,28 @@ class Fetchers:
             elif self._pool is not None and len(task) > 1:
                 self._fetch_group(task, self._pool)
             else:
-                self._results.extend(self._fetch(job) for job in task)
+                for job in task:
+                    if (result := self._fetch(job)) is not None:
+                        self._results.append(result)
+                    else:
+                        self._for_processes.append(job)
             under_way = self._num_submitted - self._num_finished
-            if self.is_urgent or len(self._results) >= min(_WAKE_AFTER, under_way // 2):
+            if self.is_urgent or len(self._results) + len(self._for_processes) >= min(_WAKE_AFTER, under_way // 2):
                 self._wake()
 
     def _check(self, job: CheckJob) -> CheckResult:
         started = self._clock()
         return replace(check(job), seconds=self._clock() - started)
 
-    def _fetch(self, job: Job) -> Result:
+    def _fetch(self, job: Job) -> Result | None:
+        """Make the request; None when a process is to make it."""
         job.started = self._clock()
         try:
             found, where = self._find(job)
             if found is None and self._is_closed:
                 raise SourceError("the node server ends")  # and the tier that has it may be closed already
+            if found is None and self._may_hand_over(job):
+                return None
             if found is None:
                 job.started = self._clock()  # what a look elsewhere took says nothing of the origin
                 found = _asked(job)
@@ -230,6 +333,11 @@ class Fetchers:
             with suppress(Exception):  # the object has come, and is to be told of whatever becomes of the offer
                 offer_to_pool(self._pool, result)  # from here, for other nodes may wait for it
         return result
+
+    def _may_hand_over(self, job: Job) -> bool:
+        """Return whether a process may make the request, which a thread has looked up in vain."""
+        has_looked = self._disk is not None or self._pool is not None
+        return has_looked and self._processes is not None and self._processes.num_ready > 0 and _is_quick(job)
 
     def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
@@ -265,6 +373,43 @@ class Fetchers:
         if self._pool is not None and (found := read_pool(self._pool, job, lambda: self.is_urgent)) is not None:
             return found, Where.POOL
         return None, Where.ORIGIN
+
+
+def _is_quick(job: Job) -> bool:
+    """Return whether a fetch process may make the request: the object has a size, and its source answers plainly."""
+    if job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE:
+        return False
+    return _quick_origin(job.source) is not None
+
+
+def _quick_origin(source: Source) -> QuickOrigin | None:
+    """Return whom a fetch process asks for the objects of a source; None where it cannot."""
+    return cast("QuickSource", source).quick_origin() if hasattr(source, "quick_origin") else None
+
+
+def _try_process(job: Job, processes: FetchProcesses[Job]) -> bool:
+    """Let a process make the request, if it can."""
+    if not _is_quick(job):
+        return False
+    source = cast("QuickSource", job.source)
+    origin = source.quick_origin()
+    target = source.quick_target(job.manifest.path(job.ticket.object_id))
+    return origin is not None and processes.try_fetch(
+        origin, target, job.listed_bytes, job, is_demanded=job.ticket.is_demanded
+    )
+
+
+def _delivered(delivery: Delivery[Job]) -> Result | None:
+    """Return what a process has brought; None when the answer was odd: then a thread is to ask again."""
+    job, lease = delivery.job, delivery.lease
+    if lease is None:
+        source = cast("QuickSource", job.source)
+        error = source.quick_failure(job.manifest.path(job.ticket.object_id), delivery.failure)
+        job.is_for_threads = error is None
+        return None if error is None else Result(job, None, error, delivery.seconds)
+    version = delivery.version or version_without_etag(delivery.modified_seconds, lease.data.nbytes)
+    fetched = FetchedObject(data=lease.data, version=version, modified_seconds=delivery.modified_seconds)
+    return Result(job, fetched, None, delivery.seconds, lease=lease)
 
 
 def _asked(job: Job) -> FetchedObject:

@@ -116,7 +116,7 @@ class Handlers:
             call_soon=loop.call_soon,
             call_later=loop.call_later,
             find_dataset=node.registry.find,
-            add_dataset=node.registry.add,
+            add_dataset=node.add_dataset,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
         written = WrittenFiles(self._runtime_dir / "written")

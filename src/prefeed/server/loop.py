@@ -103,11 +103,13 @@ class Loop:
         for key, events in ready:
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.data is None:
+            elif isinstance(key.data, Connection):
+                self._serve(key.data, events)
+            elif key.data is not None:
+                key.data()
+            else:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._event)
-            else:
-                self._serve(key.data, events)
         while self._calls:
             self._calls.popleft()()
         if self._after_reading:
@@ -144,6 +146,14 @@ class Loop:
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Run the function in that many seconds."""
         heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), function))
+
+    def watch(self, fd: int, act: Callable[[], None]) -> None:
+        """Call a function whenever the descriptor can be read."""
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def unwatch(self, fd: int) -> None:
+        """Do so no more; what this turn has seen of it already may still be acted upon."""
+        self._selector.unregister(fd)
 
     def send(self, connection: Connection, message: Message) -> None:
         """Queue the message and send what the socket takes now."""

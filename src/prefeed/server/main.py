@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
 from prefeed.server.disk import DiskTier
+from prefeed.server.fetch_processes import FetchProcesses
+from prefeed.server.fetchers import Job
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
 from prefeed.server.memory_watch import MemoryWatch
@@ -97,9 +99,11 @@ def run_foreground(config: Config) -> int:
         loop = Loop(runtime_dir, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed)
         disk = _disk_tier(config, sessions.disk)
         pool = open_pool(config)
+        processes = _fetch_processes(config, loop)
         node = Node(
-            config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool
-        )
+            config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool,
+            processes=processes,
+        )  # fmt: skip
         sessions.share_memory_with(node)
         _say_damage(node, tier, sessions, disk)
         handlers.bind(loop, node, sessions)
@@ -405,6 +409,13 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _fetch_processes(config: Config, loop: Loop) -> FetchProcesses[Job] | None:
+    """Return the processes that fetch, none of which runs yet; None when the server is to fetch itself."""
+    if config.fetch_processes == 0:
+        return None
+    return FetchProcesses(number=config.fetch_processes, watcher=loop, clock=time.monotonic)
 
 
 _CLIENT: Final = "pymemcache"

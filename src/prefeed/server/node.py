@@ -21,12 +21,13 @@ from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement
 from prefeed.core.plan import Window
 from prefeed.core.requests import ConcurrencyLimit, RetryPolicy
 from prefeed.core.schedule import Scheduler
-from prefeed.core.table import FETCHING
+from prefeed.core.table import ABSENT, FETCHING
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
-from prefeed.server.datasets import Registry
+from prefeed.server.datasets import Dataset, Opened, Registry
 from prefeed.server.disk import DiskTier
+from prefeed.server.fetch_processes import FetchProcesses
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
 from prefeed.server.sharing import Sharing
 from prefeed.store.writer import TierWriter
@@ -65,10 +66,13 @@ class Node:
         call_later: Callable[[float, Callable[[], None]], None],
         disk: DiskTier | None = None,
         pool: PoolTier | None = None,
+        processes: FetchProcesses[Job] | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
-        self.fetchers = Fetchers(max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool)
+        self.fetchers = Fetchers(
+            max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool, processes=processes
+        )
         entries = ((key, size) for key, size, _ in tier.entries())
         self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight, clock=clock)
         self.scheduler.set_budget(tier.capacity_bytes)
@@ -135,6 +139,12 @@ class Node:
         return max(0, min(self._tier.capacity_bytes, granted) - self._scattered_bytes)
 
     # ------------------------------------------------------------ datasets
+
+    def add_dataset(self, opened: Opened) -> Dataset:
+        """A dataset is in use: what the tier has of it is known, and who may fetch the rest is there by the first request."""
+        dataset = self.registry.add(opened)
+        self.fetchers.expect(dataset.source, self.scheduler.tables[dataset.number].num_in(ABSENT))
+        return dataset
 
     def clear(self, url: str | None) -> ClearResult:
         """Free every resident at or below the URL; everything, also what no dataset names, if None."""
@@ -266,7 +276,10 @@ class Node:
             if not actions and not results:
                 break
             self._carry_out(actions)
-            self._take_in(self._share([result for result in results if isinstance(result, Result)]))
+            fetched = [result for result in results if isinstance(result, Result)]
+            self._take_in(self._share(fetched))
+            for result in fetched:
+                result.release()
             self._take_checks([result for result in results if isinstance(result, CheckResult)])
         self.checks.ask_ahead()
         self._inline.clear()
@@ -385,10 +398,10 @@ class Node:
         assert result.fetched is not None
         key = (result.job.ticket.dataset, result.job.ticket.object_id)
         if placement == Placement.ASIDE:
-            self._aside[key] = result.fetched.data
+            self._aside[key] = result.kept_data()
             self.checks.stored(*key)
         elif not self._is_outdated(result):
-            self._inline[key] = result.fetched.data
+            self._inline[key] = result.kept_data()
 
     def _is_outdated(self, result: Result) -> bool:
         assert result.fetched is not None
@@ -475,7 +488,7 @@ class Node:
         if not fetched.version and result.where != Where.POOL:
             return
         if key := self.datasets[ticket.dataset].lasting_key(ticket.object_id):
-            self.disk.offer(key, fetched.data)
+            self.disk.offer(key, result.kept_data())
 
     def _fetch_failed(self, result: Result) -> None:
         self._counts.asked_origin(result.seconds)
@@ -506,7 +519,8 @@ class Node:
         self._apply_limit(result.job.ticket.dataset)
 
     def _apply_limit(self, dataset: int) -> None:
-        self.scheduler.tables[dataset].max_in_flight = self.datasets[dataset].limit.limit
+        found = self.datasets[dataset]
+        self.scheduler.tables[dataset].max_in_flight = self.fetchers.limit(found.source, found.limit.limit)
 
     def _limit_of(self, ticket: Ticket) -> ConcurrencyLimit:
         return self.datasets[ticket.dataset].limit

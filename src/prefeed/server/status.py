@@ -173,6 +173,7 @@ class Observer:
             notices=self.notices,
             sessions=self._sessions.counts,
             metrics=self._metrics_url,
+            fetch_processes=self._node.fetchers.process_ids,
         )
 
     def statistics(self) -> Statistics:

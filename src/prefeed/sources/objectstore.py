@@ -8,19 +8,22 @@ import threading
 import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 import obstore
+from obstore import exceptions as store_exceptions
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import TruncatedBodyError
+from prefeed.errors import SourceError, TruncatedBodyError
 from prefeed.sources.answers import require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
-from prefeed.sources.store_access import S3_TOKENS, StoreAccess, mark_of, native_options, own_access
+from prefeed.sources.quick_fetches import MISSING, ODD, QuickOrigin
+from prefeed.sources.store_access import S3_TOKENS, StoreAccess, is_signed_here, mark_of, native_options, own_access
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
 from prefeed.sources.store_listing import info_of, level_of, list_http, list_store_in_parallel, modified_of, version_of
 from prefeed.types import FetchedObject, ObjectInfo
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
 _LIST_TIMEOUT: Final = "1h"
 _LIST_RETRIES: Final = 3
 """Of each request of a listing: one of a thousand that fails would else be the end of all."""
+
+_MOST_ODD: Final = 16
+"""Answers that a quick client cannot take, and a sixteenth of all, are asked for again; from more on, only this process asks."""
+
+_SIGNED_FOR: Final = timedelta(hours=1)
 
 _LOOPBACK: Final = "localhost,127.0.0.1,::1"
 _THREADS: Final = "/proc/self/task"
@@ -110,10 +118,15 @@ class ObjectStoreSource:
         self._authorization = authorization
         self._access = access
         self._is_http = url.startswith("http")
+        self._root_path = urlsplit(url).path if self._is_http else ""
         self._sends_no_length = False
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
+        self._quick: QuickOrigin | None = None
+        self._num_quick = 0
+        self._num_odd = 0
+        self._is_never_quick = False
 
     @property
     def mark(self) -> str:
@@ -197,6 +210,34 @@ class ObjectStoreSource:
         directories = [prefix.rstrip("/") for prefix in found["common_prefixes"]]
         return [info for info in infos if info.size_bytes or info.path not in directories], directories
 
+    def quick_origin(self) -> QuickOrigin | None:
+        """Return the web server, or that of a bucket of S3 whose requests can be signed here; see ``QuickSource``.
+
+        None behind a proxy, and where answers are too often odd.
+        """
+        if self._sends_no_length or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD:
+            return None
+        if self._quick is None and not self._is_never_quick:
+            self._quick = self._as_quick_origin()
+            self._is_never_quick = self._quick is None
+        return self._quick
+
+    def quick_target(self, path: str) -> bytes:
+        """Return the path of the object in requests; see ``QuickSource``."""
+        self._num_quick += 1
+        if self._is_http:
+            return f"{self._root_path}/{quote(path)}".encode()
+        return self._signed(path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
+
+    def quick_failure(self, path: str, failure: str) -> SourceError | None:
+        """Return the error that stands for a failure; see ``QuickSource``. A store's text says which of its things is missing."""
+        if failure == ODD or (failure == MISSING and not self._is_http):
+            self._num_odd += 1
+            return None
+        err = self._translated(store_exceptions.GenericError(failure), self.locate(path))
+        assert isinstance(err, SourceError)
+        return err
+
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every object below the root; see ``Source.list_objects``.
 
@@ -246,6 +287,38 @@ class ObjectStoreSource:
         )
         self._sends_no_length = not has_length
         return fetched
+
+    def _as_quick_origin(self) -> QuickOrigin | None:
+        try:
+            access = self._own_access()
+        except SourceError:
+            return None
+        if not self._is_http and (not self.url.startswith("s3://") or not is_signed_here(access)):
+            return None
+        parts = urlsplit(self.url if self._is_http else self._signed("-"))
+        if parts.hostname is None or access.proxies.keys() & {f"{parts.scheme}_proxy", "all_proxy"}:
+            return None
+        given: Any = native_options(self.url, access)
+        lines = [f"Host: {parts.netloc}", "Accept: */*", "User-Agent: prefeed"]
+        if self._is_http:
+            lines.append("Accept-Encoding: identity")
+        if self._is_http and (authorization := self._authorization or _basic(given)):
+            lines.append(f"Authorization: {authorization}")
+        is_encrypted = parts.scheme == "https"
+        return QuickOrigin(
+            url=self.url,
+            is_encrypted=is_encrypted,
+            host=parts.hostname,
+            port=parts.port or (443 if is_encrypted else 80),
+            headers="".join(f"{line}\r\n" for line in lines).encode("latin-1"),
+            timeout_seconds=self._config.request_timeout,
+        )
+
+    def _signed(self, path: str) -> str:
+        """Return the URL of an object of S3 that says who asks for it, for a time."""
+        store: Any = self._store or self._open_store()
+        url: str = obstore.sign(store, "GET", path, _SIGNED_FOR)
+        return url
 
     def _fetch_index(self, path: str) -> bytes:
         fetched = self._fetch_plainly(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from prefeed.errors import SourceError
+from prefeed.sources.quick_fetches import QuickOrigin
 from prefeed.types import FetchedObject, ObjectInfo
 
 
@@ -52,6 +54,22 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release connections; the source is not used afterwards."""
+        ...
+
+
+class QuickSource(Source, Protocol):
+    """A source whose objects a ``QuickClient`` may fetch, in another process, where the answers are plain."""
+
+    def quick_origin(self) -> QuickOrigin | None:
+        """Return who is asked; None while only ``fetch`` can."""
+        ...
+
+    def quick_target(self, path: str) -> bytes:
+        """Return what the request for an object names."""
+        ...
+
+    def quick_failure(self, path: str, failure: str) -> SourceError | None:
+        """Return the error that stands for a failure of the client; None when ``fetch`` may do better, or says more."""
         ...
 
 

@@ -94,6 +94,12 @@ _PLACES: Final = frozenset({
 })  # fmt: skip
 """Options that say where a store is, and nothing of who speaks."""
 
+_OF_SIGNED: Final = frozenset({
+    "access_key_id", "secret_access_key", "session_token", "region", "default_region", "endpoint", "aws_endpoint_url_s3",
+    "virtual_hosted_style_request", "prefeed_profile",
+})  # fmt: skip
+"""Options of S3 that signed URLs follow."""
+
 _TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
 
 _STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
@@ -246,6 +252,12 @@ def native_options(url: str, access: StoreAccess) -> dict[str, str]:
         if "account_name" in options and any(map(os.environ.get, _AZ["endpoint"])):
             options.setdefault("endpoint", f"https://{options['account_name']}.blob.core.windows.net")
     return options
+
+
+def is_signed_here(access: StoreAccess) -> bool:
+    """Return whether requests to a bucket of S3 can be signed with what is known: keys, and no header that each would need."""
+    options = access.options.keys()
+    return {"access_key_id", "secret_access_key"} <= options <= _OF_SIGNED and not any(map(os.environ.get, S3_TOKENS))
 
 
 def mark_of(url: str, access: StoreAccess) -> str:

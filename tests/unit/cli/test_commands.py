@@ -168,7 +168,9 @@ def test_stop_waits_and_names_the_process(run) -> None:
 
 
 def test_status_json_has_every_field(run) -> None:
-    assert json.loads(run(FakeBackend(), "server", "status", "--json").stdout) == {**asdict(STATUS), "notices": []}
+    assert json.loads(run(FakeBackend(), "server", "status", "--json").stdout) == {
+        **asdict(STATUS), "notices": [], "fetch_processes": [],
+    }  # fmt: skip
 
 
 def test_home_option_selects_the_server(run, tmp_path: Path) -> None:

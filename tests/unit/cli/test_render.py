@@ -63,6 +63,12 @@ def test_status_before_the_first_origin_names_no_limit() -> None:
     assert dict(rows)["origin requests"] == "0 in flight"
 
 
+def test_status_names_fetch_processes() -> None:
+    assert "fetch processes" not in dict(render.status_rows(STATUS)[1])
+    _, rows = render.status_rows(replace(STATUS, fetch_processes=(12, 13)))
+    assert dict(rows)["fetch processes"] == "12, 13"
+
+
 def test_status_says_when_the_tier_is_not_in_memory() -> None:
     _, rows = render.status_rows(replace(STATUS, on_tmpfs=False))
 

@@ -1,0 +1,428 @@
+"""Processes that fetch for the server: started when there is much to fetch, more of them when they are busy, again when one dies.
+
+::
+
+    server ── tickets, many per packet ──→ fetch process ←─ bytes ── origin
+       ↑ ←── arrivals, many per packet ──────┘   │
+       └────────── objects, in its ring ←────────┘
+
+A process that dies takes its own fetches with it: they are returned as lost, and the server makes them itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from prefeed.core.requests import START, Again, wants_another_process
+from prefeed.server.fetch_process import FROM_PROCESS, PACKET_BYTES, Arrivals, Fetches, Limit, NewOrigin, Ping
+from prefeed.server.fetch_ring import Ring
+from prefeed.sources.quick_fetches import ROOM_FOR_HEAD_BYTES, QuickOrigin
+from prefeed.system.clock import Clock
+
+_log = logging.getLogger("prefeed")
+
+LARGEST_BYTES: Final = 4 * 1024**2
+"""Larger objects are not for fetch processes: what an object costs beside its bytes no longer matters."""
+
+RING_BYTES: Final = 32 * 1024**2
+"""Of each process: what is on its way, or arrived and not stored yet."""
+
+START_AFTER: Final = 256
+"""Fetches after which the first process is worth its start, which takes the processor 0.1 s."""
+
+_TARGETS_BYTES: Final = PACKET_BYTES // 4
+_TICK_SECONDS: Final = 1.0
+_MOST_SILENT_TICKS: Final = 10
+"""A process that says nothing for so long, while the server itself ran, is taken for dead: it may be suspended."""
+
+_IDLE_TICKS: Final = 60
+_LONG_LIFE_SECONDS: Final = 60.0
+
+JobT = TypeVar("JobT")
+
+
+class Watcher(Protocol):
+    """The loop that the server waits in."""
+
+    def watch(self, fd: int, act: Callable[[], None]) -> None:
+        """Call a function whenever the descriptor can be read."""
+        ...
+
+    def unwatch(self, fd: int) -> None:
+        """Do so no more."""
+        ...
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call a function in that many seconds."""
+        ...
+
+
+class Lease:
+    """The bytes of one object in a ring, until ``release``."""
+
+    __slots__ = ("_part", "_ring", "data")
+
+    def __init__(self, ring: Ring, part: tuple[int, int], start: int, size_bytes: int) -> None:
+        self._ring = ring
+        self._part: tuple[int, int] | None = part
+        self.data = ring.view(start, size_bytes)
+
+    def release(self) -> None:
+        """The bytes are not used any more; a second call does nothing."""
+        if self._part is not None:
+            self.data.release()
+            self._ring.release(*self._part)
+            self._part = None
+
+
+@dataclass(slots=True)
+class Delivery(Generic[JobT]):
+    """How a fetch ended: with a lease of the object, or a failure as ``quick_fetches`` names it.
+
+    Attributes:
+        job: Whose it is.
+        lease: Of the object; None after a failure.
+        version, modified_seconds, seconds, failure: As in ``Arrival``.
+    """
+
+    job: JobT
+    lease: Lease | None
+    version: str = ""
+    modified_seconds: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _UnderWay(Generic[JobT]):
+    job: JobT
+    part: tuple[int, int]
+    size_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Process(Generic[JobT]):
+    """One process, as the server knows it."""
+
+    program: subprocess.Popen[bytes]
+    sock: socket.socket
+    ring: Ring
+    began: float
+    is_ready: bool = False
+    limits: dict[int, int] = field(default_factory=dict)  # as it was told, by number of the origin
+    under_way: dict[int, _UnderWay[JobT]] = field(default_factory=dict)
+    batch: list[tuple[int, int, bytes, int, int, bool]] = field(default_factory=list)
+    batch_bytes: int = 0
+    outgoing: deque[bytes] = field(default_factory=deque)
+    silent_ticks: int = 0
+    cpu_seconds: float = 0.0
+    cpu_at_tick: float = 0.0
+
+
+class FetchProcesses(Generic[JobT]):
+    """The processes, what is under way in them, and what came from them.
+
+    **Threads and processes.** The loop's thread calls everything. A process ends with the server, however that ends.
+    **Ownership.** ``close`` ends the processes; leases may be released after it.
+    **Blocking.** Never, but ``close``, for the time that killed processes take to go.
+    """
+
+    def __init__(self, *, number: int | None, watcher: Watcher, clock: Clock) -> None:
+        """Start none yet.
+
+        Args:
+            number: How many processes; None: one when there is much to fetch, up to one per two cores when they are busy.
+            watcher: Waits for their messages.
+            clock: Seconds.
+        """
+        cores = len(os.sched_getaffinity(0))
+        self._most = max(1, cores // 2) if number is None else number
+        self._least = 1 if number is None else number
+        self._start_after = START_AFTER if number is None else 1
+        self._watcher = watcher
+        self._clock = clock
+        self._again = Again()
+        self._processes: list[_Process[JobT]] = []
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self._origins: dict[QuickOrigin, int] = {}
+        self._deliveries: deque[Delivery[JobT]] = deque()
+        self._limits: dict[QuickOrigin, int] = {}
+        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool]] = deque()
+        self._lost: list[JobT] = []
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._buffer = bytearray(PACKET_BYTES)
+        self._next_number = 0
+        self._num_asked = 0
+        self._idle_ticks = 0
+        self._is_ticking = False
+        self._is_closed = False
+        self.is_urgent = False
+        if number is not None and number > cores:
+            _log.info("prefeed: fetch_processes is %d, and the machine has %d cores", number, cores)
+
+    @property
+    def num_ready(self) -> int:
+        """Processes that fetch."""
+        return sum(process.is_ready for process in self._processes)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Processes that were started and have not ended."""
+        return [process.program.pid for process in self._processes]
+
+    @property
+    def ready_ids(self) -> tuple[int, ...]:
+        """Those of them that fetch."""
+        return tuple(process.program.pid for process in self._processes if process.is_ready)
+
+    def expect(self, num_objects: int) -> None:
+        """So many may be asked for soon: if that is worth a process, it is ready by then."""
+        if num_objects >= self._start_after and not self._is_closed:
+            self._num_asked = max(self._num_asked, self._start_after)
+            self._idle_ticks = 0
+            self._start_first()
+
+    def limit(self, origin: QuickOrigin, most: int) -> None:
+        """Let so many requests to a server be under way, in all processes together."""
+        self._limits[origin] = most
+
+    def try_fetch(
+        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, *, is_demanded: bool = False
+    ) -> bool:
+        """Let a process fetch an object, from ``flush`` on; False when there is none, or the object is too large.
+
+        Args:
+            origin: Who is asked.
+            target: What is asked for.
+            size_bytes: Size of the object, as listed.
+            job: Comes back with its delivery, or as lost.
+            is_demanded: A reader waits for it: it goes before the limit.
+        """
+        if size_bytes > LARGEST_BYTES or self._is_closed:
+            return False
+        self._num_asked += 1
+        self._idle_ticks = 0
+        if self._num_asked >= self._start_after:
+            self._start_first()
+        if not self.num_ready:
+            return False
+        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded):
+            self._waiting.append((origin, target, size_bytes, job, is_demanded))
+        return True
+
+    def flush(self) -> None:
+        """Send what was asked for since, and what waited for room."""
+        while self._waiting and self._dispatch(*self._waiting[0]):
+            self._waiting.popleft()
+        for process in list(self._processes):
+            self._send_batch(process)
+
+    def take(self, most: int) -> list[Delivery[JobT]]:
+        """Return what has come, at most that many; each lease is for the caller to release."""
+        return [self._deliveries.popleft() for _ in range(min(most, len(self._deliveries)))]
+
+    def take_lost(self) -> list[JobT]:
+        """Return the jobs of processes that have died: nobody fetches them now."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    @property
+    def has_results(self) -> bool:
+        """True while ``take`` or ``take_lost`` would return something."""
+        return bool(self._deliveries or self._lost)
+
+    def close(self) -> None:
+        """End the processes; what is under way is abandoned."""
+        self._is_closed = True
+        for process in list(self._processes):
+            self._let_go(process)
+        for program in self._ended:
+            program.wait()
+        self._ended.clear()
+        for delivery in self.take(len(self._deliveries)):
+            if delivery.lease is not None:
+                delivery.lease.release()
+
+    # ---------------------------------------------------------------- to the processes
+
+    def _dispatch(self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool) -> bool:
+        """Put a fetch into the batch of the process that has the fewest; False when its ring has no room."""
+        process = min(
+            (one for one in self._processes if one.is_ready), key=lambda one: len(one.under_way), default=None
+        )
+        if process is None:
+            return False
+        part = process.ring.lease(size_bytes + ROOM_FOR_HEAD_BYTES)
+        if part is None:
+            return False
+        number = self._next_number
+        self._next_number += 1
+        process.under_way[number] = _UnderWay(job, part, size_bytes)
+        known = self._number_of(origin, process)
+        process.batch.append((number, known, target, part[0], size_bytes, is_demanded))
+        process.batch_bytes += len(target)
+        if process.batch_bytes > _TARGETS_BYTES:
+            self._send_batch(process)
+        return True
+
+    def _number_of(self, origin: QuickOrigin, process: _Process[JobT]) -> int:
+        number = self._origins.setdefault(origin, len(self._origins))
+        if number not in process.limits:
+            process.limits[number] = 0
+            process.outgoing.append(self._encode(NewOrigin(number, origin)))
+        most = self._limits.get(origin, START)
+        if most != process.limits[number]:
+            process.limits[number] = most
+            process.outgoing.append(self._encode(Limit(number, -(-most // len(self._processes)))))
+        return number
+
+    def _send_batch(self, process: _Process[JobT]) -> None:
+        if process.batch:
+            process.outgoing.append(self._encode(Fetches(process.batch, self.is_urgent)))
+            process.batch, process.batch_bytes = [], 0
+        try:
+            while process.outgoing:
+                process.sock.send(process.outgoing[0])
+                process.outgoing.popleft()
+        except BlockingIOError:
+            return  # again with the next batch, or tick
+        except OSError:
+            self._died(process)
+
+    # ---------------------------------------------------------------- from the processes
+
+    def _receive(self, process: _Process[JobT]) -> None:
+        while process in self._processes:
+            try:
+                size = process.sock.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except OSError:
+                size = 0
+            if not size:
+                self._died(process)
+                return
+            self._take_in(process, FROM_PROCESS.decode(memoryview(self._buffer)[:size]))
+
+    def _take_in(self, process: _Process[JobT], message: Arrivals) -> None:
+        process.silent_ticks = 0
+        process.is_ready = True
+        process.cpu_seconds = message.cpu_seconds
+        for arrival in message.arrivals:
+            done = process.under_way.pop(arrival.number)
+            lease = None
+            if arrival.failure:
+                process.ring.release(*done.part)
+            else:
+                lease = Lease(process.ring, done.part, arrival.start, done.size_bytes)
+            self._deliveries.append(
+                Delivery(done.job, lease, arrival.version, arrival.modified_seconds, arrival.seconds, arrival.failure)
+            )
+
+    # ---------------------------------------------------------------- their lives
+
+    def _start_first(self) -> None:
+        """Start those that there are at least."""
+        while len(self._processes) < self._least and self._start():
+            pass
+
+    def _start(self) -> bool:
+        """Start one more, unless the last one has died too soon, or could not be started; return whether it was."""
+        now = self._clock()
+        if not self._again.is_due(now):
+            return False
+        try:
+            process = self._started()
+        except OSError as err:
+            self._again.failed(began=now, now=now)
+            if self._again.num_failed == 1:
+                _log.warning("prefeed: no fetch process can be started (%s): the server fetches itself", err)
+            return False
+        self._processes.append(process)
+        self._watcher.watch(process.sock.fileno(), lambda: self._receive(process))
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._watcher.call_later(_TICK_SECONDS, self._tick)
+        return True
+
+    def _started(self) -> _Process[JobT]:
+        ring = Ring(RING_BYTES)
+        with contextlib.ExitStack() as undo:
+            undo.callback(ring.close)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            with theirs:
+                ours.setblocking(False)
+                program = subprocess.Popen(
+                    [sys.executable, "-m", "prefeed.server.fetch_process", str(theirs.fileno()), str(ring.fd)],
+                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), ring.fd],
+                )  # fmt: skip
+            undo.pop_all()
+        return _Process(program, ours, ring, self._clock())
+
+    def _died(self, process: _Process[JobT]) -> None:
+        """A process has ended by itself, or is taken for dead."""
+        now = self._clock()
+        if now - process.began > _LONG_LIFE_SECONDS:
+            self._again.succeeded()
+        self._again.failed(began=now, now=now)
+        num_lost = len(process.under_way)
+        self._let_go(process)
+        _log.warning(
+            "prefeed: fetch process %d has ended; the server makes its %d fetches", process.program.pid, num_lost
+        )
+
+    def _let_go(self, process: _Process[JobT]) -> None:
+        """End a process; what was under way in it is lost."""
+        self._processes.remove(process)
+        self._watcher.unwatch(process.sock.fileno())
+        process.sock.close()
+        process.program.kill()
+        if process.program.poll() is None:
+            self._ended.append(process.program)
+        for lost in process.under_way.values():
+            self._lost.append(lost.job)
+            process.ring.release(*lost.part)
+        process.under_way.clear()
+        process.ring.close()
+        if not self._processes:
+            self._lost += [job for _, _, _, job, _ in self._waiting]
+            self._waiting.clear()
+
+    def _tick(self) -> None:
+        """Look after the processes, once a second while there are any."""
+        self._is_ticking = False
+        self._ended = [program for program in self._ended if program.poll() is None]
+        if self._is_closed:
+            return
+        self._idle_ticks += 1
+        shares = []
+        for process in list(self._processes):
+            process.silent_ticks += 1
+            shares.append((process.cpu_seconds - process.cpu_at_tick) / _TICK_SECONDS)
+            process.cpu_at_tick = process.cpu_seconds
+            if process.silent_ticks > _MOST_SILENT_TICKS:
+                self._died(process)
+                continue
+            process.outgoing.append(self._encode(Ping()))
+            self._send_batch(process)
+        if self._idle_ticks > _IDLE_TICKS:
+            self._num_asked = 0
+            for process in [one for one in self._processes if not one.under_way]:
+                self._let_go(process)
+        elif wants_another_process(shares, most=self._most):
+            self._start()
+        if self._processes or self._ended:
+            self._is_ticking = True
+            self._watcher.call_later(_TICK_SECONDS, self._tick)
