@@ -48,6 +48,7 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "-m prefeed": _WITH_PREFEED,
     f"{SCRIPTS}/cache_admin": _WITH_PREFEED,
     **{f"-m prefeed.{name}": _WITH_PREFEED for name in ("sources.fork_proxy", "testing.slow_directory_server")},
+    "-m prefeed.mount.holder": (*_WITH_PREFEED, "prefeed.mount.daemon", "prefeed.mount.starting"),
     "-m prefeed_bench.origin": _WITH_PREFEED,
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),

@@ -143,6 +143,12 @@ class WrongAnswerError(TruncatedBodyError):
     code = "wrong-answer"
 
 
+class ObjectChangedError(SourceError):
+    """The origin has another version of an object than the one that was listed; list it again."""
+
+    code = "object-changed"
+
+
 class DeclarationError(PrefeedError, ValueError):
     """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
 
@@ -433,6 +439,15 @@ class JobConflictError(JobError):
     """Another job, or another state of this one, stands in the way."""
 
     code = "job-conflict"
+
+
+# ---------------------------------------------------------------- mounts
+
+
+class MountError(PrefeedError):
+    """Nothing could be mounted or unmounted; the message says what stands in the way."""
+
+    code = "mount"
 
 
 # ---------------------------------------------------------------- pictures

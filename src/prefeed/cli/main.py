@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "doctor": ("prefeed.cli.doctor", "Show whether a training program waits for data, and what helps."),
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "kubernetes": ("prefeed.cli.kubernetes", "Give pods a cache, and check documents, without a cluster."),
+    "mount": ("prefeed.cli.mount", "Show an origin as a read-only directory, for programs in any language."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
     "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and show their state."),
@@ -27,6 +28,7 @@ COMMANDS: Final = {
     "stats": ("prefeed.cli.server:stats", "Show hits, misses and the contents of the cache."),
     "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
     "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
+    "umount": ("prefeed.cli.mount:umount", "End a mount of `prefeed mount`."),
     "unstage": ("prefeed.cli.stage:unstage_command", "Remove copies that `prefeed stage` made."),
     "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
 }

@@ -197,6 +197,22 @@ class ObjectReader:
             data = self._came(self._ask_object(object_id), began)
         return self._counted(data, object_id)
 
+    def try_part(self, object_id: int, start: int, size_bytes: int) -> bytes | None:
+        """Return a part of an object that the tier holds, shorter at its end; None: the tier does not hold it.
+
+        The object counts as read when its last byte is.
+        """
+        if self._pid != os.getpid():
+            self._start_anew()
+        at = object_id * ENTRY_KEY_BYTES
+        with self._tier.batch() as batch:
+            data = batch.read(bytes(self._keys[at : at + ENTRY_KEY_BYTES]), start, size_bytes)
+        if data is not None and start + len(data) >= self.dataset.manifest.sizes[object_id]:
+            self._consumed.append(object_id)
+            self._hits += 1
+            self._counted(data, object_id)
+        return data
+
     def find(self, key: bytes, path: str) -> Buffer | Lent | None:
         """Return the bytes that the tier has of a file under this key, which count as a hit; None when it has none."""
         if self._pid != os.getpid():

@@ -5,5 +5,4 @@
 ``sources``                sources in memory: counting, slow, faulty
 ``slow_directory``         a directory with slow opens
 ``slow_directory_server``  the process behind it
-``fuse_wire``              the part of FUSE's protocol that it needs
 """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from prefeed.errors import PrefeedError
+from prefeed.fuse.device import PROGRAM, missing
 
 _END_SECONDS: Final = 10.0
 
@@ -111,13 +112,9 @@ def slow_directory(source: Path, *, open_seconds: float = 0.0, remember_seconds:
 
 def fuse_missing() -> str | None:
     """Return what FUSE lacks here, as a sentence that says what to do; None when nothing is known to be missing."""
-    if shutil.which("fusermount3") is None:
-        return "fusermount3 is not installed: apt-get install fuse3"
-    if not os.path.exists("/dev/fuse"):
-        return "there is no /dev/fuse: load the kernel's fuse module, or give the container --device /dev/fuse"
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "this user may not open /dev/fuse: chmod 666 /dev/fuse, as it is on most systems"
-    return None
+    if shutil.which(PROGRAM) is None:
+        return f"{PROGRAM} is not installed: apt-get install fuse3"
+    return missing()
 
 
 def _require_fuse() -> None:

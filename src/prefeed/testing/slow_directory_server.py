@@ -11,26 +11,23 @@ one of 84 KB takes 70 to 85 microseconds of processor time, 30 when it is in the
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import json
 import os
 import resource
 import select
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from prefeed.testing import fuse_wire as wire
-from prefeed.testing.fuse_wire import Operation, Request
+from prefeed.fuse import wire
+from prefeed.fuse.device import ProgramMount
+from prefeed.fuse.wire import Attributes, FileSystem, Operation, Request
 
 SUBTYPE: Final = "slow"
-_READ_BYTES: Final = 1024 * 1024
 _TURN: Final = 64
 """Requests answered before the queue of waiting opens is looked at again."""
 
@@ -52,16 +49,16 @@ class SlowTree:
         self._files: dict[int, int] = {}
         self._listings: dict[int, list[bytes]] = {}
         self._waiting: deque[tuple[float, int, bytes | int]] = deque()
-        self._read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._read_buffer = memoryview(bytearray(wire.READ_BYTES))
         self._opens: Counter[int] = Counter()
         self._reads: Counter[int] = Counter()
         self._operations: dict[int, Callable[[Request], bytes]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
             Operation.READLINK: lambda request: os.readlink(self._real(request.node)),
-            Operation.STATFS: lambda request: wire.file_system(os.statvfs(self._source)),
+            Operation.STATFS: lambda request: wire.file_system(FileSystem.of(os.statvfs(self._source))),
             Operation.RELEASE: self._release,
-            Operation.INIT: lambda request: wire.init_answer(request.body),
+            Operation.INIT: lambda request: wire.greeting_answer(wire.parse_greeting(request.body))[0],
             Operation.OPENDIR: self._open_listing,
             Operation.READDIR: lambda request: self._list(request, plus=False),
             Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
@@ -170,10 +167,10 @@ class SlowTree:
             found = os.lstat(os.path.join(self._source, path))
         except FileNotFoundError:
             return wire.no_entry(self._valid_seconds)
-        return wire.entry(self._node(path), found, self._valid_seconds)
+        return wire.entry(self._node(path), Attributes.of(found), self._valid_seconds)
 
     def _get_attributes(self, request: Request) -> bytes:
-        return wire.attributes(os.lstat(self._real(request.node)), self._valid_seconds)
+        return wire.attributes(Attributes.of(os.lstat(self._real(request.node))), self._valid_seconds)
 
     def _open_listing(self, request: Request) -> bytes:
         names = sorted(os.listdir(self._real(request.node)))
@@ -208,45 +205,7 @@ class SlowTree:
             return line
         if name in (b".", b".."):
             return wire.no_entry(0) + line
-        return wire.entry(self._node(path), found, self._valid_seconds) + line
-
-
-class Mount:
-    """A FUSE mount, made and removed by the set-uid program ``fusermount3``, so that no special rights are needed.
-
-    **Ownership.** Whoever makes it closes it. ``fusermount3`` stays until then and unmounts, lazily, also when this
-    process was killed.
-    """
-
-    def __init__(self, mount_point: str) -> None:
-        """Mount at an empty directory.
-
-        Raises:
-            OSError: The kernel or ``fusermount3`` refused; it has said why on standard error.
-        """
-        self._link, theirs = socket.socketpair()
-        with theirs:
-            options = f"ro,nosuid,nodev,auto_unmount,fsname=prefeed-slow,subtype={SUBTYPE},max_read={_READ_BYTES}"
-            self._program = subprocess.Popen(
-                ["fusermount3", "-o", options, "--", mount_point],
-                env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        descriptors = array.array("i", [-1])
-        _, messages, _, _ = self._link.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
-        if not messages:
-            raise OSError(f"fusermount3 ended with status {self._program.wait()}")
-        descriptors.frombytes(messages[0][2])
-        self.device = descriptors[1]
-        os.set_blocking(self.device, False)
-
-    def close(self) -> None:
-        """Unmount; requests under way fail with ``ENOTCONN``."""
-        os.close(self.device)
-        self._link.close()
-        self._program.wait()
+        return wire.entry(self._node(path), Attributes.of(found), self._valid_seconds) + line
 
 
 def serve(tree: SlowTree, device: int, commands: int) -> None:
@@ -297,7 +256,8 @@ def main() -> None:
     source, mount_point, open_seconds, valid_seconds = sys.argv[1:]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    with contextlib.closing(Mount(mount_point)) as mount:
+    with contextlib.closing(ProgramMount(mount_point, subtype=SUBTYPE, shown="prefeed-slow")) as mount:
+        os.set_blocking(mount.device, False)
         tree = SlowTree(
             os.fsencode(source), mount.device, open_seconds=float(open_seconds), valid_seconds=int(valid_seconds)
         )

@@ -1,0 +1,166 @@
+"""Large objects that are files of this machine: the kernel reads them by itself (passthrough), or this process does.
+
+They lie in the directory that is mounted, or in a copy that ``prefeed stage`` made. A file counts only while it has the size
+and time that the listing says: a copy of another version is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import struct
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from prefeed.fuse.device import backing_closed, backing_opened
+from prefeed.sources.manifest import Manifest
+
+_log = logging.getLogger("prefeed")
+
+_OPEN_FILES: Final = 64
+_RECORD: Final = struct.Struct("<QQ")
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_SECOND: Final = 10**9
+
+
+class LocalFiles:
+    """Files that are objects of a manifest.
+
+    All opens of one file have to be of one kind, or the kernel refuses the later ones. So the kinds of open files are
+    remembered, and the numbers that the kernel has given to files in a record that outlives this process.
+
+    **Threads and processes.** Any thread. A process that takes over is given the same record.
+    """
+
+    def __init__(
+        self, manifest: Manifest, roots: Sequence[str], *, device: int, record: int, passthrough: bool
+    ) -> None:
+        """Look below these directories.
+
+        Args:
+            manifest: What is mounted.
+            roots: Directories, the nearest first.
+            device: Of the mount.
+            record: Descriptor of a file for this class, empty at first.
+            passthrough: The kernel can read files by itself.
+        """
+        self._manifest = manifest
+        self._roots = tuple(roots)
+        self._device = device
+        self._record = record
+        self._passes = passthrough
+        self._lock = threading.Lock()
+        self._numbers: dict[int, int] = {}  # object id: what the kernel calls the file
+        self._slots: dict[int, int] = {}
+        self._passed: Counter[int] = Counter()
+        self._cached: Counter[int] = Counter()
+        self._files: OrderedDict[int, int] = OrderedDict()
+        self._taken_over = frozenset(self._load())
+
+    def opened(self, object_id: int) -> int:
+        """Note that an object is opened; return the number by which the kernel reads it by itself, 0: it asks for each part."""
+        with self._lock:
+            number = self._numbers.get(object_id, 0)
+            if not number and self._passes and not self._cached[object_id]:
+                number = self._pass_through(object_id)
+            (self._passed if number else self._cached)[object_id] += 1
+            return number
+
+    def released(self, object_id: int, *, is_passed: bool) -> None:
+        """Note that an open object was closed."""
+        with self._lock:
+            counts = self._passed if is_passed else self._cached
+            counts[object_id] -= 1
+            if counts[object_id] > 0:
+                return
+            del counts[object_id]
+            if is_passed and object_id not in self._taken_over and (number := self._numbers.pop(object_id, 0)):
+                self._note(object_id, 0)
+                with contextlib.suppress(OSError):
+                    backing_closed(self._device, number)
+
+    def read(self, object_id: int, offset: int, size_bytes: int) -> bytes | None:
+        """Return a part of an object, shorter at its end; None: no file here is this object."""
+        with self._lock:
+            file = self._files.get(object_id)
+            if file is None:
+                file = self._open(object_id)
+                if file is None:
+                    return None
+                self._files[object_id] = file
+                if len(self._files) > _OPEN_FILES:
+                    os.close(self._files.popitem(last=False)[1])
+            self._files.move_to_end(object_id)
+            file = os.dup(file)  # another thread may close it meanwhile
+        try:
+            data = os.pread(file, size_bytes, offset)
+            return data if self._is_listed(object_id, os.fstat(file)) else None
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        """Close what this process has open."""
+        with self._lock:
+            while self._files:
+                os.close(self._files.popitem()[1])
+
+    def _pass_through(self, object_id: int) -> int:
+        file = self._open(object_id)
+        if file is None:
+            return 0
+        try:
+            number = backing_opened(self._device, file)
+        except OSError as err:
+            self._passes = False
+            _log.info(
+                "prefeed: large files are read through the daemon, because the kernel refuses to read them: %s", err
+            )
+            return 0
+        finally:
+            os.close(file)
+        self._numbers[object_id] = number
+        self._note(object_id, number)
+        return number
+
+    def _open(self, object_id: int) -> int | None:
+        path = self._manifest.path(object_id)
+        for root in self._roots:
+            try:
+                file = os.open(f"{root.rstrip('/')}/{path}", _FLAGS)
+            except OSError:
+                continue
+            if self._is_listed(object_id, os.fstat(file)):
+                return file
+            os.close(file)
+        return None
+
+    def _is_listed(self, object_id: int, status: os.stat_result) -> bool:
+        """Return whether a file is the version that was listed; a copy of an object keeps a hash of its version in its time."""
+        manifest = self._manifest
+        if not stat.S_ISREG(status.st_mode) or status.st_size != int(manifest.sizes[object_id]):
+            return False
+        if manifest.stamps is not None:
+            return status.st_mtime_ns == int(manifest.stamps[0][object_id])
+        version = manifest.version_hash(object_id)
+        return version != 0 and status.st_mtime_ns % _SECOND == version % _SECOND
+
+    # ------------------------------------------------------------ the record
+
+    def _note(self, object_id: int, number: int) -> None:
+        slot = self._slots.pop(object_id) if not number else len(self._slots)
+        if number:
+            used = set(self._slots.values())
+            slot = next(at for at in range(len(used) + 1) if at not in used)
+            self._slots[object_id] = slot
+        os.pwrite(self._record, _RECORD.pack(object_id, number), slot * _RECORD.size)
+
+    def _load(self) -> list[int]:
+        data = os.pread(self._record, os.fstat(self._record).st_size, 0)
+        for slot, (object_id, number) in enumerate(_RECORD.iter_unpack(data)):
+            if number:
+                self._numbers[object_id], self._slots[object_id] = number, slot
+        return list(self._numbers)

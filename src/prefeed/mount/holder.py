@@ -1,0 +1,209 @@
+"""``python -m prefeed.mount.holder``: mounts, keeps the device, and starts the daemon again when it dies.
+
+While there is no daemon, requests wait in the kernel; the next one answers them, also those that the one before had read. So a
+reader notices a pause and nothing else. A daemon that dies again and again is given up: then nothing is mounted any more.
+
+Reads a ``MountRequest`` as JSON from its standard input, and writes one line: empty when it is mounted, else why not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from prefeed.config import Config, resolve
+from prefeed.errors import PrefeedError
+from prefeed.fuse import wire
+from prefeed.fuse.device import ProgramMount, detach_if_mounted, mount_directly
+from prefeed.fuse.wire import Feature
+from prefeed.mount.daemon import serve
+from prefeed.mount.request import KIND, SUBTYPE, MountRequest
+from prefeed.mount.service import WANTED
+
+_MOST_DEATHS: Final = 5
+_WITHIN_SECONDS: Final = 60.0
+_GRACE_SECONDS: Final = 10
+"""For readers that still have files open when the holder is told to end."""
+
+_log = logging.getLogger("prefeed")
+
+
+class Holder:
+    """One mount and its daemon, in this process and a child of it.
+
+    **Ownership.** ``run`` makes the mount and takes it away. **Threads and processes.** One thread; signals that end a
+    process unmount, lazily.
+    """
+
+    def __init__(self, request: MountRequest, config: Config, said: Callable[[str], None]) -> None:
+        """Mount as requested; ``said`` is called once: with ``""`` when it is mounted, else with why not."""
+        self._request = request
+        self._config = config
+        self._said = said
+        self._program: ProgramMount | None = None
+        self._device = -1
+        self._daemon = 0
+        self._is_ending = False
+        self._deaths: list[float] = []
+
+    def run(self) -> int:
+        """Return the exit status once nothing is mounted any more."""
+        self._mount()
+        try:
+            features = self._greet()
+            record = os.memfd_create("prefeed-mount-files")
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._end)
+            signal.signal(signal.SIGALRM, self._end_daemon)
+            status = 1
+            while status and not self._is_given_up():
+                status = self._run_daemon(record, features)
+                self._deaths.append(time.monotonic())
+                if status and self._is_ending:
+                    break
+                if status:
+                    _log.warning("prefeed: the daemon of %s has ended with status %d", self._request.point, status)
+            return 0 if self._is_ending else status
+        finally:
+            self._unmount()
+
+    def _mount(self) -> None:
+        point, shown, others = self._request.point, self._request.url, self._request.others
+        if os.geteuid() == 0:
+            self._device = mount_directly(point, subtype=SUBTYPE, shown=shown, others=others)
+        else:
+            self._program = ProgramMount(point, subtype=SUBTYPE, shown=shown, others=others)
+            self._device = self._program.device
+
+    def _unmount(self) -> None:
+        detach_if_mounted(self._request.point, KIND)
+        if self._program is not None:
+            self._program.close()
+        else:
+            os.close(self._device)
+
+    def _greet(self) -> Feature:
+        """Answer the kernel's first request: what is agreed on holds for every daemon."""
+        data = memoryview(os.read(self._device, wire.REQUEST_BYTES))
+        request = wire.parse_request(data)
+        answer, features = wire.greeting_answer(wire.parse_greeting(request.body), WANTED, stack_depth=1)
+        os.write(
+            self._device, wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + len(answer), 0, request.unique) + answer
+        )
+        return features
+
+    def _run_daemon(self, record: int, features: Feature) -> int:
+        """Return the status with which a daemon has ended: 0 when the mount is gone."""
+        life, ours = os.pipe()
+        told, tells = os.pipe()
+        self._daemon = os.fork()
+        if not self._daemon:
+            os.close(ours)
+            os.close(told)
+            self._be_daemon(record, features, life, tells)
+        os.close(life)
+        os.close(tells)
+        try:
+            words = _read_all(told)
+            if words != "ready":
+                self._say(words or "the daemon has ended at once; see the log")
+            else:
+                self._say("")
+            _, status = os.waitpid(self._daemon, 0)
+            return os.waitstatus_to_exitcode(status)
+        finally:
+            self._daemon = 0
+            os.close(told)
+            os.close(ours)
+
+    def _be_daemon(self, record: int, features: Feature, life: int, tells: int) -> None:
+        """Be the daemon; never returns."""
+        status = 1
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # the holder unmounts, which ends this process
+            if self._program is not None:
+                os.close(self._program.link)
+            watcher = threading.Thread(target=self._watch_holder, args=(life,), daemon=True)
+            watcher.start()
+
+            def ready() -> None:
+                os.write(tells, b"ready")
+                os.close(tells)
+
+            serve(self._request, self._config, self._device, record, features, ready)
+            status = 0
+        except (PrefeedError, OSError, ValueError) as err:
+            _log.error("prefeed: %s", err)
+            os.write(tells, str(err).encode("utf-8", "replace"))
+        except BaseException:  # noqa: BLE001 - nothing of the holder's may run here
+            _log.exception("prefeed: the daemon of %s fails", self._request.point)
+        finally:
+            logging.shutdown()
+            os._exit(status)
+
+    def _watch_holder(self, life: int) -> None:
+        """Once the holder is gone, open files are answered for to their end, and no path leads to the mount any more."""
+        os.read(life, 1)
+        detach_if_mounted(self._request.point, KIND)
+
+    def _is_given_up(self) -> bool:
+        recent = [at for at in self._deaths if time.monotonic() - at < _WITHIN_SECONDS]
+        if len(recent) < _MOST_DEATHS:
+            return False
+        _log.error("prefeed: %s is unmounted: its daemon has ended %d times", self._request.point, len(recent))
+        return True
+
+    def _say(self, words: str) -> None:
+        said, self._said = self._said, lambda _: None
+        said(words)
+        if words:
+            self._deaths += [time.monotonic()] * _MOST_DEATHS  # one that cannot begin is not started again
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._is_ending = True
+        detach_if_mounted(self._request.point, KIND)
+        signal.alarm(_GRACE_SECONDS)
+
+    def _end_daemon(self, number: int, frame: FrameType | None) -> None:
+        if self._daemon:
+            os.kill(self._daemon, signal.SIGKILL)
+
+
+def _read_all(descriptor: int) -> str:
+    parts = []
+    while part := os.read(descriptor, 4096):
+        parts.append(part)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def main() -> int:
+    """Entry point of the process: settings come from the environment."""
+    os.umask(0o077)
+    config = resolve()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("prefeed").setLevel(logging.INFO)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MountRequest)
+
+    def said(words: str) -> None:
+        os.write(1, f"{words}\n".encode("utf-8", "replace"))
+        os.dup2(2, 1)  # whoever waits for words waits no more
+
+    try:
+        return Holder(request, config, said).run()
+    except (PrefeedError, OSError) as err:
+        said(str(err))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

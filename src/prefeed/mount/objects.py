@@ -1,0 +1,240 @@
+"""Bytes of the objects of one manifest, for many threads at once: always those of the version that was listed.
+
+part of an object ─→ tier ─hit→ bytes
+                       │ miss
+                       ↓
+        up to 16 MiB: node server ─→ the whole object, which it keeps for all
+                       │ no server, no room
+                       ↓
+                     origin: the whole object, or of a larger one this part
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from prefeed.client.dataset import NodeDataset, open_manifest_dataset
+from prefeed.client.node import NodeClient, access_now, open_as_made
+from prefeed.client.reader import ObjectReader
+from prefeed.config import Config
+from prefeed.core.requests import Again
+from prefeed.errors import (
+    AccessDeniedError,
+    CredentialsError,
+    ObjectChangedError,
+    PassedThroughError,
+    PrefeedError,
+    TruncatedBodyError,
+)
+from prefeed.sources.answers import patiently, require_listed
+from prefeed.sources.listing import UNKNOWN_SIZE
+from prefeed.sources.manifest import Manifest, version_hash
+from prefeed.sources.protocol import RangeSource, Source
+from prefeed.types import Buffer, FetchedObject
+
+_log = logging.getLogger("prefeed")
+
+WHOLE_BYTES: Final = 16 * 1024 * 1024
+"""Objects up to this size are fetched whole by the node server; of larger ones the parts that are read."""
+
+_RECENT_BYTES: Final = 64 * 1024 * 1024
+
+
+class Objects:
+    """Reads objects of one manifest.
+
+    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread; made in the process that uses it.
+    **Blocking.** A hit never waits; else for the server, or the origin.
+    """
+
+    def __init__(self, url: str, manifest: Manifest, config: Config) -> None:
+        """Read the objects of a manifest of this URL, through the node's server if there is one."""
+        self.manifest = manifest
+        self.config = config
+        self._url = url
+        self._sizes = memoryview(manifest.sizes.data).cast("B").cast("Q")
+        self._most_whole = min(WHOLE_BYTES, config.max_object)
+        try:
+            self._made_with = access_now(url, config)
+        except CredentialsError:
+            self._made_with = None  # who asks the store says so
+        self._lock = threading.Lock()
+        self._idle: list[ObjectReader] = []
+        self._source: Source | None = None
+        self._recent: OrderedDict[int, Buffer] = OrderedDict()
+        self._recent_bytes = 0
+        self._dataset: NodeDataset | None = None
+        self._again = Again()
+        self._looking: threading.Thread | None = None
+        self._is_closed = False
+        if config.enabled:
+            self._find_server()
+
+    def size(self, object_id: int) -> int | None:
+        """Return an object's size in bytes; None when the listing does not say."""
+        size = self._sizes[object_id]
+        return None if size == UNKNOWN_SIZE else size
+
+    def read(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
+        """Return a part of an object, shorter at its end.
+
+        Raises:
+            ObjectChangedError: The origin has another version by now.
+            SourceError: The origin's own error.
+        """
+        size = self.size(object_id)
+        if size is not None:
+            if offset >= size:
+                return b""
+            size_bytes = min(size_bytes, size - offset)
+        dataset = self._dataset
+        if dataset is None:
+            return self._from_origin(object_id, offset, size_bytes)
+        reader = self._reader(dataset)
+        try:
+            data = reader.try_part(object_id, offset, size_bytes) if size is not None else None
+            if data is not None:
+                return data
+            return self._missed(reader, object_id, offset, size_bytes)
+        finally:
+            self._idle.append(reader)
+
+    def close(self) -> None:
+        """Report what was read, and let go of connections."""
+        with self._lock:
+            self._is_closed = True
+        if self._looking is not None:
+            self._looking.join()
+        while self._idle:
+            self._idle.pop().close()
+        if self._source is not None:
+            self._source.close()
+
+    def _reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader that no other thread has."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return ObjectReader(dataset)
+
+    # ------------------------------------------------------------ not in the tier
+
+    def _missed(self, reader: ObjectReader, object_id: int, offset: int, size_bytes: int) -> Buffer:
+        size = self.size(object_id)
+        if size is not None and size > self._most_whole:
+            return self._from_origin(object_id, offset, size_bytes)
+        recent = self._recent_value(object_id)
+        if recent is None:
+            recent = self._asked(reader, object_id)
+            if recent is None:
+                self._look_for_server()
+                return self._from_origin(object_id, offset, size_bytes)
+            if size is not None and len(recent) != size:
+                raise self._changed(object_id)
+            if offset or size_bytes < len(recent):
+                self._keep(object_id, recent)
+        return memoryview(recent)[offset : offset + size_bytes]
+
+    def _asked(self, reader: ObjectReader, object_id: int) -> Buffer | None:
+        """Return the object's bytes as the server gives them; None when only the origin can."""
+        try:
+            data = reader.try_read(object_id)
+        except (AccessDeniedError, PassedThroughError):
+            return None  # of the server; this process may have other rights
+        finally:
+            reader.report()
+        if data is not None and reader.last_key not in (b"", self.manifest.key(object_id)):
+            raise self._changed(object_id)
+        return None if data is None else memoryview(data)  # type: ignore[arg-type]  # a manifest's reader lends nothing
+
+    def _from_origin(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
+        size = self.size(object_id)
+        if size is not None and size > self._most_whole:
+            path = self.manifest.path(object_id)
+            return self._fetched(object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True)
+        recent = self._recent_value(object_id)
+        if recent is None:
+            recent = self._fetched(object_id, lambda source: source.fetch(self.manifest.path(object_id)))
+            if offset or size_bytes < len(recent):
+                self._keep(object_id, recent)
+        return memoryview(recent)[offset : offset + size_bytes]
+
+    def _fetched(
+        self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, is_part: bool = False
+    ) -> Buffer:
+        source: RangeSource = self._opened_source()  # type: ignore[assignment]
+        listed = self.manifest.listed(object_id)
+
+        def fetch_listed() -> Buffer:
+            try:
+                fetched = fetch(source)
+                if not is_part:
+                    require_listed(fetched, listed, lambda: source.locate(self.manifest.path(object_id)))
+            except TruncatedBodyError as err:
+                if is_part:
+                    raise self._changed(object_id) from err
+                raise
+            is_other = listed.version_hash and fetched.version and version_hash(fetched.version) != listed.version_hash
+            if is_other or (not is_part and memoryview(fetched.data).nbytes != listed.size_bytes >= 0):
+                raise self._changed(object_id)
+            return memoryview(fetched.data)
+
+        return patiently(fetch_listed, deadline_seconds=min(self.config.retry_deadline, 60.0))
+
+    def _opened_source(self) -> Source:
+        with self._lock:
+            if self._source is None:
+                self._source = open_as_made(self._url, self.config, self._made_with)
+            return self._source
+
+    def _changed(self, object_id: int) -> ObjectChangedError:
+        where = f"{self.manifest.url.rstrip('/')}/{self.manifest.path(object_id)}"
+        return ObjectChangedError(
+            f"{where} has changed since it was mounted; unmount and mount again to see it", url=where
+        )
+
+    # ------------------------------------------------------------ values that the tier has no room for
+
+    def _recent_value(self, object_id: int) -> Buffer | None:
+        with self._lock:
+            found = self._recent.get(object_id)
+            if found is not None:
+                self._recent.move_to_end(object_id)
+            return found
+
+    def _keep(self, object_id: int, data: Buffer) -> None:
+        with self._lock:
+            if object_id not in self._recent:
+                self._recent[object_id] = data
+                self._recent_bytes += len(data)
+            while self._recent_bytes > _RECENT_BYTES:
+                self._recent_bytes -= len(self._recent.popitem(last=False)[1])
+
+    # ------------------------------------------------------------ the server
+
+    def _look_for_server(self) -> None:
+        """Have the node's server looked for, and started if need be, in the background; not too often."""
+        now = time.monotonic()
+        with self._lock:
+            is_busy = self._looking is not None and self._looking.is_alive()
+            if is_busy or self._is_closed or not self.config.enabled or not self._again.is_due(now):
+                return
+            self._looking = threading.Thread(target=self._find_server, name="prefeed-find-server", daemon=True)
+            self._looking.start()
+
+    def _find_server(self) -> None:
+        began = time.monotonic()
+        try:
+            with NodeClient.connect(self.config) as node:
+                if self._dataset is None:
+                    opened = open_manifest_dataset(node, self._url, self.manifest, self.config, self._made_with)
+                    self._dataset = opened
+            self._again.succeeded()
+        except (PrefeedError, OSError) as err:
+            self._again.failed(began=began, now=time.monotonic())
+            _log.info("prefeed: no node server: %s", err)

@@ -1,0 +1,224 @@
+"""Answers the kernel's requests, one at a time per thread.
+
+Small objects are read with direct I/O: their bytes go from the tier to the reader, and are not kept a second time in the
+kernel's cache. Large ones are kept there, unless the kernel reads them from a file of this machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from prefeed.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, PrefeedError
+from prefeed.fuse import wire
+from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operation, Request
+from prefeed.mount.backing import LocalFiles
+from prefeed.mount.objects import Objects
+from prefeed.mount.tree import Directory, File, Link, Tree
+from prefeed.types import Buffer
+
+_log = logging.getLogger("prefeed")
+
+WANTED: Final = (
+    Feature.ASYNC_READ
+    | Feature.READ_DIRECTORY_PLUS
+    | Feature.READ_DIRECTORY_PLUS_AUTO
+    | Feature.PARALLEL_LOOKUPS
+    | Feature.MAX_PAGES
+    | Feature.CACHE_LINKS
+    | Feature.NO_OPENDIR
+    | Feature.DIRECT_IO_MAPS
+    | Feature.PASSTHROUGH
+    | Feature.RESEND
+)
+
+LARGE_BYTES: Final = wire.READ_BYTES
+"""Larger objects than this are kept in the kernel's cache, or read by the kernel itself."""
+
+_VALID_SECONDS: Final = 24 * 3600
+"""A listing does not change: the kernel asks again only after it has forgotten."""
+
+_BLOCK: Final = 512
+_IO_BYTES: Final = 128 * 1024
+_SAID: Final = 20
+_SMALL, _CACHED, _PASSED = range(3)  # handles
+
+
+class Service:
+    """Answers for one mount.
+
+    **Threads and processes.** Any thread; nothing is kept per open file that a process which takes over would miss.
+    """
+
+    def __init__(
+        self, tree: Tree, objects: Objects, files: LocalFiles, features: Feature, *, listed_ns: int, modes: int = 0o444
+    ) -> None:
+        """Answer with these.
+
+        Args:
+            tree: Names.
+            objects: Bytes.
+            files: Bytes of large objects that lie on this machine.
+            features: What was agreed on with the kernel.
+            listed_ns: Time of directories, and of files whose time is not known, in nanoseconds since 1970.
+            modes: Permissions of files; directories can be entered as well.
+        """
+        self._tree = tree
+        self._objects = objects
+        self._files = files
+        self._maps_direct_io = Feature.DIRECT_IO_MAPS in features
+        self._listed_ns = listed_ns
+        self._file_mode = stat.S_IFREG | modes
+        self._directory_mode = stat.S_IFDIR | modes | 0o111
+        self._uid, self._gid = os.geteuid(), os.getegid()
+        self._stamps = tree.manifest.stamps
+        self._num_said = 0
+        self._operations: dict[int, Callable[[Request], Buffer]] = {
+            Operation.LOOKUP: self._look_up,
+            Operation.GETATTR: self._get_attributes,
+            Operation.READLINK: self._read_link,
+            Operation.OPEN: self._open,
+            Operation.READ: self._read,
+            Operation.STATFS: self._file_system,
+            Operation.RELEASE: self._release,
+            Operation.READDIR: lambda request: self._list(request, plus=False),
+            Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
+        }
+
+    def answer(self, request: Request) -> Buffer | int:
+        """Return the body of the answer, or the errno."""
+        operation = self._operations.get(request.operation)
+        if operation is None:
+            return errno.ENOSYS
+        try:
+            return operation(request)
+        except PrefeedError as err:
+            return self._failed(err)
+        except OSError as err:
+            return err.errno or errno.EIO
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self._files.close()
+        self._objects.close()
+
+    # ------------------------------------------------------------ names
+
+    def _look_up(self, request: Request) -> bytes:
+        directory = self._directory(request.node)
+        number = self._tree.look_up(directory, wire.parse_name(request.body))
+        if not number:
+            return wire.no_entry(_VALID_SECONDS)
+        return wire.entry(number, self._attributes(number), _VALID_SECONDS)
+
+    def _get_attributes(self, request: Request) -> bytes:
+        return wire.attributes(self._attributes(request.node), _VALID_SECONDS)
+
+    def _read_link(self, request: Request) -> bytes:
+        node = self._tree.node(request.node)
+        if not isinstance(node, Link):
+            raise OSError(errno.EINVAL, "not a link")
+        return node.target
+
+    def _list(self, request: Request, *, plus: bool) -> bytes:
+        """Return as many lines of the listing as have room, from the wanted offset on."""
+        self._directory(request.node)
+        place = wire.parse_place(request.body)
+        answer = bytearray()
+        for number, name, next_offset in self._tree.listing(request.node, place.offset):
+            if not plus:
+                line = wire.directory_entry(name, number, self._mode(number), next_offset)
+            elif name in (b".", b".."):
+                line = wire.no_entry(0) + wire.directory_entry(name, number, self._directory_mode, next_offset)
+            else:
+                line = wire.listed_entry(number, self._attributes(number), name, next_offset, _VALID_SECONDS)
+            if len(answer) + len(line) > place.size_bytes:
+                break
+            answer += line
+        return bytes(answer)
+
+    def _file_system(self, request: Request) -> bytes:
+        manifest = self._tree.manifest
+        blocks = -(-manifest.total_bytes // _IO_BYTES)
+        return wire.file_system(FileSystem(blocks, 0, 0, manifest.num_objects, 0, _IO_BYTES, 255, _IO_BYTES))
+
+    def _directory(self, number: int) -> Directory:
+        node = self._tree.node(number)
+        if node is None:
+            raise OSError(errno.ESTALE, "unknown")
+        if not isinstance(node, Directory):
+            raise OSError(errno.ENOTDIR, "no directory")
+        return node
+
+    def _mode(self, number: int) -> int:
+        node = self._tree.node(number)
+        if isinstance(node, File):
+            return self._file_mode
+        return self._directory_mode if isinstance(node, Directory) else stat.S_IFLNK | 0o777
+
+    def _attributes(self, number: int) -> Attributes:
+        node = self._tree.node(number)
+        if node is None:
+            raise OSError(errno.ESTALE, "unknown")
+        size, mode, changed = 0, self._directory_mode, self._listed_ns
+        if isinstance(node, File):
+            size, mode = self._objects.size(node.object_id) or 0, self._file_mode
+            if self._stamps is not None:
+                changed = int(self._stamps[0][node.object_id])
+        elif isinstance(node, Link):
+            size, mode = len(node.target), stat.S_IFLNK | 0o777
+        blocks = -(-size // _BLOCK)
+        return Attributes(
+            number, size, blocks, changed, changed, changed, mode, 1, self._uid, self._gid, _IO_BYTES
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ files
+
+    def _open(self, request: Request) -> bytes:
+        if wire.parse_open_flags(request.body) & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, "read-only")
+        object_id = self._object(request.node)
+        size = self._objects.size(object_id)
+        if size is None or (size <= LARGE_BYTES and self._maps_direct_io):
+            return wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
+        if size <= LARGE_BYTES:
+            return wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
+        number = self._files.opened(object_id)
+        if number:
+            return wire.opened(_PASSED, OpenFlag.PASSTHROUGH | OpenFlag.NO_FLUSH, number)
+        return wire.opened(_CACHED, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
+
+    def _read(self, request: Request) -> Buffer:
+        place = wire.parse_place(request.body)
+        object_id = self._object(request.node)
+        if place.handle != _SMALL:
+            data = self._files.read(object_id, place.offset, place.size_bytes)
+            if data is not None:
+                return data
+        return self._objects.read(object_id, place.offset, place.size_bytes)
+
+    def _release(self, request: Request) -> bytes:
+        handle = wire.parse_handle(request.body)
+        if handle != _SMALL:
+            self._files.released(self._object(request.node), is_passed=handle == _PASSED)
+        return b""
+
+    def _object(self, number: int) -> int:
+        node = self._tree.node(number)
+        if isinstance(node, File):
+            return node.object_id
+        raise OSError(errno.EISDIR if isinstance(node, Directory) else errno.ESTALE, "no file")
+
+    def _failed(self, err: PrefeedError) -> int:
+        """Say the error, the first times, and return the number that stands for it."""
+        self._num_said += 1
+        if self._num_said <= _SAID:
+            more = "; further errors are not logged" if self._num_said == _SAID else ""
+            _log.warning("prefeed: %s%s", err, more)
+        if isinstance(err, ObjectChangedError | ObjectNotFoundError):
+            return errno.ESTALE
+        return errno.EACCES if isinstance(err, AccessDeniedError) else errno.EIO

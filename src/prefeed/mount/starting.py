@@ -1,0 +1,183 @@
+"""Checks a mount point, lists the origin, starts the holder of a mount, and ends mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
+from prefeed.client.launch import server_environment
+from prefeed.config import Config
+from prefeed.copying.copies import COMPLETE, DATA, PARTIAL, list_copies
+from prefeed.datasets.origin import Origin
+from prefeed.errors import MountError
+from prefeed.fuse.device import missing, mounted_at, unmount
+from prefeed.mount.request import KIND, MountRequest
+from prefeed.wire.endpoint import make_runtime_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Mounting:
+    """A mount that was made.
+
+    Attributes:
+        point: Absolute path.
+        holder: The process that keeps it; it ends when nothing is mounted any more. Whoever started it waits for it.
+        log: What it says.
+    """
+
+    point: str
+    holder: subprocess.Popen[bytes]
+    log: Path
+
+
+def start_mount(
+    url: str,
+    point: str | os.PathLike[str],
+    config: Config,
+    *,
+    links: Mapping[str, str] | None = None,
+    others: bool = False,
+    listing_age: float | None = None,
+) -> Mounting:
+    """Mount an origin read-only, and return once it can be read.
+
+    Args:
+        url: URL, path or ``sampleset://NAME``, without credentials.
+        point: An empty directory.
+        config: Settings.
+        links: Names that lead from the root of the mount to directories of this machine.
+        others: Other users may read as well.
+        listing_age: Seconds; a listing that began no longer ago will do. None: as the settings say.
+
+    Raises:
+        MountError: FUSE or the mount point cannot be used.
+        SourceError: The origin cannot be listed.
+        SampleSetNotFoundError: There is no such set.
+    """
+    lacking = missing()
+    if lacking is not None:
+        raise MountError(f"nothing can be mounted: {lacking}")
+    where = _usable(point)
+    targets = {name: _target(name, target) for name, target in (links or {}).items()}
+    origin = Origin(url, config, listing_age=listing_age)
+    manifest = origin.settle()
+    settings = origin.node_config or config
+    request = MountRequest(
+        url=origin.url, manifest=str(manifest.directory), point=where, links=targets, others=others,
+        copies=_copies(origin.url, settings),
+    )  # fmt: skip
+    taken = [name for name in targets if manifest.index_of(name) is not None or manifest.paths_below(name)]
+    if taken:
+        raise MountError(f"{origin.url} has {taken[0]!r} already; give the output directory another name")
+    return _started(request, settings)
+
+
+def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
+    """Take a mount away.
+
+    Args:
+        point: Where it is.
+        lazily: Also while it is in use: open files can be read until they are closed.
+
+    Raises:
+        MountError: Nothing of prefeed's is mounted there, or it is in use.
+    """
+    where = _absolute(point)
+    found = mounted_at(where)
+    if found is None or found.kind != KIND:
+        what = "nothing is" if found is None else f"a file system of type {found.kind} is"
+        raise MountError(f"{what} mounted at {where}: `prefeed umount` takes away mounts of `prefeed mount`")
+    try:
+        unmount(where, lazily=lazily)
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            raise MountError(
+                f"{where} is in use: end the programs that read it (`fuser -vm {where}` shows them), or detach it with --lazy: "
+                "open files can then be read until they are closed"
+            ) from err
+        raise MountError(f"{where} cannot be unmounted: {err}") from err
+
+
+def _started(request: MountRequest, config: Config) -> Mounting:
+    log = make_runtime_dir(config.runtime_dirs) / f"mount-{xxh3_64_hexdigest(request.point.encode())}.log"
+    with log.open("wb") as output:
+        holder = subprocess.Popen(
+            [sys.executable, "-m", "prefeed.mount.holder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env=server_environment(config, os.environ),
+        )
+    assert holder.stdin is not None, "started with pipes"
+    assert holder.stdout is not None, "started with pipes"
+    with holder.stdout as answer, contextlib.suppress(BrokenPipeError):
+        with holder.stdin as asked:
+            asked.write(msgspec.json.encode(request))
+        words = answer.readline().decode("utf-8", "replace")
+    if words == "\n":
+        return Mounting(request.point, holder, log)
+    status = holder.wait()
+    raise MountError(f"{request.point} cannot be mounted: {words.strip() or f'status {status}; see {log}'}")
+
+
+def _absolute(point: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a mount point, without a look at what is mounted there: it may not answer."""
+    directory, name = os.path.split(os.path.abspath(os.fspath(point)))
+    return os.path.join(os.path.realpath(directory), name) if name else directory
+
+
+def _usable(point: str | os.PathLike[str]) -> str:
+    """Return the absolute path of an empty directory; a mount of prefeed's for which nobody answers is taken away first."""
+    where = _absolute(point)
+    if os.path.islink(where):
+        where = os.path.realpath(where)
+    found = mounted_at(where)
+    try:
+        names = os.listdir(where)
+    except FileNotFoundError as err:
+        raise MountError(f"{where} does not exist: create the directory first (mkdir -p {where})") from err
+    except NotADirectoryError as err:
+        raise MountError(f"{where} is not a directory: name an empty one") from err
+    except OSError as err:
+        if err.errno != errno.ENOTCONN or found is None or found.kind != KIND:
+            raise MountError(f"{where} cannot be used: {os.strerror(err.errno or 0)}") from err
+        unmount(where, lazily=True)
+        return _usable(where)
+    if found is not None and found.kind == KIND:
+        raise MountError(f"{found.source} is mounted at {where} already: `prefeed umount {where}` takes it away")
+    if names:
+        shown = sorted(names)[0]
+        raise MountError(f"{where} is not empty ({len(names)} names, such as {shown!r}): name an empty directory")
+    return where
+
+
+def _target(name: str, target: str) -> str:
+    if not name or "/" in name or name in (".", ".."):
+        raise MountError(
+            f"{name!r} is no name of a directory below the mount: write NAME=DIR, with a NAME without slashes"
+        )
+    where = os.path.abspath(target)
+    if not os.path.isdir(where):
+        raise MountError(f"{where} is not a directory: create it first, for {name}={target}")
+    return where
+
+
+def _copies(url: str, config: Config) -> tuple[str, ...]:
+    """Return where large objects may lie as files of this machine: in copies, and at the origin itself."""
+    staged = [
+        f"{copy.directory}/{DATA}"
+        for copy in list_copies(config)
+        if copy.source == url and copy.state in (COMPLETE, PARTIAL)
+    ]
+    return (*staged, url) if url.startswith("/") else tuple(staged)

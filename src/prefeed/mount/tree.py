@@ -1,0 +1,226 @@
+"""The directories that the paths of a manifest imply, as numbered nodes. Pure.
+
+A number says all: which object a file is, or the first object below a directory and how deep that is. So nothing is kept
+per node, and a process that takes over knows every node that the kernel remembers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from prefeed.sources.listing import ENCODING
+from prefeed.sources.manifest import Manifest
+
+ROOT: Final = 1
+_FIRST_LINK: Final = 2
+_FIRST_FILE: Final = 1024
+_DEPTH_BIT: Final = 40
+_BELOW_DEPTH: Final = (1 << _DEPTH_BIT) - 1
+_NAME_BYTES: Final = 255
+_SLASH: Final = ord("/")
+_FIRST_LOOK: Final = 16
+_KEPT: Final = 256
+
+
+class Directory(NamedTuple):
+    """A directory: what its paths begin with, with a slash at the end; its objects; how many names lead to it."""
+
+    prefix: bytes
+    objects: range
+    depth: int
+
+
+class Link(NamedTuple):
+    """A symbolic link below the root, to a path outside."""
+
+    name: bytes
+    target: bytes
+
+
+class File(NamedTuple):
+    """The file that an object is."""
+
+    object_id: int
+
+
+Node = Directory | Link | File
+
+
+class Named(NamedTuple):
+    """A line of a listing; ``next_offset`` is where the one after it begins."""
+
+    node: int
+    name: bytes
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Children:
+    """What a directory holds.
+
+    Attributes:
+        directories: Name and number of each.
+        runs: Ids of the files, in runs.
+        ends: How many files there are up to the end of each run.
+    """
+
+    directories: tuple[tuple[bytes, int], ...]
+    runs: tuple[range, ...]
+    ends: tuple[int, ...] = field(default=())
+
+
+class Tree:
+    """Nodes of a manifest's paths.
+
+    A name that no file system has (empty, ``.``, ``..``, with a zero byte, or longer than 255 bytes) is not shown. Where an
+    object has the name of a directory, which object stores allow, the directory is shown.
+
+    **Threads and processes.** Any thread; the numbers are the same in every process with the same manifest and links.
+    """
+
+    def __init__(self, manifest: Manifest, links: Mapping[bytes, bytes] | None = None) -> None:
+        """Show a manifest, and at its root these links, by name.
+
+        Raises:
+            ValueError: There are too many links, or one has the name of something that the manifest lists.
+        """
+        self.manifest = manifest
+        self.links = tuple(Link(*pair) for pair in sorted((links or {}).items()))
+        self._has_shadows = not manifest.url.startswith("/")
+        self._root = Directory(b"", range(manifest.num_objects), 0)
+        self._children: dict[int, Children] = {}
+        self._directories: dict[int, Directory] = {}
+        if len(self.links) > _FIRST_FILE - _FIRST_LINK:
+            raise ValueError(f"{len(self.links)} links, and at most {_FIRST_FILE - _FIRST_LINK} are possible")
+        for link in self.links:
+            if self._listed(self._root, link.name):
+                raise ValueError(f"{manifest.url} has {link.name.decode(*ENCODING)!r} already")
+
+    def node(self, number: int) -> Node | None:
+        """Return what a number stands for; None for one that was never given out."""
+        if number == ROOT:
+            return self._root
+        if number >> _DEPTH_BIT:
+            return self._directories.get(number) or self._directory(number)
+        object_id = number - _FIRST_FILE
+        if object_id >= 0:
+            return File(object_id) if object_id < self.manifest.num_objects else None
+        index = number - _FIRST_LINK
+        return self.links[index] if 0 <= index < len(self.links) else None
+
+    def look_up(self, directory: Directory, name: bytes) -> int:
+        """Return the number of what has this name there; 0 when nothing has."""
+        if not directory.depth:
+            for index, link in enumerate(self.links):
+                if link.name == name:
+                    return _FIRST_LINK + index
+        return self._listed(directory, name)
+
+    def children(self, number: int) -> Children:
+        """Return what a directory holds. Complexity: O(directories log n), and a look at each byte of the files' names."""
+        found = self._children.get(number)
+        if found is None:
+            directory = self.node(number)
+            assert isinstance(directory, Directory)
+            found = self._found_below(directory)
+            if len(self._children) >= _KEPT:
+                self._children.clear()
+            self._children[number] = found
+        return found
+
+    def listing(self, number: int, offset: int) -> Iterator[Named]:
+        """Yield what a directory holds from this offset on, 0 for the beginning; files last."""
+        directory = self.node(number)
+        assert isinstance(directory, Directory)
+        found = self.children(number)
+        links = () if directory.depth else enumerate(self.links, _FIRST_LINK)
+        before = [
+            (number, b"."), (ROOT, b".."), *((node, link.name) for node, link in links),
+            *((node, name) for name, node in found.directories),
+        ]  # fmt: skip
+        for index in range(offset, len(before)):
+            yield Named(*before[index], index + 1)
+        yield from self._files(directory, found, before_files=len(before), start=max(0, offset - len(before)))
+
+    def _files(self, directory: Directory, found: Children, *, before_files: int, start: int) -> Iterator[Named]:
+        run = bisect_right(found.ends, start)
+        if run == len(found.runs):
+            return
+        skipped = start - (found.ends[run - 1] if run else 0)
+        ids = chain(found.runs[run][skipped:], *found.runs[run + 1 :])
+        hidden = {name for name, _ in found.directories} if self._has_shadows else set()
+        offsets, paths = memoryview(self.manifest.offsets.data).cast("B").cast("Q"), self.manifest.path_blob
+        skip = len(directory.prefix)
+        for place, object_id in enumerate(ids, before_files + start + 1):
+            name = bytes(paths[offsets[object_id] + skip : offsets[object_id + 1]])
+            if _is_possible(name) and name not in hidden:
+                yield Named(_FIRST_FILE + object_id, name, place)
+
+    def _listed(self, directory: Directory, name: bytes) -> int:
+        path = (directory.prefix + name).decode(*ENCODING)
+        object_id = self.manifest.index_of(path)
+        if object_id is None or self._has_shadows:
+            below = self.manifest.paths_below(path)
+            if below:
+                return ((directory.depth + 1) << _DEPTH_BIT) + _FIRST_FILE + below.start
+        return 0 if object_id is None else _FIRST_FILE + object_id
+
+    def _directory(self, number: int) -> Directory | None:
+        depth, first = number >> _DEPTH_BIT, (number & _BELOW_DEPTH) - _FIRST_FILE
+        if not 0 <= first < self.manifest.num_objects:
+            return None
+        names = self.manifest.path_bytes(first).split(b"/")
+        if len(names) <= depth:
+            return None
+        prefix = b"/".join(names[:depth])
+        found = Directory(prefix + b"/", self.manifest.paths_below(prefix.decode(*ENCODING)), depth)
+        if len(self._directories) >= _KEPT:
+            self._directories.clear()
+        self._directories[number] = found
+        return found
+
+    def _found_below(self, directory: Directory) -> Children:
+        directories: list[tuple[bytes, int]] = []
+        runs: list[range] = []
+        at, stop, look = directory.objects.start, directory.objects.stop, _FIRST_LOOK
+        depth = directory.depth + 1
+        while at < stop:
+            run = range(at, min(at + look, stop))
+            within = self._first_within(directory, run)
+            if within > at:
+                start = runs.pop().start if runs and runs[-1].stop == at else at
+                runs.append(range(start, within))
+                at, look = within, look * 2 if within == run.stop else _FIRST_LOOK
+                continue
+            name = self.manifest.path_bytes(at)[len(directory.prefix) :].partition(b"/")[0]
+            below = self.manifest.paths_below((directory.prefix + name).decode(*ENCODING))
+            if name and below.stop > at:
+                if _is_possible(name):
+                    directories.append((name, (depth << _DEPTH_BIT) + _FIRST_FILE + at))
+                at = below.stop
+            else:
+                at += 1  # a path with two slashes in a row
+            look = _FIRST_LOOK
+        return Children(
+            directories=tuple(directories), runs=tuple(runs), ends=tuple(accumulate(len(run) for run in runs))
+        )
+
+    def _first_within(self, directory: Directory, run: range) -> int:
+        """Return the first of these objects that lies in a directory below this one; the end when none does."""
+        offsets = self.manifest.offsets[run.start : run.stop + 1].astype(np.int64)
+        blob = np.frombuffer(self.manifest.path_blob[int(offsets[0]) : int(offsets[-1])], np.uint8)
+        slashes = np.flatnonzero(blob == _SLASH)
+        begins = offsets[:-1] - offsets[0] + len(directory.prefix)
+        following = np.append(slashes, len(blob))[np.searchsorted(slashes, begins)]
+        within = np.flatnonzero(following < offsets[1:] - offsets[0])
+        return run.start + int(within[0]) if len(within) else run.stop
+
+
+def _is_possible(name: bytes) -> bool:
+    return 0 < len(name) <= _NAME_BYTES and name not in (b".", b"..") and b"\0" not in name
