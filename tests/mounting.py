@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,11 @@ from typing import Any
 
 import pytest
 
+from leaks import read_proc, wait_until
+from prefeed.config import resolve
+from prefeed.errors import MountError
+from prefeed.fuse.device import missing
+from prefeed.mount.starting import Mounting, start_mount, stop_mount
 from process.children import child_running
 
 _CLONE_NEWNS = 0x00020000
@@ -70,6 +76,46 @@ def tmpfs(point: Path) -> Path:
 def unmount(point: Path) -> None:
     """Take away what is mounted there, whoever uses it."""
     _checked(_libc.umount2(os.fsencode(point), _MNT_DETACH), point)
+
+
+@contextlib.contextmanager
+def mounted(url: str | os.PathLike[str], point: Path, **options: Any) -> Iterator[Mounting]:
+    """Mount an origin with this test's settings, for the time of the block; skips the test where FUSE is missing."""
+    if (lacking := missing()) is not None:
+        pytest.skip(f"mounts need FUSE: {lacking}")
+    with contextlib.suppress(FileExistsError):  # a dead mount is one that cannot be asked for
+        point.mkdir()
+    mounting = start_mount(os.fspath(url), point, resolve(), **options)
+    daemon = daemon_of(mounting)
+    try:
+        yield mounting
+    finally:
+        with contextlib.suppress(MountError):  # the test may have ended it
+            stop_mount(point, lazily=True)
+        end_mount(mounting, daemon)
+
+
+def end_mount(mounting: Mounting, daemon: int) -> None:
+    """Wait for the processes of a mount that was taken away; one that does not end within a minute fails the test."""
+    for pid in (daemon_of(mounting) or daemon, mounting.holder.pid):
+        if not wait_until(lambda pid=pid: has_ended(pid), timeout_seconds=60):  # type: ignore[misc]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            mounting.holder.wait()
+            pytest.fail(f"process {pid} of {mounting.point} did not end:\n{mounting.log.read_text()}")
+    mounting.holder.wait()
+
+
+def daemon_of(mounting: Mounting) -> int:
+    """Return the process that answers for a mount; 0 while there is none."""
+    children = read_proc(mounting.holder.pid, f"task/{mounting.holder.pid}/children").split()
+    return int(children[0]) if children else 0
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or only waits to be asked for."""
+    state = read_proc(pid, "stat").rpartition(b")")[2].split()
+    return not state or state[0] in (b"Z", b"X")
 
 
 @contextlib.contextmanager

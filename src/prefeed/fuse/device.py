@@ -35,11 +35,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mounted(NamedTuple):
-    """One mount: where it is, its type, and what it says that it shows."""
+    """One mount: where it is, its type, what it says that it shows, and its device, which no other mount has meanwhile."""
 
     point: str
     kind: str
     source: str
+    device: str
 
 
 def missing() -> str | None:
@@ -61,7 +62,7 @@ def mounted_at(point: str | os.PathLike[str]) -> Mounted | None:
         words = line.split()
         if _plain(words[4]) == wanted:
             rest = words[words.index("-") + 1 :]
-            found = Mounted(wanted, rest[0], _plain(rest[1]))
+            found = Mounted(wanted, rest[0], _plain(rest[1]), words[2])
     return found
 
 
@@ -158,12 +159,11 @@ def unmount(point: str, *, lazily: bool = False) -> None:
         raise OSError(errno.EBUSY if "busy" in said.lower() else errno.EPERM, said or f"{PROGRAM} failed", point)
 
 
-def detach_if_mounted(point: str, kind: str) -> None:
-    """Take a mount of this type away lazily, if it is there; nothing is raised."""
-    found = mounted_at(point)
-    if found is not None and found.kind == kind:
+def detach(mounted: Mounted) -> None:
+    """Take this mount away lazily, if it is still there and not another one; nothing is raised."""
+    if mounted_at(mounted.point) == mounted:
         with contextlib.suppress(OSError):
-            unmount(point, lazily=True)
+            unmount(mounted.point, lazily=True)
 
 
 def cloned(device: int) -> int:

@@ -57,11 +57,9 @@ class Feature(enum.IntFlag):
     ASYNC_READ = 1 << 0
     AUTO_INVALIDATE_DATA = 1 << 12
     READ_DIRECTORY_PLUS = 1 << 13
-    READ_DIRECTORY_PLUS_AUTO = 1 << 14
     PARALLEL_LOOKUPS = 1 << 18
     MAX_PAGES = 1 << 22
     CACHE_LINKS = 1 << 23
-    NO_OPENDIR = 1 << 24
     DIRECT_IO_MAPS = 1 << 36
     PASSTHROUGH = 1 << 37
     RESEND = 1 << 39

@@ -23,11 +23,12 @@ import msgspec
 from prefeed.config import Config, resolve
 from prefeed.errors import PrefeedError
 from prefeed.fuse import wire
-from prefeed.fuse.device import ProgramMount, detach_if_mounted, mount_directly
+from prefeed.fuse.device import Mounted, ProgramMount, detach, mount_directly, mounted_at
 from prefeed.fuse.wire import Feature
 from prefeed.mount.daemon import serve
-from prefeed.mount.request import KIND, SUBTYPE, MountRequest
+from prefeed.mount.request import SUBTYPE, MountRequest
 from prefeed.mount.service import WANTED
+from prefeed.system.locks import try_flock
 
 _MOST_DEATHS: Final = 5
 _WITHIN_SECONDS: Final = 60.0
@@ -49,14 +50,18 @@ class Holder:
         self._request = request
         self._config = config
         self._said = said
+        self._is_said = False
         self._program: ProgramMount | None = None
         self._device = -1
+        self._mounted: Mounted | None = None
         self._daemon = 0
         self._is_ending = False
         self._deaths: list[float] = []
 
     def run(self) -> int:
         """Return the exit status once nothing is mounted any more."""
+        place = os.open(self._request.point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try_flock(place)  # what is below the mount, for who waits until this process has ended
         self._mount()
         try:
             features = self._greet()
@@ -75,6 +80,7 @@ class Holder:
             return 0 if self._is_ending else status
         finally:
             self._unmount()
+            os.close(place)
 
     def _mount(self) -> None:
         point, shown, others = self._request.point, self._request.url, self._request.others
@@ -83,9 +89,14 @@ class Holder:
         else:
             self._program = ProgramMount(point, subtype=SUBTYPE, shown=shown, others=others)
             self._device = self._program.device
+        self._mounted = mounted_at(point)
+
+    def _detach(self) -> None:
+        if self._mounted is not None:
+            detach(self._mounted)
 
     def _unmount(self) -> None:
-        detach_if_mounted(self._request.point, KIND)
+        self._detach()
         if self._program is not None:
             self._program.close()
         else:
@@ -114,10 +125,11 @@ class Holder:
         os.close(tells)
         try:
             words = _read_all(told)
-            if words != "ready":
-                self._say(words or "the daemon has ended at once; see the log")
-            else:
-                self._say("")
+            if not self._is_said:
+                self._is_said = True
+                self._said("" if words == "ready" else words or "the daemon has ended at once; see the log")
+                if words != "ready":  # one that cannot begin is not started again
+                    self._deaths += [time.monotonic()] * _MOST_DEATHS
             _, status = os.waitpid(self._daemon, 0)
             return os.waitstatus_to_exitcode(status)
         finally:
@@ -154,7 +166,7 @@ class Holder:
     def _watch_holder(self, life: int) -> None:
         """Once the holder is gone, open files are answered for to their end, and no path leads to the mount any more."""
         os.read(life, 1)
-        detach_if_mounted(self._request.point, KIND)
+        self._detach()
 
     def _is_given_up(self) -> bool:
         recent = [at for at in self._deaths if time.monotonic() - at < _WITHIN_SECONDS]
@@ -163,15 +175,9 @@ class Holder:
         _log.error("prefeed: %s is unmounted: its daemon has ended %d times", self._request.point, len(recent))
         return True
 
-    def _say(self, words: str) -> None:
-        said, self._said = self._said, lambda _: None
-        said(words)
-        if words:
-            self._deaths += [time.monotonic()] * _MOST_DEATHS  # one that cannot begin is not started again
-
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._is_ending = True
-        detach_if_mounted(self._request.point, KIND)
+        self._detach()
         signal.alarm(_GRACE_SECONDS)
 
     def _end_daemon(self, number: int, frame: FrameType | None) -> None:

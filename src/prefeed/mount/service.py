@@ -26,11 +26,9 @@ _log = logging.getLogger("prefeed")
 WANTED: Final = (
     Feature.ASYNC_READ
     | Feature.READ_DIRECTORY_PLUS
-    | Feature.READ_DIRECTORY_PLUS_AUTO
     | Feature.PARALLEL_LOOKUPS
     | Feature.MAX_PAGES
     | Feature.CACHE_LINKS
-    | Feature.NO_OPENDIR
     | Feature.DIRECT_IO_MAPS
     | Feature.PASSTHROUGH
     | Feature.RESEND
@@ -46,6 +44,12 @@ _BLOCK: Final = 512
 _IO_BYTES: Final = 128 * 1024
 _SAID: Final = 20
 _SMALL, _CACHED, _PASSED = range(3)  # handles
+_OPENED_SMALL: Final = wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
+_OPENED_SMALL_CACHED: Final = wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
+_OPENED_DIRECTORY: Final = wire.opened(0, OpenFlag(0))
+"""Lines are not kept: from a kept listing the kernel would ask for the attributes of each file, one by one."""
+
+_OPENED_CACHED: Final = wire.opened(_CACHED, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
 
 
 class Service:
@@ -85,6 +89,8 @@ class Service:
             Operation.READ: self._read,
             Operation.STATFS: self._file_system,
             Operation.RELEASE: self._release,
+            Operation.OPENDIR: lambda request: _OPENED_DIRECTORY,
+            Operation.RELEASEDIR: lambda request: b"",
             Operation.READDIR: lambda request: self._list(request, plus=False),
             Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
         }
@@ -184,13 +190,13 @@ class Service:
         object_id = self._object(request.node)
         size = self._objects.size(object_id)
         if size is None or (size <= LARGE_BYTES and self._maps_direct_io):
-            return wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
+            return _OPENED_SMALL
         if size <= LARGE_BYTES:
-            return wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
+            return _OPENED_SMALL_CACHED
         number = self._files.opened(object_id)
         if number:
             return wire.opened(_PASSED, OpenFlag.PASSTHROUGH | OpenFlag.NO_FLUSH, number)
-        return wire.opened(_CACHED, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
+        return _OPENED_CACHED
 
     def _read(self, request: Request) -> Buffer:
         place = wire.parse_place(request.body)

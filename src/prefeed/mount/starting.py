@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -21,7 +22,10 @@ from prefeed.datasets.origin import Origin
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing, mounted_at, unmount
 from prefeed.mount.request import KIND, MountRequest
+from prefeed.system.locks import flock_within
 from prefeed.wire.endpoint import make_runtime_dir
+
+_END_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,17 @@ def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
                 "open files can then be read until they are closed"
             ) from err
         raise MountError(f"{where} cannot be unmounted: {err}") from err
+    if not lazily:
+        _wait_for_holder(where)
+
+
+def _wait_for_holder(where: str) -> None:
+    """Wait until the holder of a mount that was taken away has ended: it would take the next mount there for its own."""
+    place = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flock_within(place, _END_SECONDS)
+    finally:
+        os.close(place)
 
 
 def _started(request: MountRequest, config: Config) -> Mounting:

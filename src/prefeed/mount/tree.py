@@ -6,7 +6,7 @@ per node, and a process that takes over knows every node that the kernel remembe
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -91,6 +91,8 @@ class Tree:
             ValueError: There are too many links, or one has the name of something that the manifest lists.
         """
         self.manifest = manifest
+        self._blob = manifest.path_blob
+        self._offsets = memoryview(manifest.offsets.data).cast("B").cast("Q")
         self.links = tuple(Link(*pair) for pair in sorted((links or {}).items()))
         self._has_shadows = not manifest.url.startswith("/")
         self._root = Directory(b"", range(manifest.num_objects), 0)
@@ -155,7 +157,7 @@ class Tree:
         skipped = start - (found.ends[run - 1] if run else 0)
         ids = chain(found.runs[run][skipped:], *found.runs[run + 1 :])
         hidden = {name for name, _ in found.directories} if self._has_shadows else set()
-        offsets, paths = memoryview(self.manifest.offsets.data).cast("B").cast("Q"), self.manifest.path_blob
+        offsets, paths = self._offsets, self._blob
         skip = len(directory.prefix)
         for place, object_id in enumerate(ids, before_files + start + 1):
             name = bytes(paths[offsets[object_id] + skip : offsets[object_id + 1]])
@@ -163,13 +165,21 @@ class Tree:
                 yield Named(_FIRST_FILE + object_id, name, place)
 
     def _listed(self, directory: Directory, name: bytes) -> int:
-        path = (directory.prefix + name).decode(*ENCODING)
-        object_id = self.manifest.index_of(path)
-        if object_id is None or self._has_shadows:
-            below = self.manifest.paths_below(path)
-            if below:
-                return ((directory.depth + 1) << _DEPTH_BIT) + _FIRST_FILE + below.start
-        return 0 if object_id is None else _FIRST_FILE + object_id
+        path = directory.prefix + name
+        first = self._lower_bound(path, directory.objects)
+        is_file = first < directory.objects.stop and self._path(first) == path
+        if not is_file or self._has_shadows:
+            below = self._lower_bound(path + b"/", range(first, directory.objects.stop))
+            if below < directory.objects.stop and self._path(below).startswith(path + b"/"):
+                return ((directory.depth + 1) << _DEPTH_BIT) + _FIRST_FILE + below
+        return _FIRST_FILE + first if is_file else 0
+
+    def _path(self, object_id: int) -> bytes:
+        return bytes(self._blob[self._offsets[object_id] : self._offsets[object_id + 1]])
+
+    def _lower_bound(self, wanted: bytes, objects: range) -> int:
+        """Return the first of these objects whose path is not below ``wanted``; their end when there is none."""
+        return objects.start + bisect_left(objects, wanted, key=self._path)
 
     def _directory(self, number: int) -> Directory | None:
         depth, first = number >> _DEPTH_BIT, (number & _BELOW_DEPTH) - _FIRST_FILE

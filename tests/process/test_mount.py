@@ -1,0 +1,302 @@
+"""A mount shows what its origin has, reads it once, and outlives the death of any of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import prefeed
+from leaks import wait_until
+from mounting import daemon_of, dead_fuse, has_ended, mounted, needs_root, with_own_mounts
+from prefeed.config import resolve
+from prefeed.errors import EmptyListingError, MountError, UnknownSchemeError
+from prefeed.fuse.device import missing, mounted_at
+from prefeed.mount.request import KIND
+from prefeed.mount.starting import start_mount, stop_mount
+from process.children import stopped
+from process.conditions import kill, server_pid, status, wait_for
+from sandbox import Sandbox
+from servers import FileServer, Handler, http_server
+from slow_files import slow_files, write_files
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+MIB = 1024 * 1024
+SMALL = bytes(range(256)) * 300
+MIDDLE = bytes(range(251)) * 20_000  # 5 MB: larger than one request, and fetched whole
+LARGE = os.urandom(64 * 1024) * 320  # 20 MiB: read in parts
+ODD = os.fsdecode(b"\xff\xfe b")
+
+
+@pytest.fixture
+def point(sandbox: Sandbox) -> Path:
+    return sandbox.root / "mnt"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    files = {"a.bin": SMALL, "deep/er/b c.txt": b"text", "deep/x": b"x", "empty": b"", "middle": MIDDLE, ODD: b"odd"}
+    return write_files(tmp_path / "source", files)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[FileServer]:
+    root = write_files(tmp_path / "web", {"a.bin": SMALL, "b.bin": SMALL[::-1], "middle": MIDDLE, "large": LARGE})
+    with http_server(root, webdav=True) as server:
+        yield server
+
+
+def gate(server: FileServer, path: str) -> threading.Event:
+    """Have requests of a file wait for the event."""
+    event = threading.Event()
+
+    def answer(handler: Handler) -> None:
+        assert event.wait(120)
+        data = (server.directory / path.lstrip("/")).read_bytes()
+        status = (server.directory / path.lstrip("/")).stat()
+        handler.reply(200, data, {"ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"'})
+
+    server.answers[path] = answer
+    return event
+
+
+def gets(server: FileServer, path: str) -> list[str]:
+    """Return the ranges of a file that were asked for, "" for all of it."""
+    return [
+        headers.get("range", headers.get("Range", "")) for method, where, headers in server.requests if where == path
+    ]
+
+
+def in_thread(act: Callable[[], bytes]) -> tuple[ThreadPoolExecutor, Callable[[], bytes]]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(act)
+    return pool, lambda: future.result(timeout=120)
+
+
+def test_it_shows_what_the_origin_has(source: Path, point: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with mounted(source, point, links={"logs": str(tmp_path / "out")}):
+        files = {path.relative_to(source): path for path in source.rglob("*") if path.is_file()}
+        shown = {path.relative_to(point): path for path in point.rglob("*") if path.is_file()}
+        assert set(shown) == set(files)
+        for name, path in shown.items():
+            assert path.read_bytes() == files[name].read_bytes()
+            found, expected = path.stat(), files[name].stat()
+            assert (found.st_size, found.st_mtime_ns) == (expected.st_size, expected.st_mtime_ns)
+            assert stat.S_IMODE(found.st_mode) == 0o444
+        assert sorted(os.listdir(os.fsencode(point))) == sorted([*os.listdir(os.fsencode(source)), b"logs"])
+        assert os.statvfs(point).f_files == len(files)
+        assert not (point / "none").exists()
+        (point / "logs" / "epoch").write_bytes(b"written")
+        assert (tmp_path / "out" / "epoch").read_bytes() == b"written"
+        for change in (lambda: (point / "new").write_bytes(b""), lambda: (point / "a.bin").unlink()):
+            with pytest.raises(OSError) as caught:
+                change()
+            assert caught.value.errno == errno.EROFS
+            del caught
+    assert mounted_at(os.fspath(point)) is None
+    assert list(point.iterdir()) == []
+
+
+def test_each_file_is_opened_at_the_origin_once_however_it_is_read(source: Path, point: Path) -> None:
+    with slow_files(source) as slow, mounted(slow.path, point):
+        for _ in range(2):
+            assert (point / "a.bin").read_bytes() == SMALL
+            with (point / "a.bin").open("rb", buffering=0) as file:
+                assert b"".join(iter(lambda: file.read(4000), b"")) == SMALL
+                assert os.pread(file.fileno(), 100, len(SMALL) - 10) == SMALL[-10:]
+                with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+                    assert view[:] == SMALL
+        assert slow.opens_by_file() == {"a.bin": 1}
+
+
+def test_many_readers_get_their_own_bytes(point: Path, tmp_path: Path) -> None:
+    names = [f"{i:03d}" for i in range(200)]
+    write_files(tmp_path / "many", {name: name.encode() * 1000 for name in names})
+    with mounted(tmp_path / "many", point), ThreadPoolExecutor(8) as pool:
+        for _ in range(2):
+            for name, data in zip(names, pool.map(lambda name: (point / name).read_bytes(), names), strict=True):
+                assert data == name.encode() * 1000
+
+
+@needs_root
+def test_the_kernel_reads_large_files_of_this_machine_by_itself(source: Path, point: Path) -> None:
+    with mounted(source, point) as mounting, (point / "middle").open("rb", buffering=0) as file:
+        with stopped(daemon_of(mounting)):
+            assert os.pread(file.fileno(), len(MIDDLE), 0) == MIDDLE
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+                assert view[MIB : 2 * MIB] == MIDDLE[MIB : 2 * MIB]
+        kill(daemon_of(mounting))
+        assert os.pread(file.fileno(), 100, MIB) == MIDDLE[MIB : MIB + 100]
+        assert (point / "middle").read_bytes() == MIDDLE  # a second open, and the daemon is another one
+
+
+def test_objects_of_a_store_come_whole_or_in_parts(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point):
+        web.requests.clear()
+        for _ in range(2):
+            assert (point / "middle").read_bytes() == MIDDLE
+        assert gets(web, "/middle") == [""]
+        with (point / "large").open("rb", buffering=0) as file:
+            assert os.pread(file.fileno(), 4096, 10 * MIB) == LARGE[10 * MIB : 10 * MIB + 4096]
+            asked = [range.removeprefix("bytes=").split("-") for range in gets(web, "/large")]
+            assert asked
+            assert sum(int(last) + 1 - int(first) for first, last in asked) <= MIB
+        assert (point / "large").read_bytes() == LARGE
+
+
+def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point):
+        sizes = {"a.bin": len(SMALL), "b.bin": len(SMALL) // 2, "middle": len(MIDDLE), "large": len(LARGE)}
+        for name, size in sizes.items():
+            (web.directory / name).write_bytes(bytes(size))
+            os.utime(web.directory / name, ns=(1, 1))
+        for name in sizes:
+            with (point / name).open("rb", buffering=0) as file, pytest.raises(OSError) as caught:
+                os.pread(file.fileno(), 100, 50)
+            assert caught.value.errno == errno.ESTALE
+            del caught
+        assert (point / "a.bin").read_bytes() == bytes(len(SMALL))  # whole, and of one version
+
+
+def test_a_read_under_way_outlives_the_daemon(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point) as mounting:
+        released = gate(web, "/a.bin")
+        daemon = daemon_of(mounting)
+        pool, result = in_thread((point / "a.bin").read_bytes)
+        with pool:
+            try:
+                wait_for(lambda: gets(web, "/a.bin"), "the daemon has taken the read")
+                kill(daemon)
+                wait_for(lambda: daemon_of(mounting) not in (0, daemon), "another daemon")
+            finally:
+                released.set()
+            assert result() == SMALL
+        assert (point / "b.bin").read_bytes() == SMALL[::-1]
+
+
+def test_reads_go_on_without_the_node_server(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point):
+        assert (point / "a.bin").read_bytes() == SMALL
+        kill(server_pid())
+        assert (point / "a.bin").read_bytes() == SMALL
+        assert (point / "b.bin").read_bytes() == SMALL[::-1]
+        wait_for(lambda: status() is not None, "the mount has started another server")
+
+
+def test_a_mount_in_use_is_taken_away_lazily_only(source: Path, point: Path) -> None:
+    with mounted(source, point) as mounting:
+        with (point / "a.bin").open("rb", buffering=0) as file:
+            with pytest.raises(MountError, match=r"is in use: .*--lazy"):
+                stop_mount(point)
+            stop_mount(point, lazily=True)
+            assert list(point.iterdir()) == []
+            assert file.read(len(SMALL)) == SMALL
+            assert mounting.holder.poll() is None
+        assert mounting.holder.wait(60) == 0
+    with mounted(source, point) as mounting:
+        stop_mount(point)
+        assert mounting.holder.wait(60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_mounted_after_the_holder_ends(source: Path, point: Path, number: signal.Signals) -> None:
+    with mounted(source, point) as mounting:
+        daemon = daemon_of(mounting)
+        with (point / "a.bin").open("rb", buffering=0) as file:
+            assert file.read(10) == SMALL[:10]
+            mounting.holder.send_signal(number)
+            wait_for(lambda: mounted_at(os.fspath(point)) is None, "it is unmounted")
+            if number == signal.SIGKILL:
+                assert os.pread(file.fileno(), len(SMALL), 0) == SMALL
+        wait_for(lambda: has_ended(daemon), "the daemon has ended")
+
+
+def test_a_daemon_that_dies_again_and_again_is_given_up(source: Path, point: Path) -> None:
+    with mounted(source, point) as mounting:
+        seen = [0]
+        while wait_until(
+            lambda: mounting.holder.poll() is not None or daemon_of(mounting) not in (0, seen[-1]), timeout_seconds=60
+        ):
+            if mounting.holder.poll() is not None:
+                break
+            seen.append(daemon_of(mounting))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seen[-1], signal.SIGKILL)
+        assert mounting.holder.wait() != 0
+        assert mounted_at(os.fspath(point)) is None
+        assert "its daemon has ended 5 times" in mounting.log.read_text()
+
+
+def test_what_stands_in_the_way_is_said(source: Path, point: Path, tmp_path: Path) -> None:
+    if missing() is not None:
+        pytest.skip("no FUSE")
+    config = resolve()
+    point.mkdir()
+    (tmp_path / "none").mkdir()
+    places = {
+        source: r"is not empty \(5 names, such as '",
+        source / "a.bin": "is not a directory: name an empty one",
+        tmp_path / "absent": r"does not exist: create the directory first \(mkdir -p ",
+    }
+    for place, words in places.items():
+        with pytest.raises(MountError, match=words):
+            start_mount(os.fspath(source), place, config)
+    with pytest.raises(UnknownSchemeError):
+        start_mount("nfs5://host/x", point, config)
+    with pytest.raises(EmptyListingError):
+        start_mount(os.fspath(tmp_path / "none"), point, config)
+    with pytest.raises(MountError, match="has 'deep' already"):
+        start_mount(os.fspath(source), point, config, links={"deep": os.fspath(tmp_path)})
+    with pytest.raises(MountError, match="without slashes"):
+        start_mount(os.fspath(source), point, config, links={"x/y": os.fspath(tmp_path)})
+    with pytest.raises(MountError, match="is not a directory: create it first"):
+        start_mount(os.fspath(source), point, config, links={"x": os.fspath(tmp_path / "absent")})
+    with pytest.raises(MountError, match=f"nothing is mounted at {point}"):
+        stop_mount(point)
+    with mounted(source, point), pytest.raises(MountError, match=f"is mounted at {point} already: `prefeed umount"):
+        start_mount(os.fspath(source), point, config)
+
+
+@needs_root
+def test_a_dead_mount_of_prefeed_is_replaced_and_another_one_is_not(sandbox: Sandbox, tmp_path: Path) -> None:
+    write_files(tmp_path / "source", {"a": b"a"})
+    with_own_mounts(_in_own_mounts, tmp_path / "source", sandbox.root / "mnt")
+
+
+def _in_own_mounts(source: Path, point: Path) -> None:
+    with dead_fuse(point), pytest.raises(MountError, match="cannot be used: Transport endpoint is not connected"):
+        start_mount(os.fspath(source), point, resolve())
+    with mounted(source, point) as mounting:
+        daemon = daemon_of(mounting)
+        os.kill(mounting.holder.pid, signal.SIGSTOP)  # it cannot unmount
+        os.kill(daemon, signal.SIGKILL)
+        os.kill(mounting.holder.pid, signal.SIGKILL)
+        mounting.holder.wait()
+        wait_for(lambda: has_ended(daemon), "the daemon has ended")
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(point)
+        found = mounted_at(os.fspath(point))
+        assert found is not None
+        assert found.kind == KIND
+        with mounted(source, point):
+            assert (point / "a").read_bytes() == b"a"
+
+
+def test_statistics_count_what_a_mount_reads(source: Path, point: Path) -> None:
+    with mounted(source, point):
+        for _ in range(3):
+            assert (point / "a.bin").read_bytes() == SMALL
+    counts = prefeed.statistics()
+    assert counts.origin_requests == 1
+    assert counts.hits == 2
