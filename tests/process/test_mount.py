@@ -53,6 +53,7 @@ def source(tmp_path: Path) -> Path:
 def web(tmp_path: Path) -> Iterator[FileServer]:
     root = write_files(tmp_path / "web", {"a.bin": SMALL, "b.bin": SMALL[::-1], "middle": MIDDLE, "large": LARGE})
     with http_server(root, webdav=True) as server:
+        server.ranges = True
         yield server
 
 

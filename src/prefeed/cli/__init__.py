@@ -22,6 +22,7 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``cache_admin``    MindSpore's ``cache_admin``
 ``doctor``         ``prefeed doctor``
 ``tune``           ``prefeed tune``
+``mount``          ``prefeed mount``, ``prefeed umount``
 ``pack``           ``prefeed pack``
 ``stage``          ``prefeed stage``, ``prefeed unstage``
 ``job``            ``prefeed job``

@@ -14,6 +14,8 @@ CASES: Final = {
     "cold": "An epoch of ResNet preprocessing from an empty cache at 20 ms latency.",
     "cold_bytes": "An epoch of raw bytes from an empty cache at 3 ms latency.",
     "remote": "An epoch from an object store at 20 ms: through a FUSE mount, prefeed cold and warm, local files.",
+    "mount": "Small files and a large one on `prefeed mount`, against rclone's mount and plain files.",
+    "tokens": "Random windows of a mapped file of tokens on `prefeed mount`, against tmpfs and rclone's mount.",
     "refill": "The cost of filling the cache when the origin is a local directory.",
     "partial": "Origin requests of an epoch when half the data set fits in the cache.",
     "epoch_start": "Time to the first batch of later epochs when half the data set fits.",
@@ -44,6 +46,7 @@ CASES: Final = {
 _PLACES: Final = {
     "cold_bytes": "cold.run_bytes",
     "refill": "cold.run_refill",
+    "tokens": "mount.run_tokens",
     "epoch_start": "partial.run_epoch_start",
     "parquet": "shards.run_parquet",
     "eval": "stage_fill.run_eval",
