@@ -153,7 +153,25 @@ def test_objects_of_a_store_come_whole_or_in_parts(web: FileServer, point: Path)
             asked = [range.removeprefix("bytes=").split("-") for range in gets(web, "/large")]
             assert asked
             assert sum(int(last) + 1 - int(first) for first, last in asked) <= MIB
+        web.requests.clear()
         assert (point / "large").read_bytes() == LARGE
+        sizes = [int(last) + 1 - int(first) for first, last in (span[6:].split("-") for span in gets(web, "/large"))]
+        assert MIB in sizes  # read ahead
+        assert sum(sizes) <= 2 * len(LARGE)
+
+
+def test_what_a_program_reads_next_is_there_before(point: Path, tmp_path: Path) -> None:
+    names = [f"{i:03d}" for i in range(100)]
+    write_files(tmp_path / "many", {name: name.encode() * 1000 for name in names})
+    with mounted(tmp_path / "many", point):
+        for name in names[:40]:
+            assert (point / name).read_bytes() == name.encode() * 1000
+        wait_for(lambda: prefeed.statistics().origin_requests == 100, "the server has fetched what follows")
+        for name in names[40:]:
+            assert (point / name).read_bytes() == name.encode() * 1000
+    counts = prefeed.statistics()
+    assert counts.origin_requests == 100
+    assert counts.hits >= 60
 
 
 def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point: Path) -> None:

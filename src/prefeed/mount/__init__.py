@@ -9,6 +9,9 @@
 
 ``tree``      directories and files of a manifest, as numbered nodes; pure
 ``objects``   bytes of small objects and parts of large ones, for many threads
+``pieces``    parts of very large ones, read ahead
+``order``     which objects a process group will probably read next; pure
+``ahead``     tells the node server so
 ``backing``   large files that the kernel reads by itself
 ``service``   answers one request
 ``daemon``    threads that take requests from the kernel

@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from prefeed.client.dataset import NodeDataset, open_manifest_dataset
+from prefeed.client.consumer import Consumer
+from prefeed.client.dataset import NodeDataset, open_manifest_dataset, reopen_on
 from prefeed.client.node import NodeClient, access_now, open_as_made
 from prefeed.client.reader import ObjectReader
 from prefeed.config import Config
@@ -31,6 +32,8 @@ from prefeed.errors import (
     PrefeedError,
     TruncatedBodyError,
 )
+from prefeed.mount.ahead import Ahead
+from prefeed.mount.pieces import Pieces
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, version_hash
@@ -68,7 +71,9 @@ class Objects:
         self._source: Source | None = None
         self._recent: OrderedDict[int, Buffer] = OrderedDict()
         self._recent_bytes = 0
+        self._pieces = Pieces(self._fetch_part)
         self._dataset: NodeDataset | None = None
+        self._ahead = Ahead(manifest.num_objects, self._consumer)
         self._again = Again()
         self._looking: threading.Thread | None = None
         self._is_closed = False
@@ -80,8 +85,14 @@ class Objects:
         size = self._sizes[object_id]
         return None if size == UNKNOWN_SIZE else size
 
-    def read(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
+    def read(self, object_id: int, offset: int, size_bytes: int, *, task: int = 0) -> Buffer:
         """Return a part of an object, shorter at its end.
+
+        Args:
+            object_id: The object.
+            offset: First byte.
+            size_bytes: Number of bytes.
+            task: The thread that reads, by which its order is learned; 0: that is not known.
 
         Raises:
             ObjectChangedError: The origin has another version by now.
@@ -98,6 +109,8 @@ class Objects:
         reader = self._reader(dataset)
         try:
             data = reader.try_part(object_id, offset, size_bytes) if size is not None else None
+            if task and not offset:
+                self._ahead.read(task, object_id, is_hit=data is not None)
             if data is not None:
                 return data
             return self._missed(reader, object_id, offset, size_bytes)
@@ -110,6 +123,8 @@ class Objects:
             self._is_closed = True
         if self._looking is not None:
             self._looking.join()
+        self._ahead.close()
+        self._pieces.close()
         while self._idle:
             self._idle.pop().close()
         if self._source is not None:
@@ -156,14 +171,17 @@ class Objects:
     def _from_origin(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
         size = self.size(object_id)
         if size is not None and size > self._most_whole:
-            path = self.manifest.path(object_id)
-            return self._fetched(object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True)
+            return self._pieces.read(object_id, offset, size_bytes, size)
         recent = self._recent_value(object_id)
         if recent is None:
             recent = self._fetched(object_id, lambda source: source.fetch(self.manifest.path(object_id)))
             if offset or size_bytes < len(recent):
                 self._keep(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
+
+    def _fetch_part(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
+        path = self.manifest.path(object_id)
+        return self._fetched(object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True)
 
     def _fetched(
         self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, is_part: bool = False
@@ -227,6 +245,21 @@ class Objects:
                 return
             self._looking = threading.Thread(target=self._find_server, name="prefeed-find-server", daemon=True)
             self._looking.start()
+
+    def _consumer(self) -> Consumer | None:
+        """Return a voice on the server that runs, for a plan; None without one."""
+        dataset = self._dataset
+        if dataset is None:
+            return None
+        try:
+            node = NodeClient.connect(self.config, autostart=False)
+        except (PrefeedError, OSError):
+            return None
+        try:
+            return Consumer(node, reopen_on(node, dataset))
+        except (PrefeedError, OSError):
+            node.close()
+            return None
 
     def _find_server(self) -> None:
         began = time.monotonic()

@@ -205,7 +205,7 @@ class Service:
             data = self._files.read(object_id, place.offset, place.size_bytes)
             if data is not None:
                 return data
-        return self._objects.read(object_id, place.offset, place.size_bytes)
+        return self._objects.read(object_id, place.offset, place.size_bytes, task=request.task)
 
     def _release(self, request: Request) -> bytes:
         handle = wire.parse_handle(request.body)

@@ -1,0 +1,103 @@
+"""Reads ahead for the programs on a mount: what a process group will probably read next is a plan on the node server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from prefeed.client.consumer import Consumer
+from prefeed.mount.order import Next, Orders
+
+_EVERY: Final = 16
+_WAITING: Final = 4096
+
+
+class Ahead:
+    """Follows who reads what, and has the server fetch what comes next.
+
+    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread. **Blocking.** Only the thread that tells the
+    server waits for it, and no other one.
+    """
+
+    def __init__(
+        self,
+        num_objects: int,
+        open_consumer: Callable[[], Consumer | None],
+        group_of: Callable[[int], int] = os.getpgid,
+    ) -> None:
+        """Follow reads of so many objects.
+
+        Args:
+            num_objects: Of the manifest.
+            open_consumer: Returns a voice on the node server; None while there is none.
+            group_of: Returns the process group of a thread; raises ``OSError`` when it is gone.
+        """
+        self._orders = Orders(num_objects)
+        self._open_consumer = open_consumer
+        self._group_of = group_of
+        self._groups: dict[int, int] = {}
+        self._reads: deque[tuple[int, int]] = deque(maxlen=_WAITING)
+        self._lock = threading.Lock()
+        self._consumers: dict[int, Consumer] = {}
+
+    def read(self, task: int, object_id: int, *, is_hit: bool) -> None:
+        """Note that a thread begins to read an object; one that has to wait for it tells the server first what follows."""
+        self._reads.append((task, object_id))
+        if (not is_hit or len(self._reads) >= _EVERY) and self._lock.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        with self._lock:
+            for consumer in self._consumers.values():
+                consumer.close()
+            self._consumers.clear()
+
+    def _take_in(self) -> None:
+        while self._reads:
+            task, object_id = self._reads.popleft()
+            group = self._group(task)
+            following = self._orders.read(group, object_id)
+            if following is not None:
+                self._tell(group, following)
+
+    def _group(self, task: int) -> int:
+        group = self._groups.get(task)
+        if group is None:
+            try:
+                group = self._group_of(task)
+            except OSError:
+                group = 0  # it is gone, or in another namespace
+            if len(self._groups) >= _WAITING:
+                self._groups.clear()  # numbers are used again
+            self._groups[task] = group
+        return group
+
+    def _tell(self, group: int, following: Next) -> None:
+        consumer = self._consumers.get(group)
+        if consumer is None:
+            opened = self._open_consumer()
+            if opened is None:
+                return
+            self._end_others()
+            consumer = self._consumers[group] = opened
+            following = following._replace(is_new=True)
+        if following.is_new:
+            consumer.begin(np.array(following.ids, np.int64), goes_on=True)
+        else:
+            if following.ids:
+                consumer.extend(np.array(following.ids, np.int64), are_read_soon=False)
+            consumer.advance(following.position)
+
+    def _end_others(self) -> None:
+        """End the plans of groups that are not followed any more."""
+        for group in set(self._consumers) - set(self._orders.groups()):
+            self._consumers.pop(group).close()

@@ -1,0 +1,173 @@
+"""In which order the programs on a mount read its files, and what a program will read next. Pure.
+
+Nobody tells a file system an order. But programs read as they did before, epoch after epoch and run after run, or in the order
+of names. So the order of each process group is noted; while its reads follow an order that is known, the rest of that order is
+what comes next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_AHEAD: Final = 512
+_NEAR: Final = 64
+"""Workers of a program take turns, so that reads come in nearly their order."""
+
+_LOOKED_AT: Final = 16
+_IN_ORDER: Final = 14
+_LEAST_NOTED: Final = 32
+_MOST_NOTED: Final = 4
+_MOST_GROUPS: Final = 8
+_AGAIN: Final = 256
+"""A file that is read again after fewer others is read in several goes, and no new pass begins."""
+
+
+class Order(Protocol):
+    """Objects in an order."""
+
+    def place(self, object_id: int) -> int:
+        """Return where an object is in it; -1: nowhere."""
+        ...
+
+    def after(self, place: int, number: int) -> list[int]:
+        """Return so many objects from there on, fewer at its end."""
+        ...
+
+
+class ByName:
+    """The order of the listing."""
+
+    def __init__(self, num_objects: int) -> None:
+        """Have all objects of a manifest."""
+        self._num_objects = num_objects
+
+    def place(self, object_id: int) -> int:
+        """Return the object's id."""
+        return object_id
+
+    def after(self, place: int, number: int) -> list[int]:
+        """Return the ids that follow."""
+        return list(range(place, min(place + number, self._num_objects)))
+
+
+class Noted:
+    """The order of a pass that a process group has made."""
+
+    def __init__(self, ids: NDArray[np.int64], places: NDArray[np.int32]) -> None:
+        """Keep the objects of a pass in their order, and where each object of the manifest is in it, or -1."""
+        self._ids = ids
+        self._places = places
+
+    def place(self, object_id: int) -> int:
+        """Return when it was read."""
+        return int(self._places[object_id])
+
+    def after(self, place: int, number: int) -> list[int]:
+        """Return what was read from then on."""
+        found: list[int] = self._ids[place : place + number].tolist()
+        return found
+
+
+class Next(NamedTuple):
+    """What a process group will probably read.
+
+    Attributes:
+        ids: Objects that follow those told before.
+        is_new: They are the first ones of an order; else they extend it.
+        position: How many of all that were told it has passed.
+    """
+
+    ids: list[int]
+    is_new: bool
+    position: int
+
+
+class _Following:
+    """How well the reads of one group follow one order."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._next = 0
+        self._begin = 0  # of what was told
+        self._told = 0
+        self._hits = 0  # of the last reads, one bit each
+
+    def read(self, object_id: int) -> bool:
+        """Note a read; return whether the last ones were in this order."""
+        place = self._order.place(object_id)
+        is_near = place >= 0 and abs(place - self._next) <= _NEAR
+        self._hits = (self._hits << 1 | is_near) & ((1 << _LOOKED_AT) - 1)
+        if is_near:
+            self._next = max(self._next, place + 1)
+        elif place >= 0:
+            self._next = self._begin = self._told = place + 1
+        return self._hits.bit_count() >= _IN_ORDER
+
+    def ahead(self) -> Next | None:
+        """Return what comes next and was not returned before; None while most of that is still to be read."""
+        if self._told - self._next > _AHEAD // 2:
+            return None
+        is_new = self._told == self._begin or self._told < self._next
+        if is_new:
+            self._begin = self._told = self._next
+        ids = self._order.after(self._told, self._next + _AHEAD - self._told)
+        self._told += len(ids)
+        return Next(ids, is_new, max(0, self._next - _NEAR - self._begin)) if ids else None
+
+
+class _Group:
+    """One process group: the pass that it makes, and the orders that it may follow."""
+
+    def __init__(self, orders: list[Order], num_objects: int) -> None:
+        self.following = [_Following(order) for order in orders]
+        self.ids = array("q")
+        self.places = np.full(num_objects, -1, np.int32)
+
+
+class Orders:
+    """Orders of passes over one manifest, and who follows which: 4 bytes per object for each of at most 12.
+
+    **Threads and processes.** One thread at a time.
+    """
+
+    def __init__(self, num_objects: int) -> None:
+        """Know of the order of names, and of no other yet."""
+        self._num_objects = num_objects
+        self._by_name = ByName(num_objects)
+        self._noted: list[Noted] = []
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+
+    def read(self, group: int, object_id: int) -> Next | None:
+        """Note that a process group has begun to read an object; return what it will probably read, if more of that is known now."""
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = self._new()
+            if len(self._groups) > _MOST_GROUPS:
+                self._note(self._groups.popitem(last=False)[1])
+        self._groups.move_to_end(group)
+        before = int(found.places[object_id])
+        if before >= 0:
+            if len(found.ids) - before <= min(_AGAIN, max(_LEAST_NOTED, len(found.ids) // 2)):
+                return None
+            self._note(found)
+            found = self._groups[group] = self._new()
+        found.places[object_id] = len(found.ids)
+        found.ids.append(object_id)
+        in_order = [following for following in found.following if following.read(object_id)]
+        return in_order[0].ahead() if in_order else None
+
+    def groups(self) -> list[int]:
+        """Return the process groups that are followed, the one that read last at the end."""
+        return list(self._groups)
+
+    def _new(self) -> _Group:
+        return _Group([*reversed(self._noted), self._by_name], self._num_objects)
+
+    def _note(self, group: _Group) -> None:
+        if len(group.ids) >= _LEAST_NOTED:
+            self._noted = [*self._noted, Noted(np.array(group.ids, np.int64), group.places)][-_MOST_NOTED:]

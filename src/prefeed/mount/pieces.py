@@ -1,0 +1,108 @@
+"""Parts of objects that are too large to be fetched whole: read ahead where a reader goes through one in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Final
+
+from prefeed.types import Buffer
+
+PIECE_BYTES: Final = 1024 * 1024
+_MOST_AHEAD_BYTES: Final = 16 * 1024 * 1024
+_KEPT_BYTES: Final = 128 * 1024 * 1024
+_SLACK_BYTES: Final = 1024 * 1024
+"""The kernel asks ahead by itself, and several threads answer: requests come in nearly their order."""
+
+_IN_ORDER: Final = 3
+_FOLLOWED: Final = 256
+_THREADS: Final = 16
+
+
+class Follower:
+    """Where a reader is in an object, and how far ahead of it to read. Pure.
+
+    Never further than it has come in order: a reader that jumps costs what it reads, and one that stops at most twice that.
+    """
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._num_in_order = 0
+        self._came_bytes = 0
+
+    def read(self, offset: int, size_bytes: int) -> range:
+        """Note a read; return the bytes that are to be there soon, none where the order is not known."""
+        if self._end - _SLACK_BYTES <= offset <= self._end + size_bytes:
+            self._num_in_order += 1
+            self._came_bytes += size_bytes
+            self._end = max(self._end, offset + size_bytes)
+        else:
+            self._num_in_order, self._came_bytes, self._end = 1, size_bytes, offset + size_bytes
+        if self._num_in_order < _IN_ORDER:
+            return range(0)
+        return range(self._end, self._end + min(2 * self._came_bytes, _MOST_AHEAD_BYTES))
+
+
+class Pieces:
+    """Fetches parts of objects, with threads for what is read ahead.
+
+    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
+    """
+
+    def __init__(self, fetch: Callable[[int, int, int], Buffer]) -> None:
+        """Read with ``fetch``: object, first byte and number of bytes, all of which the object has; it may raise."""
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._followers: OrderedDict[int, Follower] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], Future[Buffer]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-ahead")
+
+    def read(self, object_id: int, offset: int, size_bytes: int, object_bytes: int) -> Buffer:
+        """Return this part of an object, all of which it has; errors are those of ``fetch``."""
+        pieces = range(offset // PIECE_BYTES, (offset + size_bytes - 1) // PIECE_BYTES + 1)
+        with self._lock:
+            ahead = self._follower(object_id).read(offset, size_bytes)
+            held = [self._held.get((object_id, number)) for number in pieces]
+            self._read_ahead(object_id, range(ahead.start, min(ahead.stop, object_bytes)), object_bytes)
+        found = [future for future in held if future is not None]
+        if len(found) < len(held):
+            return self._fetch(object_id, offset, size_bytes)
+        try:
+            parts: list[Buffer] = [
+                memoryview(future.result())[max(0, offset - at) : offset + size_bytes - at]
+                for future, at in zip(found, (number * PIECE_BYTES for number in pieces), strict=True)
+            ]
+        except CancelledError:  # others have read so much since that it was given up
+            return self._fetch(object_id, offset, size_bytes)
+        except Exception:
+            with self._lock:
+                for number in pieces:
+                    self._held.pop((object_id, number), None)
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Wait for what is being fetched, and fetch no more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _follower(self, object_id: int) -> Follower:
+        follower = self._followers.pop(object_id, None) or Follower()
+        self._followers[object_id] = follower
+        if len(self._followers) > _FOLLOWED:
+            self._followers.popitem(last=False)
+        return follower
+
+    def _read_ahead(self, object_id: int, ahead: range, object_bytes: int) -> None:
+        if not ahead:
+            return
+        for number in range(ahead.start // PIECE_BYTES, (ahead.stop - 1) // PIECE_BYTES + 1):
+            if (object_id, number) in self._held:
+                self._held.move_to_end((object_id, number))
+                continue
+            at = number * PIECE_BYTES
+            size = min(PIECE_BYTES, object_bytes - at)
+            self._held[object_id, number] = self._threads.submit(self._fetch, object_id, at, size)
+        while len(self._held) * PIECE_BYTES > _KEPT_BYTES:
+            self._held.popitem(last=False)[1].cancel()
