@@ -143,12 +143,6 @@ class WrongAnswerError(TruncatedBodyError):
     code = "wrong-answer"
 
 
-class ObjectChangedError(SourceError):
-    """The origin has another version of an object than the one that was listed; list it again."""
-
-    code = "object-changed"
-
-
 class DeclarationError(PrefeedError, ValueError):
     """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
 
