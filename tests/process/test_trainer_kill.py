@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import prefeed
-from leaks import parent_of
 from process.conditions import (
     NUM_OBJECTS,
     Trainer,
@@ -40,10 +39,6 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def everything(steps: list[Any]) -> bool:
     return sorted(number for step in steps for number in step["numbers"]) == list(range(NUM_OBJECTS))
-
-
-def children_of(pid: int, sandbox: Sandbox) -> list[int]:
-    return [child for child in processes_of(sandbox) if parent_of(child) == pid]
 
 
 # ------------------------------------------------------------ workers

@@ -20,10 +20,5 @@ def really_in(place: str, root: str) -> bool:
     return is_in(_real(place), _real(root))
 
 
-def overlap(one: str, other: str) -> bool:
-    """Return whether one of two places lies in the other, or they are the same; of what links lead to."""
-    return really_in(one, other) or really_in(other, one)
-
-
 def _real(place: str) -> str:
     return os.path.realpath(place) if place.startswith("/") else place

@@ -138,7 +138,7 @@ class CountingSource(_Passing):
             self.listings += 1
         return self.source.list_objects()
 
-    def wait_until(self, condition: Callable[[CountingSource], bool], *, timeout_seconds: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[CountingSource], bool], *, timeout_seconds: float = 60.0) -> None:
         """Block until ``condition(self)`` holds; looked at whenever a count changes.
 
         Raises:
@@ -240,7 +240,7 @@ class FaultySource(_Passing):
         changed = data[: len(data) // 2] if fault.kind == "short" else bytes(byte ^ 0xFF for byte in data)
         return FetchedObject(data=changed, version=fetched.version)
 
-    def wait_for_stalled(self, count: int, *, timeout_seconds: float = 30.0) -> None:
+    def wait_for_stalled(self, count: int, *, timeout_seconds: float = 60.0) -> None:
         """Block until ``count`` fetches wait.
 
         Raises:
