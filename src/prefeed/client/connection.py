@@ -201,7 +201,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this end was closed: by whoever was done with it, or because the server did not answer."""
+        """Whether this end was closed: by its user, or because the server did not answer."""
         return self._sock.fileno() < 0
 
     def next_token(self) -> int:

@@ -28,10 +28,10 @@ _log = logging.getLogger("prefeed")
 
 _RECOVER_SECONDS = 2.0
 _COUNTS_SECONDS = 5.0
-"""A server that does not tell its counts, or takes no message, for so long is busy: the training loop waits, and goes on without."""
+"""A server that does not tell its counts, or takes no message, for that long is busy: the training loop waits, and continues without."""
 
 _RECOVER_ANSWER_SECONDS = 30.0
-"""The same for a server that is told of a dataset anew, in a thread: nothing is listed for that."""
+"""The same for a server that is told of a dataset again, in a thread: nothing is listed for that."""
 
 
 class Consumer:
@@ -242,7 +242,7 @@ class Consumer:
         """Wait until the server has taken note that files may have changed: a reader that came first would not know."""
         catalogue = self.dataset.manifest
         if catalogue.grows and self.read_counts() is None:  # answered after all that was sent before
-            catalogue.withdraw_all()  # nobody could tell what has changed: readers are to ask, or to open the file
+            catalogue.withdraw_all()  # it is not known what has changed: readers are to ask, or to open the file
 
     def _begin_epoch(self, ids: Ids, *, goes_on: bool) -> None:
         with self._lock:

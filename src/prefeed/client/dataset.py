@@ -63,7 +63,7 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     """Return the same dataset as this server knows it, when it is not the one that opened it.
 
     Raises:
-        StoreFormatError: Its catalogue was made anew: the same id may mean another file.
+        StoreFormatError: Its catalogue was made again: the same id may mean another file.
     """
     if dataset.instance == node.connection.instance:
         return dataset

@@ -23,7 +23,7 @@ class SampleFiles:
     """Answers who opens files by path, while samples are being made: an ``interception.FileReader``.
 
     The files that a sample is known to open have object ids; any other file below the roots is asked of the server
-    by its path, and has an id from then on. Where nobody declares what a sample opens, what it did open is reported.
+    by its path, and has an id from then on. Where it is not declared what a sample opens, what it did open is reported.
 
     Args:
         reader: Of a catalogue.
@@ -101,7 +101,7 @@ class SampleFiles:
         return path in expected or self._roots.covers(path)
 
     def read_file(self, path: str) -> Answer | None:
-        """Return the bytes of a file from the cache, or lend them; None when whoever asks should open it."""
+        """Return the bytes of a file from the cache, or lend them; None when the caller should open it."""
         if not self.may_have(path):
             return None
         opened = self._opened.get(path)
@@ -137,7 +137,7 @@ class SampleFiles:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
                 self._known[path] = object_id
-            self._is_whole &= object_id is not None  # else nobody answered: not all that it opens will be known
+            self._is_whole &= object_id is not None  # else there was no answer: not all that it opens will be known
             if self._written is not None and self._written.any() and self._is_written(path, object_id):
                 data = None  # another name of a file that was written
         else:

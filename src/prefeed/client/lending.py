@@ -70,7 +70,7 @@ class Lent:
 
 _LEAST_OPENS: Final = 64
 _EVERY: Final = 32
-"""Of so many files that are opened one is measured, after the first ``_LEAST_OPENS``."""
+"""Of this number of files that are opened one is measured, after the first ``_LEAST_OPENS``."""
 
 _PROBE_SHARE: Final = 0.01
 """Of the time; an open of slow storage is measured so much less often."""
@@ -79,11 +79,11 @@ _SUSPICIOUS_SECONDS: Final = 1.0
 """An open of storage on the network is what a cache spares: it is measured when the cache was waited for so long."""
 
 _CLEARLY: Final = 10
-"""The origin is measured no more when it takes so many times as long as the cache."""
+"""The origin is measured no more when it takes this many times as long as the cache."""
 
 _LEAST_PROBES: Final = 4
 _LEAST_UNREAD: Final = 8
-"""Files count as read in parts when so many times as much was opened as was read."""
+"""Files count as read in parts when this many times as much was opened as was read."""
 
 _MOST_OTHERS: Final = 16
 """Where one of so many files that are opened is a small one, of which the cache has a copy to give, it is kept."""
@@ -95,7 +95,7 @@ class PartCosts:
 
     Attributes:
         opens: Large files that were opened, whose bytes stay in the tier.
-        others: Files of which a copy was given.
+        others: Files that a copy was given of.
         opened_bytes: What the large ones have.
         read_bytes: What was read of them while their sample was made.
         opening_seconds: Until they were lent, and to note afterwards that they were.
@@ -135,7 +135,7 @@ class PartCosts:
         return self.origin_seconds / self.probes
 
     def why_slower(self, *, is_lasting: bool) -> str:
-        """Return why the files are better read where they lie; "" when they are not, or nobody knows.
+        """Return why the files are better read where they lie; "" when they are not, or it is not known.
 
         Args:
             is_lasting: It was so in the epoch before. What was waited for in one epoch only may help in all others.

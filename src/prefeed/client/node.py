@@ -43,7 +43,7 @@ def untold_epochs() -> tuple[EpochWait, ...]:
 class NodeClient:
     """A control connection.
 
-    **Ownership**: whoever connects closes; also a context manager.
+    **Ownership**: the caller closes it; also a context manager.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -222,7 +222,7 @@ class NodeClient:
         return self._connection.request(m.ListSessions(), m.SessionsReport).sessions
 
     def drop_sessions(self, ids: Sequence[int]) -> None:
-        """Remove sessions with all that is in them, in memory and on disk; who uses them goes on without.
+        """Remove sessions with all that is in them, in memory and on disk; their users continue without.
 
         Raises:
             SessionNotFoundError: One of them does not exist; none was removed.

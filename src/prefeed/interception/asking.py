@@ -139,7 +139,7 @@ asking = Asking()
 
 
 def set_reader(reader: FileReader | None) -> None:
-    """Ask this one in this thread, from now on; whoever is asked in all threads, as long as that is so."""
+    """Ask this one in this thread, from now on; the one that is asked in all threads, as long as there is such a one."""
     if reader is Asking.reader:
         vars(asking).pop("reader", None)
     else:
@@ -168,7 +168,7 @@ def ask_whole(path: str) -> Buffer | None:
 
 
 def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call with nobody being asked: a function that opens files by itself would ask a second time."""
+    """Call without asking anything: a function that opens files by itself would ask a second time."""
     reader = asking.reader
     asking.reader = None
     try:

@@ -1,4 +1,4 @@
-"""Files that are opened past every replacement: Python tells of each ``open`` that it does itself, whoever calls it.
+"""Files that are opened past every replacement: Python tells of each ``open`` that it does itself, from any caller.
 
 ``io.open`` that somebody bound before it was replaced (numpy's ``DataSource`` does), ``os.open``, a descriptor that was
 opened before. What C libraries open by themselves is not told: HDF5, LMDB, video readers.
@@ -27,7 +27,7 @@ class Witness(Protocol):
         ...
 
     def saw_unknown(self) -> None:
-        """A file is being opened of which nobody can tell which it is."""
+        """A file is being opened that cannot be identified."""
         ...
 
 
@@ -46,7 +46,7 @@ _is_watching = False
 
 
 def watch_opens() -> None:
-    """From now on, whoever is in charge of a thread and is a ``Witness`` hears of files opened there. Idempotent.
+    """From now on, the one in charge of a thread, if it is a ``Witness`` hears of files opened there. Idempotent.
 
     For good, in this process and those that it forks, and at a price: 0.16 us for each event that Python tells of, such as ``id``.
     """
@@ -57,7 +57,7 @@ def watch_opens() -> None:
 
 
 def tell(name: Any) -> None:
-    """A file of this name is being opened, in a way that nobody is asked about."""
+    """A file of this name is being opened, in a way that is not asked about."""
     reader: Any = asking.reader
     if isinstance(reader, Witness):
         path = _path_of(name)
@@ -82,7 +82,7 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _heard_open(name: Any, mode: Any, flags: Any) -> bool:
-    """Tell of a file, unless it is none that a sample is made of; False when nobody can tell which it is."""
+    """Tell of a file, unless it is none that a sample is made of; False when it cannot be identified."""
     if type(flags) is int and flags & os.O_ACCMODE == os.O_WRONLY:
         return True
     caller: FrameType | None = sys._getframe(2)
@@ -103,7 +103,7 @@ def _heard_connect(name: Any) -> bool:
 
 
 def _path_of(name: Any) -> str | None:
-    """Return the path of a file by its name or descriptor; "" for what is no file, None when nobody can tell."""
+    """Return the path of a file by its name or descriptor; "" for what is no file, None when it cannot be told."""
     try:
         text = os.readlink(f"/proc/self/fd/{name}") if type(name) is int else os.fsdecode(os.fspath(name))
         if type(name) is int:

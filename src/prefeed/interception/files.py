@@ -48,7 +48,7 @@ class _AsOpened(_Base):
         if self._file is None:
             self._file = io.FileIO(self._path)
         position = self.tell()
-        if position != self._file_position:  # else whoever holds the descriptor moves it
+        if position != self._file_position:  # else the holder of the descriptor moves it
             self._file.seek(position)
             self._file_position = position
         return self._file
@@ -177,7 +177,7 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
             self._buffered.close()
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return so many bytes, fewer at the end; all that are left if it is None or negative."""
+        """Return that many bytes, fewer at the end; all that are left if it is None or negative."""
         if not self._has_given and not self._is_closed and type(size) is int and size > 0 and self._buffered is None:
             data = self._lent.read(self._position, size)
             if data is not None:

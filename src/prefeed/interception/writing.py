@@ -145,7 +145,7 @@ def changing_in_place_of(home: str, name: str, find: Callable[..., Iterable[Name
 
 
 def file_io_in_place_of(original: Any) -> Any:
-    """Return a class in place of ``io.FileIO``, of which every file of the original is an instance."""
+    """Return a class in place of ``io.FileIO``, that has every file of the original as an instance."""
 
     class Type(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:

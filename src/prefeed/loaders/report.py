@@ -25,7 +25,7 @@ Tally = Callable[[int, int, int, int], None]
 """Is told of epochs that ended, batches, nanoseconds of epochs, and those of them in which the loop waited."""
 
 Counts = Callable[[], ReadCounts | None]
-"""Asks the node how the loader's reads went so far; None when nobody tells."""
+"""Asks the node how the loader's reads went so far; None when it is not told."""
 
 
 class LoaderReport:
@@ -39,7 +39,7 @@ class LoaderReport:
         publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
-        tally: Counts for the program's last line; None: nobody does.
+        tally: Counts for the program's last line; None: there are none.
 
     **Threads**: the training loop's.
     """
@@ -83,7 +83,7 @@ class LoaderReport:
 
         Args:
             num_batches: Batches that it will give; None when that is not known.
-            num_a_pass: If it gives more, each so many are an epoch.
+            num_a_pass: If it gives more, each group of that many is an epoch.
             is_trial: Somebody only tries whether the loop runs: that is no epoch, however far it comes.
         """
         self._num_a_pass = num_a_pass
@@ -106,7 +106,7 @@ class LoaderReport:
         """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
         now = self._answered_at = self._clock()
         if is_batch and not self._is_running and self._num_a_pass and self._num_batches >= self._num_a_pass:
-            self._begin(self._num_a_pass, self._asked_at)  # the iterator goes on with another pass
+            self._begin(self._num_a_pass, self._asked_at)  # the iterator begins another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
         self._count(now, batches=is_batch)
@@ -147,7 +147,7 @@ class LoaderReport:
         self._say(f"epoch {self._epoch} of {self._name}", epoch, self._counts())
 
     def _was_left(self) -> None:
-        """The loop has left the epoch before its end: its reads are nobody else's."""
+        """The loop has left the epoch before its end: its reads belong to no other epoch."""
         left, counts = self._so_far(0, until=self._answered_at), self._counts()
         if left.batches < _LEAST_LEFT:
             self._at_epoch = counts or self._at_epoch
@@ -206,7 +206,7 @@ def rates(counts: ReadCounts) -> str:
 
 
 def _since(now: ReadCounts, then: ReadCounts) -> ReadCounts:
-    """Return what was added; a new server, or a loader attached anew, begins at zero."""
+    """Return what was added; a new server, or a loader attached again, begins at zero."""
     if now.reads < then.reads:
         return now
     return ReadCounts(

@@ -58,7 +58,7 @@ class Checks:
     # ------------------------------------------------------------ epochs
 
     def begin(self, consumer: int, dataset: int, order: Window, *, recheck: bool, is_whole: bool) -> None:
-        """The consumer begins an epoch: its files are asked anew, or only those that never were.
+        """The consumer begins an epoch: its files are asked again, or only those that never were.
 
         Args:
             consumer: Who.
@@ -114,7 +114,7 @@ class Checks:
     # ------------------------------------------------------------ asking
 
     def is_due(self, dataset: int, object_id: int) -> bool:
-        """True while bytes are in the tier, or on their way, of which nobody knows whether they are the present ones."""
+        """True while bytes are in the tier, or on their way, that may not be the present ones."""
         catalogue = self._datasets[dataset].catalogue
         if catalogue is None or catalogue.is_published(object_id):
             return False
@@ -124,14 +124,14 @@ class Checks:
         return state in (RESIDENT, TRANSIENT)
 
     def distrust(self, consumer: int, dataset: int, object_id: int) -> None:
-        """A reader of the consumer opens a file that its plan may not name: nobody may have asked it this epoch."""
+        """A reader of the consumer opens a file that its plan may not name: it may not have been asked this epoch."""
         distrusted = self._distrusted.get(consumer)
         if distrusted is not None and object_id not in distrusted:
             distrusted.add(object_id)
             self._withdraw(dataset, np.array([object_id]))
 
     def doubt(self, dataset: int, object_id: int) -> None:
-        """A reader that has seen the file does not know it as it is held: it is asked anew before anybody is given it."""
+        """A reader that has seen the file does not know it as it is held: it is asked again before it is given to a reader."""
         if self._scheduler.tables[dataset].state[object_id] in (RESIDENT, TRANSIENT):
             self._withdraw(dataset, np.array([object_id]))
 
@@ -143,7 +143,7 @@ class Checks:
             self._scheduler.invalidate(dataset, object_id)
 
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
-        """Ask the file now, if nobody is doing so, and go on when the answer is there."""
+        """Ask the file now, unless that is under way, and continue when the answer is there."""
         self._waiting.setdefault((dataset, object_id), []).append(then)
         if (dataset, object_id) not in self._under_way:
             self._ask(dataset, [object_id])

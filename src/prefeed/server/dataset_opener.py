@@ -159,7 +159,7 @@ class Openings:
                     "PREFEED_HOME here"
                 )
         source = open_source(url, self._config, access=reach.access, view=reach.view)
-        source.mark  # noqa: B018 - whoever asks for it later does not expect an error
+        source.mark  # noqa: B018 - later callers do not expect an error
         return source
 
     def renew(self, dataset: Dataset, url: str, reach: Reach) -> None:
@@ -214,7 +214,7 @@ class Openings:
             return
         listing.waiting.append(waiter)
         listing.asked = [*(other for other in listing.asked if other != asked), asked]
-        if listing.began_at is None and 1 < ranks <= len(listing.waiting):  # nobody else is to come
+        if listing.began_at is None and 1 < ranks <= len(listing.waiting):  # no others are to come
             self._begin_listing(listing)
 
     def _begin_listing(self, listing: _Listing) -> None:
@@ -330,7 +330,7 @@ class Openings:
             settling.waiters.append(waiter)
 
     def _settle(self, directory: Path, asked: _Asked, key: _Key, *, listed_at: float = 0.0) -> _Settling:
-        """Ask all files of a manifest for size and time, from now on; its names are of then, or of nobody knows when."""
+        """Ask all files of a manifest for size and time, from now on; its names are of then, or of an unknown time."""
         settling = self._settlings.get(directory)
         if settling is not None and settling.is_running:
             settling.is_due = True  # those that were asked may have changed: all are asked once more

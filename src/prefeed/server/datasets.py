@@ -42,7 +42,7 @@ class Opened:
         manifest: Its objects: a manifest, or the catalogue of files opened by path.
         source: Reads them.
         mean_bytes: About how many bytes an object of a new catalogue has; None when nothing tells.
-        learned: Which sample opens which objects of the catalogue, where nobody declares it.
+        learned: Which sample opens which objects of the catalogue, where it is not declared.
         listed_at: When the listing began, in seconds since 1970; 0 of what was not listed.
         is_settled: False when only its names are of then.
         view: Through which its files are read; None: as the server sees them, or they are none.
@@ -115,7 +115,7 @@ class Dataset:
         self.choose_view()
 
     def choose_view(self) -> None:
-        """Read through a view that is there: whoever showed the one before may have gone."""
+        """Read through a view that is there: the process that showed the one before may have gone."""
         if self.view is None or self.view.is_attached:
             return
         found = next((view for view in self.other_views if view is None or view.is_attached), self.view)
@@ -203,7 +203,7 @@ ORPHANS: Final = 0
 
 
 _RETIRE_SECONDS: Final = 30.0
-"""A client that was handed a dataset has opened its manifest after that long; one that was held up opens it anew."""
+"""A client that was handed a dataset has opened its manifest after that long; one that was held up opens it again."""
 
 
 class Registry:
@@ -245,7 +245,7 @@ class Registry:
         return None
 
     def add(self, opened: Opened) -> Dataset:
-        """It is in use; what the tier holds of it is known, whoever fetched it."""
+        """It is in use; what the tier holds of it is known, whichever client fetched it."""
         found = self.find(opened.manifest.directory, opened.view) or self._same_files(opened)
         if found is not None:
             found.opened_at = self._clock()
@@ -289,7 +289,7 @@ class Registry:
         return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
 
     def inherit_from_older(self, number: int) -> None:
-        """What other listings of the same root, or other catalogues, have in the tier is this one's, if nobody reads them any more."""
+        """What other listings of the same root, or other catalogues, have in the tier is this one's, if they are not read any more."""
         dataset = self.datasets[number]
         live = self._scheduler.live_datasets()
         if dataset.catalogue is not None:

@@ -70,7 +70,7 @@ class Questions:
         try:
             return self._observe()
         except (PrefeedError, KeyError, IndexError, ValueError, OSError):
-            return None  # the loop goes on, whatever an observation meets
+            return None  # the loop continues, whatever an observation meets
 
 
 class MetricsEndpoint:

@@ -65,7 +65,7 @@ _UNUSABLE: Final = _Unusable()
 
 
 class PoolTier:
-    """Objects in the pool, under their entry keys: equal keys mean equal bytes, whoever stored them.
+    """Objects in the pool, under their entry keys: equal keys mean equal bytes, whichever node stored them.
 
     Nothing that happens to the pool is an error of a read: what cannot be read is absent, what cannot be stored is not.
 
@@ -121,7 +121,7 @@ class PoolTier:
     def read_many(self, keys: Sequence[bytes], *, expected_bytes: int) -> dict[bytes, Buffer]:
         """Return the bytes of those objects that the pool has in one part; ``read`` is for the others.
 
-        Nobody is told anything, nobody is waited for, and what is not found is not counted.
+        Nothing is told, nothing is waited for, and misses are not counted.
 
         Args:
             keys: Entry keys, each once.
@@ -177,7 +177,7 @@ class PoolTier:
             self._changed.notify()
 
     def close(self) -> None:
-        """Ask nobody any more; what waits to be written is lost."""
+        """Ask no more; what waits to be written is lost."""
         self._closing.set()
         with self._changed:
             self._waiting.clear()
@@ -268,7 +268,7 @@ class PoolTier:
 
     def _start_writer(self) -> None:
         writer = threading.Thread(target=self._write, name=f"prefeed-pool-{len(self._writers)}", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it, or nobody
+        with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it, or none
             writer.start()
             self._writers.append(writer)
 

@@ -20,7 +20,7 @@ from prefeed.types import CacheInfo, SessionCounts, SessionInfo
 from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 DEFAULT_SESSION: Final = 0
-"""Made by itself; its caches go when nobody uses them and others need the room."""
+"""Made by itself; its caches go when they are not used and others need the room."""
 
 _SMALLEST_FIRST_BYTES: Final = 4 * 1024**2
 _MAX_ID: Final = 2**32 - 1
@@ -65,7 +65,7 @@ class Sessions:
     def press_memory(self, budget_bytes: int) -> int:
         """Objects and caches together may take so much from now on; returns what is left for the objects.
 
-        Caches grow no more beyond that. If they have it all, those of the default session that nobody uses go, the oldest first.
+        Caches grow no more beyond that. If they have it all, those of the default session that are not used go, the oldest first.
         """
         shares = self._memory.shares
         shares.budget_bytes = budget_bytes
@@ -121,7 +121,7 @@ class Sessions:
         )
 
     def drop_sessions(self, sessions: Iterable[int]) -> None:
-        """Remove sessions with all that is in them; who has them open keeps what it sees, and goes on without.
+        """Remove sessions with all that is in them; processes that have them open keep what they see, and continue without.
 
         Raises:
             SessionNotFoundError: One of them does not exist; none is removed.
@@ -208,7 +208,7 @@ class Sessions:
             least = max(wanted_bytes, limit + CHUNK_BYTES)
             most = cache.record.size_bytes if cache.record.size_bytes and not on_disk else room.shares.budget_bytes
             self._make_room(room, key, min(least, most) - limit)
-            # Each step makes all who write map the file anew, and find its pages again: better few large ones.
+            # Each step makes all who write remap the file, and find its pages again: better few large ones.
             wanted = min(max(least, limit + room.free_bytes(key) // 2), most)
             if room.raise_limit(key, wanted) > limit:
                 self._write(key, cache)
@@ -227,7 +227,7 @@ class Sessions:
     # ------------------------------------------------------------ clients come and go
 
     def leave(self, client: Hashable) -> None:
-        """A client is gone; caches that nobody uses any more keep only the room that their files take."""
+        """A client is gone; caches that are not used any more keep only the room that their files take."""
         for key, cache in self._caches():
             if client in cache.clients:
                 self._leave(client, key, cache)
@@ -242,7 +242,7 @@ class Sessions:
         )
 
     def settle(self) -> None:
-        """Take room back that nobody can write to any more."""
+        """Take room back that no process can write to any more."""
         for room in self._rooms():
             room.reclaim()
         for key, cache in self._caches():
@@ -307,14 +307,14 @@ class Sessions:
     # ------------------------------------------------------------ room
 
     def _give_first(self, room: Room, key: CacheKey, size_bytes: int) -> None:
-        """Give a cache that nobody used its limit: all of its size, or half of what there is."""
+        """Give a cache that was not used its limit: all of its size, or half of what there is."""
         self._make_room(room, key, max(0, (size_bytes or CHUNK_BYTES) - room.limit_of(key)))
         free = room.free_bytes(key)
         half = room.limit_of(key) + max(free // 2, min(free, _SMALLEST_FIRST_BYTES))
         room.raise_limit(key, size_bytes or half)
 
     def _make_room(self, room: Room, key: CacheKey, missing_bytes: int) -> None:
-        """Take back what nobody uses, then drop caches of the default session that nobody uses, oldest first."""
+        """Take back unused room, then drop unused caches of the default session, oldest first."""
         if room.free_bytes(key) >= missing_bytes:
             return
         self.settle()
@@ -325,7 +325,7 @@ class Sessions:
                 self._remove_from(room, other)
 
     def _idle(self) -> list[tuple[CacheKey, _Cache]]:
-        """Return caches that may be dropped where nobody uses them, the oldest first."""
+        """Return caches that may be dropped where they are not used, the oldest first."""
         idle = (item for item in self._caches() if item[0][0] == DEFAULT_SESSION)
         return sorted(idle, key=lambda item: item[1].last_use)
 

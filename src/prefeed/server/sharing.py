@@ -6,7 +6,7 @@ in another catalogue of the same view is the same file: its **twin**. A fetch of
     on its way   waits for that one's bytes;
     a resident   asks the origin for nothing but the file's version, and has the twin's entry if that is of this version.
 
-So both have what one of them has opened, and each has asked since its own epoch began. An entry goes when nobody has it.
+So both have what one of them has opened, and each has asked since its own epoch began. An entry goes when no one has it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Sharing:
                 yield ticket, NOTHING
 
     def host_of(self, result: Result) -> Key | None:
-        """Return who has the entry of a file that was found unchanged; None when nobody keeps it any more."""
+        """Return who has the entry of a file that was found unchanged; None when none keeps it any more."""
         assert result.fetched is not None
         ticket, manifest = result.job.ticket, result.job.manifest
         key = entry_key(manifest.url, manifest.path(ticket.object_id), result.fetched.version)
@@ -74,7 +74,7 @@ class Sharing:
             self._scheduler.holdings.become_guest(key)
 
     def is_last(self, free: Free) -> bool:
-        """Return True when nobody else has the entry, which then goes; else who stays pays for it, if who leaves it did."""
+        """Return True when no other has the entry, which then goes; else who stays pays for it, if who leaves it did."""
         twins = self._registry.twins(free.dataset, free.object_id)
         key = self._registry.key(free.dataset, free.object_id) if twins else b""
         holders = [

@@ -231,7 +231,7 @@ class Room:
 
         Args:
             objects_bytes: Returns what they take of the file system, which does not come back.
-            resize_objects: Lets them take so many bytes at most; returns what they may take, more when they have it.
+            resize_objects: Lets them take that many bytes at most; returns what they may take, more when they have it.
         """
         self._objects_bytes, self._resize_objects = objects_bytes, resize_objects
         self._resize_objects(self.shares.objects_limit_bytes)

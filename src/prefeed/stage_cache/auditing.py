@@ -1,4 +1,4 @@
-"""When samples that were found are made anew and compared: seldom enough to cost a hundredth of the time, and at random.
+"""When samples that were found are recomputed and compared: seldom enough to cost a hundredth of the time, and at random.
 
 Every process saves up a hundredth of the time that passes, and spends it on audits. What an audit will take is known: each
 entry says how long its sample took. How much has to be there before the first is drawn at random, so that processes which
@@ -31,7 +31,7 @@ ON_CREDIT: Final = 6
 """Audits that a run makes in its first epoch whatever they take, all forked workers together."""
 
 MOST_FAILED: Final = 3
-"""After so many that failed in one process, it does not use the cache any more."""
+"""After this number of failures in one process, it does not use the cache any more."""
 
 _LOOK_SECONDS: Final = 0.01
 _LONGEST_GAP_SECONDS: Final = 1.0
@@ -123,9 +123,9 @@ os.register_at_fork(after_in_child=waiting.__init__)  # type: ignore[misc]
 
 
 class Auditor:
-    """Decides in one process when a sample of a stage is made anew.
+    """Decides in one process when a sample of a stage is made again.
 
-    **Threads and processes.** One thread at a time; others spend a little more. A forked child begins anew.
+    **Threads and processes.** One thread at a time; others spend a little more. A forked child begins again.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Auditor:
         looking: AbstractContextManager[bool],
         looking_seconds: float,
     ) -> str | None:
-        """Make a sample anew, if it was kept and it is time, and compare; return in what it differs, None if it does not.
+        """Make a sample again, if it was kept and it is time, and compare; return in what it differs, None if it does not.
 
         A stage whose samples differ each time is refused.
 

@@ -145,7 +145,7 @@ class DatasetCache:
         )
 
     def use_for(self, cache: int, description: str) -> CacheStore | None:
-        """Open it for a stage; None, with a line in the log, when the node cannot have it: samples are then made anew.
+        """Open it for a stage; None, with a line in the log, when the node cannot have it: samples are then made again.
 
         Args:
             cache: 32 bits that stand for the stage and all below it.

@@ -18,7 +18,7 @@ from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache
 _log = logging.getLogger("prefeed")
 
 _FIRST_ANSWER_SECONDS: Final = 60.0
-"""For a cache that is opened the first time: caches that nobody uses may have to be removed for it."""
+"""For a cache that is opened the first time: unused caches may have to be removed for it."""
 
 _ANSWER_SECONDS: Final = 2.0
 """The training loop waits for these answers: a server that hangs, or was stopped, is not worth more."""

@@ -48,10 +48,10 @@ class CacheStore:
     Nothing that happens to the cache is an error here: a dropped session, a stopped server, a full tier hold nothing.
 
     What the cache may take is what the server said to this process, on the connection that it still has. One that has
-    none writes nothing before it has asked; when there is no server to ask, what was said last goes on: nobody else can
+    none writes nothing before it has asked; when there is no server to ask, what was said last still holds: no other process can
     be given the room then.
 
-    **Threads and processes.** Any thread; forked and pickled copies open everything anew, at first use.
+    **Threads and processes.** Any thread; forked and pickled copies open everything again, at first use.
     **Blocking.** Never waits for another process, but a second for one that writes, or was stopped while it wrote or
     opened the store, and seconds for a server that does not answer when it is asked for room.
     """
@@ -149,7 +149,7 @@ class CacheStore:
         return not any(tier.keys() for tier in tiers)
 
     def count_audit(self, *, failed: bool) -> None:
-        """Note that a sample was made anew and compared; of one that differs the server is told at once."""
+        """Note that a sample was recomputed and compared; of one that differs the server is told at once."""
         self._here.link.count(audits=1, audits_failed=int(failed))
         _report_at_exit()
         if failed:
@@ -320,7 +320,7 @@ class _Place:
 
 
 class _Here:
-    """What a process has open of a cache; closed with the cache, or when nobody has it any more."""
+    """What a process has open of a cache; closed with the cache, or when no one has it any more."""
 
     def __init__(self, place: _Place, link: CacheLink) -> None:
         self.place = place

@@ -140,7 +140,7 @@ class Changes:
     array is not seen. Attributes that change while a sample is being made are left out from then on, for all instances of
     that class.
 
-    **Threads and processes.** Any thread. After a fork it goes on; it cannot be pickled.
+    **Threads and processes.** Any thread. After a fork it continues; it cannot be pickled.
     """
 
     def __init__(self, dataset: Any, passed_through: type[Any]) -> None:
@@ -293,7 +293,7 @@ def _is_link(value: Any) -> bool:
 
 _LOOKS_AT_ONCE: Final = 16.0
 _SHARE_OF_LOOKS: Final = 0.01
-"""A dataset is looked at anew whenever a pass begins, but for more than this part of the time only so many times."""
+"""A dataset is looked at again whenever a pass begins, but this many times at most beyond this part of the time."""
 
 _SHARE_OF_LATER_LOOKS: Final = 0.005
 _LEAST_PAUSE_SECONDS: Final = 0.1
@@ -407,7 +407,7 @@ class Looking:
         for _ in range(_MAX_LAYERS):
             try:
                 found, slots = self._look(Slots(passes_over=True))
-            except PrefeedError:  # as it is, nobody can tell it: it is found when it is looked at again
+            except PrefeedError:  # it cannot be told as it is: it is found when it is looked at again
                 return
             filled = {} if before is None else slots.filled_since(before)
             if found.fingerprint == known.fingerprint or not filled:

@@ -31,7 +31,7 @@ class Claims:
         return (Claims, (self._file.path.parent,))
 
     def try_claim(self, key: bytes) -> bool:
-        """Return False when another process has the key; True, and it is ours, otherwise, or when nobody can tell."""
+        """Return False when another process has the key; True, and it is ours, otherwise, or when it cannot be told."""
         return self._set(fcntl.F_WRLCK, key)
 
     def release(self, key: bytes) -> None:

@@ -78,19 +78,19 @@ class CachedDataset:
     """What ``dataset[i]`` returns, made once and kept, for every process of this node.
 
     An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
-    opened, each in the version that it has now. A change of any of these makes it anew. All of it is looked at when a
+    opened, each in the version that it has now. A change of any of these makes it again. All of it is looked at when a
     process begins and with each pass over the samples; attributes of the dataset, of those below and of their steps that
-    are set anew are noticed with the next batch, and so are globals and variables around functions that steps mention.
-    The first samples that a process makes are made twice, and of those that are found a few are made anew: what differs is
+    are set again are noticed with the next batch, and so are globals and variables around functions that steps mention.
+    The first samples that a process makes are made twice, and of those that are found a few are made again: what differs is
     not kept. See SEMANTICS.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.
         cache: Where entries are kept; None: in the node's default session.
-        version: Stands for the code of ``dataset``, and for what nobody can tell of its content; change it whenever these
+        version: Stands for the code of ``dataset``, and for unknown parts of its content; change it whenever these
             change, and let it name the data: ``"cifar10-train v2"``. What can be told of the content counts as well.
             None: all of it is looked at.
-        codec: ``"pickle"``: what has no encoding of its own is pickled, and whoever may write the cache may run
+        codec: ``"pickle"``: what has no encoding of its own is pickled, and users who may write the cache may run
             code in those who read it.
         config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
 
@@ -203,7 +203,7 @@ class CachedDataset:
         return batch.found
 
     def begin_pass(self) -> None:
-        """A pass over the samples begins, in this process or in workers: look at everything anew."""
+        """A pass over the samples begins, in this process or in workers: look at everything again."""
         self._num_passes += 1
         if self._num_passes > 1:
             self._run.end()
@@ -262,7 +262,7 @@ class CachedDataset:
         return self._place
 
     def _follow(self) -> None:
-        """Look at the dataset anew if anything was set that counts."""
+        """Look at the dataset again if anything was set that counts."""
         snapshot = self._changes.now()
         if not self._changes.are_in(snapshot):
             self._changes.note(snapshot)
@@ -271,7 +271,7 @@ class CachedDataset:
         self._adopt(changes)
 
     def _look_again(self) -> None:
-        """Look at the dataset anew, whether anything was set or not."""
+        """Look at the dataset again, whether anything was set or not."""
         with self._here.looking():
             lineage = self._lineage_now()
         self._become(lineage)
@@ -348,7 +348,7 @@ class CachedDataset:
                 self._here.leave_out_what_was_filled(self._place.lineage)
 
     def _is_right(self, asked: Audit) -> bool:
-        """Make a sample anew, if it is time; False: the cache is not used any more, since samples differ each time."""
+        """Make a sample again, if it is time; False: the cache is not used any more, since samples differ each time."""
         failed = self._auditor.audit(
             asked, self._finder, self._maker,
             looking=self._looking_around(asked), looking_seconds=2 * self._here.cost_seconds,

@@ -184,7 +184,7 @@ def _named_tuple(node: list[Any], compile_node: CompileNode) -> Reader:
     readers = [compile_node(child) for child in children]
 
     def read(source: Source) -> Any:
-        cls = class_at(module, qualname)  # each time: a notebook may define it anew
+        cls = class_at(module, qualname)  # each time: a notebook may define it again
         if not is_named_tuple(cls) or list(cls._fields) != fields or len(readers) != len(fields):
             raise ValueError(f"{module}.{qualname} is no longer the same named tuple")
         return tuple.__new__(cls, [read(source) for read in readers])

@@ -141,10 +141,10 @@ class FilesSeen:
     """Notes files; an ``interception.FileReader`` between the sample and the reader that is in charge, if any.
 
     A file that the reader gives has the version that the reader knows. Any other is asked for its version before it
-    is opened: if it changes meanwhile, the note is out of date at once, and the entry is made anew.
+    is opened: if it changes meanwhile, the note is out of date at once, and the entry is made again.
 
     Attributes:
-        is_complete: False when a version was not to be had, a file was being written, or nobody can tell which file was
+        is_complete: False when a version was not to be had, a file was being written, or it is not known which file was
             opened: nothing may then be kept of the sample.
         ways: By which calls files were opened, and which.
         served: What the reader in charge gave.
@@ -161,7 +161,7 @@ class FilesSeen:
         """Note who is in charge.
 
         Args:
-            reader: That one; None: nobody.
+            reader: That one; None: none.
             way: Tells by which calls a file is opened now, None of one that is no part of the sample; without it that does
                 not matter.
             again: Bytes that the reader gave before, for a sample that is made of the same once more.
@@ -205,7 +205,7 @@ class FilesSeen:
         return reader.served_key(path) if isinstance(reader, KnowsVersions) else None
 
     def saw(self, path: str) -> None:
-        """A file is opened that nobody was asked for; see ``interception.Witness``."""
+        """A file is opened that was not asked for; see ``interception.Witness``."""
         if not is_below_packages(path):
             self._note(path)
             if isinstance(self._reader, FilesSeen):
@@ -268,7 +268,7 @@ class FilesSeen:
 
 
 _NO_FILES = ("/proc/", "/sys/")
-"""What the kernel says, anew each time it is asked."""
+"""What the kernel says, asked each time."""
 
 
 _log = logging.getLogger("prefeed")
@@ -319,7 +319,7 @@ class Standing:
             self._keep(first, kept)
 
     def taken(self, files: FilesSeen) -> None:
-        """A sample was made once: what was opened by a way of which nothing is known, or that keeps, was kept."""
+        """A sample was made once: what was opened by an unknown way, or that keeps, was kept."""
         for way, paths in files.ways.items():
             self._keep(files, paths if way not in self._reading or way in self._keeping else ())
 

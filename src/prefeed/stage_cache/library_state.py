@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 _TABLE: Final[tuple[tuple[str, str, Callable[[Any], Any], Any], ...]] = (
-    # module, what is set, how it is read, what it is if nobody has set it
+    # module, what is set, how it is read, what it is if it was not set
     ("torch", "default dtype", lambda torch: str(torch.get_default_dtype()), "torch.float32"),
     ("torch", "default device", lambda torch: str(torch.get_default_device()), "cpu"),
     ("torch", "float32 matmul", lambda torch: torch.get_float32_matmul_precision(), "highest"),
@@ -85,7 +85,7 @@ def threads_now() -> int:
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[bool]:
-    """Inside it torch computes with so many threads, if that can be had: one always can. Gives whether it does."""
+    """Inside it torch computes with that many threads, if that can be had: one always can. Gives whether it does."""
     now = threads_now()
     if 0 in (now, threads) or now == threads:
         yield True

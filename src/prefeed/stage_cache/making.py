@@ -331,7 +331,7 @@ class Maker:
                 found, first.files.is_complete = (
                     None,
                     False,
-                )  # it was made of other bytes: nobody can tell which these were
+                )  # it was made of other bytes: it is not known which these were
         self._num_twice += 1
         num, seconds = _made_twice.get(store.name, (0, 0.0))
         _made_twice[store.name] = (num + 1, seconds + time.perf_counter() - began)

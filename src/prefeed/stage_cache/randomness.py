@@ -119,7 +119,7 @@ class Watch:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """What is drawn inside from a global generator is undone at the end: outside of it nobody can see a difference.
+    """What is drawn inside from a global generator is undone at the end: outside of it no difference can be seen.
 
     A hundred microseconds. Draws of other threads are undone as well.
     """
@@ -342,7 +342,7 @@ def find_random(value: Any) -> str | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value and all that it consists of, with their paths, each once; into what is marked nobody looks."""
+    """Yield a value and all that it consists of, with their paths, each once; marked values are not looked into."""
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     waiting: list[tuple[str, Any]] = [(str(name), value)]
     seen: dict[int, Any] = {}

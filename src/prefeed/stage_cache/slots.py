@@ -17,7 +17,7 @@ Slot = tuple[int, str]
 """The id of a holder and the name of what it holds."""
 
 _PASSED: Final = (tuple, list, dict, set, frozenset, str, bytes, MappingProxyType)
-"""Containers: what changes inside them is laid to whoever holds them."""
+"""Containers: what changes inside them counts as a change of their holder."""
 
 
 _left: Final[dict[Slot, bytes]] = {}
@@ -36,7 +36,7 @@ class Slots:
         """Begin.
 
         Args:
-            passes_over: What nobody can tell, such as a lock, has a digest for once.
+            passes_over: Things that cannot be told, such as a lock, have a digest for once.
         """
         self.left = _left
         self.passes_over = passes_over

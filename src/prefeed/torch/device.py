@@ -384,7 +384,7 @@ class _Copies(Iterator[_Ready]):
         begin: What the loop asked of the device before this.
         asked: After each batch, what the loop asked of the device until it wanted the next one.
         max_behind: Batches that the loop is done with and the device is not: while there are more, nothing is copied.
-        state: Returns the loader's; None: nobody is going to ask for it.
+        state: Returns the loader's; None: it will not be asked for.
 
     **Invariants**: what is copied from is referred to until the device has it.
     """

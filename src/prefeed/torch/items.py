@@ -112,7 +112,7 @@ class ItemLoader:
 
 
 class _Drawn:
-    """The order of an epoch, as far as it is known of a loader of another class: nobody knows how it draws the next one."""
+    """The order of an epoch, as far as it is known of a loader of another class: it is not known how it draws the next one."""
 
     def __init__(self, source: Any) -> None:
         self._source = source

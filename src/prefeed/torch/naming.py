@@ -54,8 +54,8 @@ class _Use(NamedTuple):
 def given_name(frame: FrameType | None) -> str:
     """Return what the user's code calls the value that it makes; empty: nothing.
 
-    The variable, attribute or entry that it is put into, whoever makes it for the user; or the function that returns it to
-    a library, or where nobody names it.
+    The variable, attribute or entry that it is put into, also when a library makes it for the user; or the function that returns it to
+    a library, or where it has no name.
     """
     function = key = ""
     for caller in frames_of(frame):

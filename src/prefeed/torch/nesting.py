@@ -1,4 +1,4 @@
-"""Tensors inside a batch of any nesting: made anew one by one, or listed."""
+"""Tensors inside a batch of any nesting: rebuilt one by one, or listed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXTS: Final = (str, bytes, bytearray, memoryview)
 def map_tensors(batch: Any, on_tensor: OnTensor, on_object: Callable[[Any], Any]) -> Any:
     """Return the batch with a function's result in the place of each tensor.
 
-    Tuples, named tuples, lists, mappings and dataclasses are made anew, of the same class where it lets itself; all else
+    Tuples, named tuples, lists, mappings and dataclasses are rebuilt, of the same class where it lets itself; all else
     is what it was.
 
     Args:

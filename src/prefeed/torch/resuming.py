@@ -5,7 +5,7 @@ number of batches that the loop has. To resume, the order is drawn again from th
 left out of it: no sample is made twice, and nothing depends on how many were seen but their number.
 
 A sampler of another class may draw each index when it is asked. What it drew for workers ahead of the loop is saved, and
-comes first; then the sampler goes on, with the generators as the checkpoint restored them.
+comes first; then the sampler resumes, with the generators as the checkpoint restored them.
 
 What else a sampler draws from, the state does not hold: whether it draws the same again is looked at, and said.
 
@@ -189,12 +189,12 @@ class Position:
         self._planned: Any = None
 
     def watched(self, loader: TorchDataLoader[Any], planned: Any, rest: Rest | None) -> Any:
-        """Return the sampler of an epoch: one that goes on, or can be gone on with; None: the loader's own will do.
+        """Return the sampler of an epoch: one that resumes, or can be resumed; None: the loader's own will do.
 
         Args:
             loader: Whose.
             planned: What yields its indices or batches; None: its own sampler.
-            rest: Of an epoch that goes on.
+            rest: Of an epoch that is resumed.
         """
         self._planned = planned
         sampler = planned if rest is None else _Resumed(planned, loader, rest)
@@ -230,7 +230,7 @@ class Position:
 
     @contextmanager
     def iterator_begins(self, loader: TorchDataLoader[Any]) -> Iterator[Rest | None]:
-        """Inside, an iterator is made; gives what is left of the epoch when it is one that goes on.
+        """Inside, an iterator is made; gives what is left of the epoch when it is one that is resumed.
 
         The global generators are afterwards as they were before: a checkpoint saves those by itself. Generators that
         are the loader's or its sampler's own are as if the epoch had been iterated from its beginning.
@@ -395,7 +395,7 @@ def _num_samples(loader: TorchDataLoader[Any], num_batches: int) -> int:
 
 
 def _pass(drawn: Iterator[Any], number: int, expected: list[Any], loader: TorchDataLoader[Any]) -> None:
-    """Let so many batches go by; warn when the last of them are not those that are expected."""
+    """Let that many batches go by; warn when the last of them are not those that are expected."""
     last = list(deque(itertools.islice(drawn, number), maxlen=len(expected)))
     if not np.array_equal(drawn_order(last), drawn_order(expected)):
         _log.warning(

@@ -289,7 +289,7 @@ def _inner(code: CodeType) -> list[CodeType]:
 
 
 def source_code(module: ModuleType) -> CodeType | None:
-    """Return the code of a module's source, compiled anew; None when there is no source."""
+    """Return the code of a module's source, compiled again; None when there is no source."""
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     get_code = getattr(loader, "get_code", None)
     try:

@@ -87,7 +87,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def _digest_of_package(top: str) -> str:
-    """Return what tells a package that nobody gave a version: its code."""
+    """Return what tells a package without a version: its code."""
     module = sys.modules.get(top)
     roots = list(getattr(module, "__path__", ()))
     single = getattr(module, "__file__", None) or (None if roots else _origin(top))
@@ -164,7 +164,7 @@ _CLASSES: Final = {"PIL.Image": ("Image",), "torch": ("Tensor",)}
 """Classes whose methods the user's code calls without naming them."""
 
 _LARGE: Final = frozenset({"torch", "numpy", "scipy"})
-"""Packages of which only the module itself is looked at."""
+"""Packages whose module alone is looked at."""
 
 _OWN_OPERATORS: Final = frozenset(
     {"aten", "prim", "prims", "torch", "torchvision", "image", "quantized", "higher_order"}
@@ -174,7 +174,7 @@ _OWN_OPERATORS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PatchedIn:
-    """What was put into an installed module, and into modules of its package that it uses, so many steps away."""
+    """What was put into an installed module, and into modules of its package that it uses, that many steps away."""
 
     module: str
     depth: int = _DEPTH

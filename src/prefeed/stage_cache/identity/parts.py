@@ -16,14 +16,14 @@ Part = tuple[str, Any]
 
 
 class UntoldError(Exception):
-    """Of a value nobody can tell whether it is the same in the next run: the message says why."""
+    """Of a value it cannot be told whether it is the same in the next run: the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsFarAsTold:
     """A value whose code the user vouches for, with a version: its parameters count, so far as they can be told.
 
-    Functions, classes and modules in it count by their names, and what nobody can tell does not count.
+    Functions, classes and modules in it count by their names, and what cannot be told does not count.
     """
 
     value: Any
