@@ -19,8 +19,6 @@ SCRIPT = "my_training_script.py"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END_MARK = "---- end of a command ----"
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def blocks() -> list[tuple[str, str]]:
     """Return language and text of the page's blocks."""

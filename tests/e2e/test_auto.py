@@ -20,8 +20,6 @@ from e2e.images import NUM_IMAGES, Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 from prefeed.torch import loader as module
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -20,8 +20,6 @@ import profiles
 from e2e.steps import seed_all
 from prefeed.config import resolve
 
-pytestmark = pytest.mark.timeout(120)
-
 TorchLoader = torch.utils.data.DataLoader
 BATCHES = [[3, 0, 7], [5], [2, 9, 1, 4]]
 

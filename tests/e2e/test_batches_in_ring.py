@@ -23,8 +23,6 @@ from e2e.steps import Setup, assert_same, digest, observe, seed_all
 from leaks import wait_until
 from prefeed.config import resolve
 
-pytestmark = pytest.mark.timeout(120)
-
 TorchLoader = torch.utils.data.DataLoader
 NUM_SAMPLES = 26
 BATCH = 4

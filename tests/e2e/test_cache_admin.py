@@ -23,8 +23,6 @@ from servers import free_port
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @dataclass(frozen=True)
 class Result:

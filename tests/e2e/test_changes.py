@@ -16,8 +16,6 @@ from e2e.images import image_files, make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def _close_readers() -> Iterator[None]:

@@ -21,8 +21,6 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.store.reader import TierReader
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_OBJECTS = 400
 OBJECT_BYTES = 39_000
 LOOKAHEAD_OBJECTS = 20

@@ -20,10 +20,7 @@ from e2e.steps import EPOCHS, Setup, assert_same, digest, generator_states, obse
 from leaks import wait_until
 from prefeed.types import Statistics
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 
 BATCH_SIZE = 3
 WORLD_SIZE = 2

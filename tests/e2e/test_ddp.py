@@ -7,14 +7,10 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 import prefeed
 from e2e.ddp_train import BATCH_SIZE, EPOCHS
 from e2e.jobs import KINDS, run_job, write_data
 from slow_files import slow_files
-
-pytestmark = pytest.mark.timeout(180)
 
 RANKS = 2
 OPEN_SECONDS = 0.003

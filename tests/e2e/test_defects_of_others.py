@@ -39,8 +39,6 @@ from prefeed.config import resolve
 from prefeed.types import ServerStatus, Statistics
 from sandbox import Sandbox, servers_of
 
-pytestmark = pytest.mark.timeout(60)
-
 NUM_FILES = 40
 FILE_BYTES = 2000
 

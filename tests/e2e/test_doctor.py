@@ -15,8 +15,6 @@ from prefeed.cli.doctor import _name_of
 from prefeed.diagnose.doctor.verdict import WORTH_WHILE
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(180)
-
 PROGRAM = '''
 import os, sys, time
 import torch

@@ -20,8 +20,6 @@ from leaks import wait_until
 from prefeed.client.node import untold_epochs
 from sandbox import Sandbox, end_all, servers_of
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 30
 BATCH_SIZE = 2
 AHEAD = 2 * 2 * BATCH_SIZE

@@ -16,8 +16,6 @@ from servers import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def run(*line: str, cwd: Path, **environment: str) -> str:
     """Return what a program prints; it must end well."""

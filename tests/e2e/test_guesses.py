@@ -19,8 +19,6 @@ from prefeed.loaders.guesses import FIRST
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 LENGTH = 24
 MANY = 900
 BATCH_SIZE = 8

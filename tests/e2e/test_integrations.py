@@ -19,10 +19,9 @@ from e2e.frameworks import EPOCHS
 from e2e.jobs import run_job, write_data
 from slow_files import slow_files
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.xdist_group("frameworks"),  # one warm process, and one training without prefeed, for all of them
-]
+pytestmark = pytest.mark.xdist_group(
+    "frameworks"
+)  # one warm process, and one training without prefeed, for all of them
 
 LENGTH = 200
 

@@ -27,8 +27,6 @@ from prefeed.types import Statistics
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 400
 NUM_SLOW_SAMPLES = 100
 BATCH_SIZE = 8

@@ -26,8 +26,6 @@ from prefeed.datasets.origin import Origin
 from prefeed.errors import SourceError
 from prefeed.sources.manifest import Manifest
 
-pytestmark = pytest.mark.timeout(120)
-
 FORK = multiprocessing.get_context("fork")
 _numbers = itertools.count()
 ODD_FOLDERS = ["a b", "100%", "x#y", "\u00fc", "a+b", "q?", "%41", "*", "{z}", "~t"]

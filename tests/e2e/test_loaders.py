@@ -26,8 +26,6 @@ from e2e.images import Augment, Pixels, load_by_path, load_with_numpy, make_imag
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
 from prefeed.config import resolve
 
-pytestmark = pytest.mark.timeout(120)
-
 TorchLoader = torch.utils.data.DataLoader
 
 

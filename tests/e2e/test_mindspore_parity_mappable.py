@@ -47,8 +47,6 @@ from e2e.parity_job import digest
 from e2e.parity_readers import RandomData, decode, decode_and_resize, folder, rescale, write_folder
 from prefeed.errors import EmptyListingError, RandomStageError, SpillingDisabledError
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_ROWS = 8
 IN_BOTH = pytest.mark.parametrize("cached_step", ["leaf", "map"])
 """Most cases come twice: with the cache over the reader, and over a map."""

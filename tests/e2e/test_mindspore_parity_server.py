@@ -29,8 +29,6 @@ from e2e.parity import (
 from e2e.parity_readers import RandomData, decode, folder, rescale, write_folder
 from prefeed.errors import CacheInUseError, SessionNotFoundError
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def session() -> int:

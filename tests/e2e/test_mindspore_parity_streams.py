@@ -37,8 +37,6 @@ from e2e.parity_job import digest
 from e2e.parity_readers import RandomData, decode, decode_and_resize, folder, write_folder
 from prefeed.errors import CacheInUseError, CacheNotInUseError, RandomStageError
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_ROWS = 12
 
 

@@ -19,8 +19,6 @@ from e2e.hashed import Hashed, write_hashed
 from nodes import kill
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(300)
-
 NUM_FILES = 300
 NUM_PICTURES = 30
 

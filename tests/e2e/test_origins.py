@@ -16,8 +16,6 @@ import servers
 from e2e.images import Augment, Pixels, image_files, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -27,8 +27,6 @@ from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_FILES = 4
 NUM_SAMPLES = 40
 SLICE_BYTES = 4096

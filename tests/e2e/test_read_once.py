@@ -23,8 +23,6 @@ from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.types import Statistics
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_OBJECTS = 600
 OBJECT_BYTES = 70_000
 MEMORY = 8 * 1024**2

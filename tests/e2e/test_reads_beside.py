@@ -26,8 +26,6 @@ from prefeed.testing.slow_directory import SlowDirectory
 from sandbox import Sandbox, servers_of
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_FILES = 40
 LONG_AGO = 1_600_000_000
 

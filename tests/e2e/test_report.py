@@ -21,8 +21,6 @@ from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import wait_until
 from sandbox import Sandbox, end_all, servers_of
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 46
 FILE_BYTES = 3000
 EVERY_BATCH = 1e-9

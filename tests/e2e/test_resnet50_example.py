@@ -26,8 +26,6 @@ from prefeed.sampleset.applying import apply_documents
 from prefeed.sampleset.records import find
 from prefeed.sampleset.yaml_files import load_documents
 
-pytestmark = pytest.mark.timeout(240)
-
 NUM_IMAGES = 48
 SMALL = ["--arch", "resnet18", "--image-size", "32", "--class-num", "2", "--batch-size", "8", "--lr", "0.001"]
 SCRIPT = str(EXAMPLES / "resnet50.py")

@@ -19,8 +19,6 @@ from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, digest, generator_states, seed_all
 from prefeed.errors import ResumeError
 
-pytestmark = pytest.mark.timeout(120)
-
 Build = Callable[[Any], Setup]
 EPOCHS = 3
 STOP_EPOCH = 1

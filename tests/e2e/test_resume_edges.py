@@ -16,8 +16,6 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 import prefeed
 from prefeed.errors import ResumeError
 
-pytestmark = pytest.mark.timeout(120)
-
 LENGTH = 40
 BATCH_SIZE = 4
 

@@ -21,8 +21,6 @@ from e2e.images import make_image_folder
 from e2e.steps import seed_all
 from prefeed.torch import patch
 
-pytestmark = pytest.mark.timeout(180)
-
 LENGTH = 64
 BATCH_SIZE = 4
 SEEN = 5

@@ -22,8 +22,6 @@ from leaks import wait_until
 from prefeed.client.node import untold_epochs
 from prefeed.torch import loader as module
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM = 22
 BATCH = 4
 

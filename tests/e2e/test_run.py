@@ -14,8 +14,6 @@ import pytest
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
 
-pytestmark = pytest.mark.timeout(120)
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PICTURES = """

@@ -16,8 +16,6 @@ from e2e import samplers
 from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 
-pytestmark = pytest.mark.timeout(120)
-
 Build = Callable[[Any], Setup]
 
 

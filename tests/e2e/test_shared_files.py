@@ -20,8 +20,6 @@ from e2e.hashed import Hashed, kept, name_of, read, write_hashed
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_FILES = 24
 ONCE = {name_of(index): 1 for index in range(NUM_FILES)}
 

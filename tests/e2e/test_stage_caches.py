@@ -32,8 +32,6 @@ from prefeed.errors import (
 from prefeed.stage_cache import CacheStatistics
 from prefeed.stage_cache.making import is_checking
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 40
 ALL = [(index, index) for index in range(NUM_SAMPLES)]
 NAMES = [str(index) for index in range(NUM_SAMPLES)]

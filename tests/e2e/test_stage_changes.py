@@ -26,8 +26,6 @@ from prefeed.config import current
 from prefeed.errors import CannotFingerprintError
 from prefeed.stage_cache.files_seen import Standing
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 12
 
 STAGE = """

@@ -27,8 +27,6 @@ from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.stage_cache.files_seen import Standing
 from prefeed.stage_cache.making import is_checking
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 24
 
 

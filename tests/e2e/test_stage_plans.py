@@ -15,8 +15,6 @@ from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 

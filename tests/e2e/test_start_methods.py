@@ -17,8 +17,6 @@ from e2e import samplers
 from e2e.images import Augment, Pixels, make_image_folder
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -19,8 +19,6 @@ from prefeed.client.node import NodeClient
 from prefeed.config import current
 from slow_files import slow_files, write_files
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_SAMPLES = 48
 LINE = re.compile(r"prefeed: epoch (\d+) of (.+): .* hit ratio ([\d.]+) of (\d+) reads")
 

@@ -19,8 +19,6 @@ import prefeed
 from leaks import wait_until
 from sandbox import Sandbox, end_all, servers_of
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def put(path: str, value: int) -> None:
     np.save(path, np.full(300, value))

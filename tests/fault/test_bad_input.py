@@ -16,8 +16,6 @@ import servers
 from e2e.images import Pixels, make_image_folder
 from prefeed import errors
 
-pytestmark = pytest.mark.timeout(60)
-
 Objects = prefeed.datasets.Objects
 ImageFolder = prefeed.datasets.ImageFolder
 

@@ -22,7 +22,7 @@ from process.children import child_running
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(120 if "DAMAGE_TRIALS" not in os.environ else 3000)
+pytestmark = pytest.mark.timeout(600 if "DAMAGE_TRIALS" not in os.environ else 3000)
 
 NUM_FILES = 24
 

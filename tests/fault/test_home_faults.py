@@ -34,8 +34,6 @@ from prefeed.wire import messages as m
 from process.conditions import kill, server_pid
 from sandbox import Sandbox, servers_of
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture(autouse=True)
 def _close_readers() -> Iterator[None]:

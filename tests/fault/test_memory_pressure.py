@@ -15,8 +15,6 @@ from control_groups import memory_group, num_killed
 from process.conditions import status
 from sandbox import end_all
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 1024**2
 TESTS = Path(__file__).parents[1]
 LIMIT_BYTES = 768 * MIB

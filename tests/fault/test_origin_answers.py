@@ -20,8 +20,6 @@ from prefeed.sources import answers as checked_answers
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.urls import open_source
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_OBJECTS = 12
 SIZE = 1000
 WRONG = 7

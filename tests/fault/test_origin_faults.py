@@ -15,8 +15,6 @@ import prefeed
 import servers
 from prefeed import errors
 
-pytestmark = pytest.mark.timeout(60)
-
 NUM_OBJECTS = 24
 
 

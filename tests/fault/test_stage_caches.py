@@ -21,8 +21,6 @@ from process.conditions import status
 from sandbox import end_all
 from small_files import small_file_system
 
-pytestmark = pytest.mark.timeout(120)
-
 MIB = 1024**2
 ROW_BYTES = 300_000
 SHAPE = (100, 1000, 3)
@@ -72,7 +70,6 @@ os.execv(sys.executable, [sys.executable, "-m", "fault.stage_in_group"])
 """
 
 
-@pytest.mark.timeout(300)  # the kernel takes its time near the limit of a group, the more so on a busy machine
 def test_control_group_below_the_asked_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 GB are asked for in a group of 1 GiB: the cache gets what the node gives, nobody is killed, rows are right."""
     monkeypatch.delenv("PREFEED_MEMORY")  # half of the smallest limit

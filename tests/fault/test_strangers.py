@@ -43,7 +43,7 @@ from strangers import (
     open_to_all,
 )
 
-pytestmark = [needs_root, pytest.mark.timeout(90)]
+pytestmark = needs_root
 __all__ = ["_close_readers"]
 
 

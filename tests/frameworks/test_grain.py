@@ -16,7 +16,6 @@ from leaks import wait_until
 grain = pytest.importorskip("grain.python", reason="Grain is not installed: make test-frameworks", exc_type=ImportError)
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.leaks(reason="Grain keeps threads and descriptors of its own to the end of the process"),
 ]

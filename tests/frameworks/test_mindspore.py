@@ -12,7 +12,6 @@ from frameworks.running import assert_the_node_reads_ahead
 pytest.importorskip("mindspore", reason="MindSpore is not installed: make test-frameworks", exc_type=ImportError)
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.leaks(reason="MindSpore keeps threads and descriptors of its own to the end of the process"),
 ]

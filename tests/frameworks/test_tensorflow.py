@@ -17,7 +17,6 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make
 pytest.importorskip("google_crc32c", reason="google-crc32c is not installed: pip install 'prefeed[pack]'")
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.leaks(reason="TensorFlow keeps threads and descriptors of its own to the end of the process"),
 ]

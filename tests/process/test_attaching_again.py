@@ -24,7 +24,6 @@ from prefeed.torch.loader import _attachment_of
 from process.conditions import kill, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(100)
 EXPECTED = [b"%d" % index * 10 for index in range(10)]
 
 

@@ -25,8 +25,6 @@ from process.children import stopped
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(100)
-
 BUDGET = 64 * MIB  # what a test's home has
 VALUE = 500 * KIB
 

@@ -21,8 +21,6 @@ from prefeed.torch.loader import DataLoader
 from process.conditions import NUM_OBJECTS, make_objects, status, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

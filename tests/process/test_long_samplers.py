@@ -23,8 +23,6 @@ from prefeed.errors import ServerUnavailableError
 from prefeed.types import PlanInfo
 from process.conditions import kill, make_objects, server_pid, wait_for
 
-pytestmark = pytest.mark.timeout(120)
-
 MANY = 10**8
 BATCH = 250
 STEPS = 60

@@ -30,8 +30,6 @@ from process.conditions import NUM_OBJECTS, OBJECT_BYTES, kill, make_objects, se
 from sandbox import Sandbox
 from small_files import small_file_system
 
-pytestmark = pytest.mark.timeout(120)
-
 MIB = 1024**2
 TOO_SMALL = "5MiB"
 """Of memory: a good half of the objects."""

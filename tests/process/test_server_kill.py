@@ -21,8 +21,6 @@ from prefeed.config import resolve
 from process.conditions import kill, make_objects, server_pid, status, wait_for
 from sandbox import Sandbox, servers_of
 
-pytestmark = pytest.mark.timeout(90)
-
 LOADERS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2},

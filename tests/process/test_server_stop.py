@@ -23,8 +23,6 @@ from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import make_runtime_dir
 from process.conditions import status
 
-pytestmark = pytest.mark.timeout(90)
-
 HANGS = """
 import fcntl, os, signal, sys, socket
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

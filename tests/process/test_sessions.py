@@ -25,8 +25,6 @@ from prefeed.wire import messages as m
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(120)
-
 VALUE = 200 * KIB
 
 

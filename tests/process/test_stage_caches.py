@@ -31,8 +31,6 @@ from process.children import child_running
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox, servers_of
 
-pytestmark = pytest.mark.timeout(180)
-
 NUM_ROWS = 60
 ROW_BYTES = 150_000
 

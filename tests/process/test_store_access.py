@@ -26,8 +26,6 @@ from process.children import child_running
 from sandbox import Sandbox, servers_of
 from tenants import Tenants, tenants_server
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_OBJECTS = 32
 SECRET = "hush/hush+hush=="
 TOKEN = "token/that/is/nobodys"

@@ -34,8 +34,6 @@ from process.children import child_running, stopped
 from process.conditions import server_pid, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(100)
-
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -24,8 +24,6 @@ from process.conditions import (
 )
 from sandbox import Sandbox, processes_of, servers_of
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -14,7 +14,7 @@ import servers
 from e2e.images import Pixels, make_image_folder
 from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 LIST = "train/class1/001.png 7\n\n./train/class0/000.png\t-1\r\ntrain/a b.png 3\ntrain/class1/001.png 8\n"
 NAMED = [("train/class1/001.png", 7), ("train/class0/000.png", -1), ("train/a b.png", 3), ("train/class1/001.png", 8)]

@@ -21,7 +21,7 @@ from prefeed.config import current
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
 from unit.packing.packs import LAYOUTS, make_files, packed
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("sandbox")
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 

@@ -37,7 +37,7 @@ from prefeed.sources.posix import PosixSource
 from sandbox import Sandbox
 from unit.packing.packs import LAYOUTS, make_files, names, packed, read_back, shards
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("sandbox")
 _ticks = itertools.count()
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 

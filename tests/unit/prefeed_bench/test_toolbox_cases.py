@@ -11,7 +11,7 @@ from prefeed_bench.cases import run_case
 from prefeed_bench.cases.loader import write_charts
 from prefeed_bench.harness import BenchResult, Options
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 NUM_PHOTOS = 20
 VARIANTS = ("background", "device", "both", "prefeed", "all_together", "disk", "tmpfs")
