@@ -131,6 +131,32 @@ def test_samples_of_several_objects(tmp_path: Path) -> None:
             plan.extend(["a"])
 
 
+@pytest.mark.parametrize("scheme", ["", "blocks+"])
+def test_parts_of_objects(tmp_path: Path, scheme: str) -> None:
+    """In blocks only those are fetched that hold something of a part; else the object."""
+    half = 32 * 1024
+    large = np.random.default_rng(0).bytes(10 * half)
+    (tmp_path / "large.bin").write_bytes(large)
+    (tmp_path / "small.bin").write_bytes(content(2)[:100])
+    config = resolve({"block_size": str(2 * half)})
+    listing = prefeed.datasets.Objects(f"{scheme}{tmp_path.as_uri()}", config=config)
+    parts: list[Any] = [("large.bin", 3 * half, 2 * half), ("small.bin", 1, 98), (tmp_path / "large.bin", 0, 1)]
+    with prefeed.Plan(listing, parts, config=config) as plan:
+        assert len(plan) == 3
+        wait_until_fetched(2 if not scheme else 4)
+        assert [plan.read(part) for part in parts] == [large[3 * half : 5 * half], content(2)[1:99], large[:1]]
+        plan.advance(2)
+        assert prefeed.statistics().origin_requests == (2 if not scheme else 4)
+        for wrong in (("large.bin", 0, 10 * half + 1), ("large.bin", -1, 2), ("small.bin", 3, 0)):
+            with pytest.raises(ValueError, match="are not in"):
+                plan.extend([wrong])
+        with pytest.raises(ObjectNotFoundError, match=r"absent\.bin"):
+            plan.extend([("absent.bin", 0, 1)])
+    some = prefeed.datasets.Objects(tmp_path, pattern="l*", config=config)
+    with pytest.raises(ValueError, match="pattern"):
+        prefeed.Plan(some, parts, config=config)
+
+
 @pytest.mark.parametrize(
     ("items", "error", "text"),
     [

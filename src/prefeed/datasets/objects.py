@@ -16,7 +16,7 @@ from prefeed.config import Config, settings_of
 from prefeed.datasets.origin import OfOrigin, Origin, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.manifest import Manifest
-from prefeed.sources.urls import canonical_url
+from prefeed.sources.urls import canonical_url, unwrapped
 
 
 class Objects(OfOrigin):
@@ -75,18 +75,36 @@ class Objects(OfOrigin):
         Raises:
             ObjectNotFoundError: The dataset has no such object.
         """
-        path = os.fspath(name)
-        if path.startswith("/") or "://" in path:
-            path = canonical_url(path).removeprefix(f"{self.url.rstrip('/')}/")
-        found = self._origin.manifest.index_of(path)
+        found = self._origin.manifest.index_of(self._path_of(name))
         if found is not None and self._ids is not None:
             place = int(np.searchsorted(self._ids, found))
             found = place if place < len(self._ids) and self._ids[place] == found else None
         if found is None:
-            raise ObjectNotFoundError(
-                f"no object {os.fspath(name)!r} is among the {len(self)} of {self.url}: list it again if it is new"
-            )
+            raise self._not_found(name)
         return found
+
+    def parts_of(self, name: str | os.PathLike[str], offset: int, length: int) -> range:
+        """Return the samples that hold a part of an object, in order: its blocks, if the root is listed in blocks.
+
+        Args:
+            name: As for ``index_of``.
+            offset: First byte of the part.
+            length: Number of bytes, at least 1.
+
+        Raises:
+            ObjectNotFoundError: The dataset has no such object.
+            ValueError: The object has no such bytes, or the dataset has only some objects (``pattern``).
+        """
+        entries, block = self._entries_of(name, offset, length)
+        return entries[offset // block : (offset + length - 1) // block + 1]
+
+    def read_part(self, name: str | os.PathLike[str], offset: int, length: int) -> bytes:
+        """Return a part of an object; arguments and errors as of ``parts_of``, and those of reading."""
+        entries, block = self._entries_of(name, offset, length)
+        first, last = offset // block, (offset + length - 1) // block
+        data = b"".join(self._origin.read(object_id) for object_id in entries[first : last + 1])
+        start = offset - first * block
+        return data[start : start + length]
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""
@@ -104,6 +122,33 @@ class Objects(OfOrigin):
         """Return the path of a sample's object, and its entry key."""
         object_id = self._object_id(index)
         return self._origin.manifest.path(object_id), self._origin.settle().key(object_id)
+
+    def _path_of(self, name: str | os.PathLike[str]) -> str:
+        """Return the path below the root of an object that is named by its path or URL."""
+        path = os.fspath(name)
+        if path.startswith("/") or "://" in path:
+            path = canonical_url(path).removeprefix(f"{canonical_url(unwrapped(self.url)).rstrip('/')}/")
+        return path
+
+    def _entries_of(self, name: str | os.PathLike[str], offset: int, length: int) -> tuple[range, int]:
+        """Return the ids of an object, and how many bytes all of them but the last have; errors as of ``parts_of``."""
+        if self._ids is not None:
+            raise ValueError(f"parts are those of all objects below a root, not of the pattern {self.pattern!r}")
+        manifest = self._origin.settle()
+        entries = manifest.entries_at(self._path_of(name))
+        if not entries:
+            raise self._not_found(name)
+        sizes = manifest.sizes[entries.start : entries.stop]
+        if offset < 0 or length < 1 or offset + length > int(sizes.sum()):
+            raise ValueError(
+                f"bytes {offset} to {offset + length - 1} are not in {os.fspath(name)!r}, which has {int(sizes.sum())} bytes"
+            )
+        return entries, int(sizes[0])
+
+    def _not_found(self, name: str | os.PathLike[str]) -> ObjectNotFoundError:
+        return ObjectNotFoundError(
+            f"no object {os.fspath(name)!r} is among the {len(self)} of {self.url}: list it again if it is new"
+        )
 
     def _object_id(self, index: int) -> int:
         index = sample_index(index, len(self))

@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import threading
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +21,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from prefeed.client.access import AccessMap, Ends
+from prefeed.client.access import AccessMap, Ends, Indices
 from prefeed.client.consumer import Consumer
 from prefeed.client.dataset import NodeDataset
 from prefeed.client.node import NodeClient
@@ -36,8 +36,9 @@ from prefeed.types import ReadCounts
 
 _log = logging.getLogger("prefeed")
 
-Item = int | str | os.PathLike[str]
-"""A sample: its index, or the path or URL of its object."""
+Name = str | os.PathLike[str]
+Item = int | Name | tuple[Name, int, int]
+"""A sample: its index, or the path or URL of its object; or a part of an object: its path or URL, offset and length in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class PlanReader:
         return (PlanReader, (self._dataset, self._on_node, self._consumer))
 
     def read(self, item: Item) -> Any:
-        """Return a sample, as the dataset returns it: the bytes of the object, unless the dataset decodes them.
+        """Return a sample, as the dataset returns it: the bytes of the object, unless the dataset decodes them; of a part its bytes.
 
         A sample that the plan does not name is read as well; nothing is ahead of it.
 
@@ -83,12 +84,17 @@ class PlanReader:
             IndexError: The dataset has no such sample.
             SourceError: The origin has no such object, or refuses it.
             TypeError: The dataset has no names, or the item is neither an index nor a name.
+            ValueError: The object has no such part.
         """
-        index = index_of(self._dataset, item)
         if self._on_node is None or self._is_over:
-            return self._dataset[index]
+            return self._made(item)
         with self._readers.one(self._reader) as reader, serving(reader):
-            return self._dataset[index]
+            return self._made(item)
+
+    def _made(self, item: Item) -> Any:
+        if isinstance(item, tuple):
+            return _named(self._dataset, item).read_part(*item)
+        return self._dataset[index_of(self._dataset, item)]
 
     def close(self) -> None:
         """Report what was read in this process, and close what is open; later reads are no longer the plan's. Idempotent."""
@@ -107,7 +113,8 @@ class Plan:
 
     Args:
         listing: A dataset of ``prefeed.datasets``, or the root that ``Objects`` would list: a directory or URL.
-        items: Indices of its samples, or paths or URLs of its objects, in the order of reading; they may repeat.
+        items: Indices of its samples, paths or URLs of its objects, or ``(path or URL, offset, length)`` for parts of them, in the
+            order of reading; they may repeat. Parts are fetched alone where the root is listed in blocks: ``blocks+URL``.
         config: Settings; defaults to those in force in the process. A dataset of a sample set brings its own.
 
     If no server can be reached, the plan is not followed, with one warning, and samples are read from the origin.
@@ -115,6 +122,7 @@ class Plan:
     Raises:
         IndexError: The listing has no such sample.
         ObjectNotFoundError: The listing has no object of that name.
+        ValueError: An object has no such part.
         SourceError: The root cannot be listed.
 
     **Ownership**: the process that made it extends, advances and cancels it; ``reader`` goes to others.
@@ -141,11 +149,11 @@ class Plan:
         self._ends = Ends()
         self._position = 0
         self._is_over = False
-        first = self._indices(items)
+        first = self._samples(items)
         self._access, self._consumer = _attached(listing, listing.prefeed_settings() or settings)
         number, on_node = (0, None) if self._consumer is None else (self._consumer.number, self._consumer.dataset)
         self.reader = PlanReader(listing, on_node, number)
-        ids = self._planned(first)
+        ids = self._planned(*first)
         if self._consumer is not None:
             self._consumer.begin(ids, goes_on=True)
 
@@ -161,12 +169,12 @@ class Plan:
         Raises:
             IndexError: The listing has no such sample.
             ObjectNotFoundError: The listing has no object of that name.
-            ValueError: The plan was cancelled.
+            ValueError: The plan was cancelled, or an object has no such part.
             ForkedError: In a forked child.
         """
-        more = self._indices(items)
+        more = self._samples(items)
         with self._changing():
-            ids = self._planned(more)
+            ids = self._planned(*more)
             if self._consumer is not None:
                 self._consumer.extend(ids, are_read_soon=False)
 
@@ -237,17 +245,23 @@ class Plan:
                 raise ValueError("the plan was cancelled: make another one")
             yield
 
-    def _planned(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Note samples that follow, and return their objects; both in the order of reading."""
+    def _planned(self, samples: Indices, sizes: Indices | None) -> Indices:
+        """Note items that follow, and return their objects; both in the order of reading.
+
+        Args:
+            samples: Of all items, one after the other.
+            sizes: How many samples each item has; None: one each.
+        """
+        num_items = len(samples) if sizes is None else len(sizes)
         if self._access is None:
-            self._ends.append(len(samples), len(samples), None)
+            self._ends.append(num_items, len(samples), sizes)
             return samples
         ids, counts = self._access.object_ids(samples)
-        self._ends.append(len(samples), len(ids), counts)
+        self._ends.append(num_items, len(ids), counts if sizes is None else sizes)
         return ids.astype(np.int64, copy=False)
 
-    def _indices(self, items: Iterable[Item]) -> npt.NDArray[np.int64]:
-        """Return the indices of samples, 0 to the length of the dataset, shape (num_items,)."""
+    def _samples(self, items: Iterable[Item]) -> tuple[Indices, Indices | None]:
+        """Return the samples of items, 0 to the length of the dataset, and how many each item has; None: one each."""
         if isinstance(items, str | bytes | os.PathLike):
             raise TypeError(f"a plan takes several items: [{items!r}]")
         length = len(self._dataset)
@@ -256,8 +270,19 @@ class Plan:
             if len(found) and not (-length <= int(found.min()) and int(found.max()) < length):
                 wrong = next(index for index in found.tolist() if not -length <= index < length)
                 raise IndexError(f"sample {wrong} of {length}")
-            return np.where(found < 0, found + length, found)
-        return np.fromiter((index_of(self._dataset, item) % length for item in items), dtype=np.int64)
+            return np.where(found < 0, found + length, found), None
+        sizes = array("q")
+        samples = array("q")
+        for item in items:
+            if isinstance(item, tuple):
+                part = _named(self._dataset, item).parts_of(*item)
+                samples.extend(part)
+                sizes.append(len(part))
+            else:
+                samples.append(index_of(self._dataset, item) % length)
+                sizes.append(1)
+        has_parts = len(samples) != len(sizes)
+        return np.array(samples, dtype=np.int64), np.array(sizes, dtype=np.int64) if has_parts else None
 
 
 def index_of(dataset: Any, item: Item) -> int:
@@ -269,15 +294,26 @@ def index_of(dataset: Any, item: Item) -> int:
         TypeError: It has no names, or the item is neither an index nor a name.
     """
     if isinstance(item, str | os.PathLike):
-        if not isinstance(dataset, Objects):
-            raise TypeError(
-                f"samples of {type(dataset).__name__} have no names: a plan for it takes indices, 0 to {len(dataset) - 1}, not {item!r}"
-            )
-        return dataset.index_of(item)
+        return _named(dataset, item).index_of(item)
+    if isinstance(item, tuple):
+        raise TypeError(f"{item!r} is a part of an object, not a sample")
     index, length = operator.index(item), len(dataset)
     if not -length <= index < length:
         raise IndexError(f"sample {index} of {length}")
     return index
+
+
+def _named(dataset: Any, item: Any) -> Objects:
+    """Return the dataset, whose samples have names.
+
+    Raises:
+        TypeError: They have none.
+    """
+    if not isinstance(dataset, Objects):
+        raise TypeError(
+            f"samples of {type(dataset).__name__} have no names: a plan for it takes indices, 0 to {len(dataset) - 1}, not {item!r}"
+        )
+    return dataset
 
 
 def _attached(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer | None]:
