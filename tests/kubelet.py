@@ -30,6 +30,7 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_PRIVATE_TREE = 0x1, 0x20, 0x1000, 0x40000
 _PR_SET_PDEATHSIG = 1
 _ANOTHER_USER = 1234
 _PROBE_SECONDS = 120.0
+_EXECUTED = "executed"
 _KINDS = (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID))
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,9 +60,10 @@ class Pod:
         """End a sidecar by SIGTERM; return its exit status."""
         return int(self._ask("stop", name))
 
-    def execute(self, name: str, *command: str) -> int:
-        """Run a command in a container, as ``kubectl exec``; return its exit status. What it writes goes to the log."""
-        return int(self._ask("execute", name, *command))
+    def execute(self, name: str, *command: str) -> tuple[int, str]:
+        """Run a command in a container, as ``kubectl exec``; return its exit status and what it wrote."""
+        status = self._ask("execute", name, *command)
+        return status, self.log(_EXECUTED)
 
     def log(self, name: str) -> str:
         """Return what a container has written."""
@@ -158,6 +160,7 @@ class _Containers:
 
     def execute(self, name: str, *command: str) -> int:
         _, inside = self._running[name]
+        (self._root / f"{_EXECUTED}.log").write_bytes(b"")
         return _status_of(_forked(lambda: self._enter(name, inside, list(command))))
 
     def _enter(self, name: str, inside: int, command: list[str]) -> int:
@@ -165,7 +168,9 @@ class _Containers:
         for namespace, flag in namespaces:
             if _libc.setns(namespace, flag):
                 return 126
-        return _status_of(_forked(lambda: self._become(name, command)))  # only children are in the PID namespace
+        return _status_of(
+            _forked(lambda: self._become(name, command, _EXECUTED))
+        )  # only children are in the PID namespace
 
     def end(self) -> None:
         for name in list(self._running):
@@ -198,9 +203,10 @@ class _Containers:
     def _be(self, container: dict[str, Any]) -> int:
         _die_with_parent()
         self._mount_volumes(container)
-        return self._become(container["name"], [*container["command"], *container.get("args", ())])
+        name = container["name"]
+        return self._become(name, [*container["command"], *container.get("args", ())], name)
 
-    def _become(self, name: str, command: list[str]) -> int:
+    def _become(self, name: str, command: list[str], log_name: str) -> int:
         container = self._containers[name]
         given = {each["name"]: each["value"] for each in container.get("env", ())}
         environment = {
@@ -209,7 +215,7 @@ class _Containers:
             "LANG": "C.UTF-8",
             **given,
         }
-        log = os.open(self._root / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(self._root / f"{log_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir("/")

@@ -14,9 +14,10 @@ import servers
 from kubelet import Pod, pod_running
 from prefeed.kubernetes.pods import SIDECAR
 from prefeed.kubernetes.workloads import patched
+from process.conditions import wait_for
 from sandbox import Sandbox
 from slow_files import write_files
-from unit.sampleset.documents import ACCESS, SECRET, keys, sample_set
+from unit.sampleset.documents import ACCESS, SECRET, keys, sample_job, sample_set
 
 FILES = {f"train/{number:02}.bin": bytes([number]) * 3000 for number in range(24)}
 DIGESTS = sorted(hashlib.sha256(data).hexdigest() for data in FILES.values())
@@ -47,8 +48,9 @@ def read(pod: Pod) -> None:
 
 def counts(pod: Pod) -> dict[str, Any]:
     """Return what the node server of the pod has counted."""
-    assert pod.execute(SIDECAR, "prefeed", "stats", "--home", "sampleset://photos", "--json") == 0
-    found = json.loads(pod.log(SIDECAR).splitlines()[-1])
+    status, text = pod.execute(SIDECAR, "prefeed", "stats", "--home", "sampleset://photos", "--json")
+    assert status == 0, text
+    found = json.loads(text.splitlines()[-1])
     return {name: found[name] for name in ("hits", "origin_requests", "resident_objects")}
 
 
@@ -76,7 +78,7 @@ def test_a_pod_reads_through_its_sidecar_and_a_killed_one_comes_back(sandbox: Sa
 
 
 def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None:
-    """The keys are in the Secret, and nowhere else that the documents or the log show. There is a level on disk, too."""
+    """The sidecar warms the cache before it is read. No document but the Secret, and no log, shows the keys."""
     with servers.moto_server() as url:
         client = boto3.client(
             "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=ACCESS, aws_secret_access_key=SECRET
@@ -85,19 +87,20 @@ def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None
         for name, data in FILES.items():
             client.put_object(Bucket="photos", Key=name, Body=data)
         client.close()
+        warmup = sample_job(type="warmup", sampleSetRef={"name": "photos"})
         levels = [*LEVELS, {"mediumType": "SSD", "path": "/mnt/nvme", "cacheSize": 512}]
         source = {"uri": "s3://photos", "secretRef": {"name": "keys"}}
-        given = [training(), sample_set("photos", source=source, cache={"levels": levels}), keys(endpoint=url)]
-        documents, _ = patched(given)
+        found = sample_set("photos", source=source, cache={"levels": levels})
+        documents, _ = patched([training(), found, keys(endpoint=url), warmup])
         others = json.dumps([each for each in documents if each["kind"] != "Secret"])
 
         with pod_running(documents, "train", sandbox.root / "pod") as running:
+            wait_for(lambda: "warm: Succeeded" in running.log(SIDECAR), "the warm-up has ended")
             read(running)
-            assert counts(running)["origin_requests"] == 24
-            assert running.execute(SIDECAR, "test", "-d", "/run/prefeed/disk/tier") == 0
+            assert counts(running) == {"hits": 24, "origin_requests": 24, "resident_objects": 24}
+            assert running.execute(SIDECAR, "test", "-d", "/run/prefeed/disk/tier") == (0, "")
             texts = [others, running.log(SIDECAR), running.log("train")]
             assert running.stop(SIDECAR) == 0
-
     assert [key for key in (ACCESS, SECRET) for text in texts if key in text] == []
 
 

@@ -6,6 +6,7 @@
 ``paddlejob``  documents of kind PaddleJob
 ``checking``   holds documents against the schemas, without a cluster
 ``workloads``  documents in which pods are described, and what becomes of them
+``jobs``       jobs of sample sets, as pods have them
 ``pods``       a pod gets a cache: a sidecar and volumes
 ``sets``       a sample set as a pod has it
 ``layout``     where volumes lie in containers

@@ -23,7 +23,10 @@ OWN: Final = (HOME, RUNTIME, MEMORY_TIER, DISK_TIER)
 """Directories that the sidecar makes, for its user alone: anybody may write to the volumes themselves."""
 
 DOCUMENT: Final = "sampleset.yaml"
-"""Key of the ConfigMap."""
+"""Key of a ConfigMap: the set, and ..."""
+
+JOBS: Final = "samplejobs.yaml"
+"""... the jobs that its sidecars run."""
 
 SIDECAR: Final = "prefeed-node"
 PREFIX: Final = "prefeed-"

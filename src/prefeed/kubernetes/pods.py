@@ -19,12 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import yaml
-
 from prefeed.errors import SpecError
 from prefeed.kubernetes.layout import (
     DISK,
-    DOCUMENT,
     DOCUMENTS,
     ENVIRONMENT,
     MEMORY,
@@ -96,7 +93,6 @@ def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
 
 def config_map(found: PodSet) -> dict[str, Any]:
     """Return the ConfigMap from which sidecars read a set."""
-    text = yaml.safe_dump(found.document, sort_keys=False, width=120)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -105,13 +101,13 @@ def config_map(found: PodSet) -> dict[str, Any]:
             **({"namespace": found.namespace} if found.namespace else {}),
             "labels": {"app.kubernetes.io/managed-by": "prefeed", "app.kubernetes.io/instance": found.name},
         },
-        "data": {DOCUMENT: text},
+        "data": found.texts,
     }
 
 
 def _hash_of(found: PodSet) -> str:
     """Return what changes with the set: pods of another one are replaced by their controller."""
-    return hashlib.sha256(json.dumps(found.document, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # ---------------------------------------------------------------- the containers that read

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+import yaml
+
 from prefeed.errors import SpecError
-from prefeed.kubernetes.layout import DISK_TIER, MEMORY_TIER
+from prefeed.kubernetes.layout import DISK_TIER, DOCUMENT, JOBS, MEMORY_TIER
 from prefeed.sampleset.documents import Document, decode
 from prefeed.sampleset.locations import locate
 from prefeed.sampleset.spec import API_VERSION, KIND, NO_PLACE, SampleSetDocument, SampleSetSpec
@@ -35,6 +37,7 @@ class PodSet:
         secrets: Names of its secrets.
         directory: Where the data lies, if that is a directory; empty: in an object store.
         notes: Sentences for the user.
+        warmups: Documents of the jobs that its sidecars run.
     """
 
     name: str
@@ -46,6 +49,12 @@ class PodSet:
     secrets: tuple[str, ...]
     directory: str
     notes: tuple[str, ...]
+    warmups: tuple[Document, ...] = field(default=(), repr=False)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Contents of the ConfigMap, by key."""
+        return {DOCUMENT: yaml_text(self.document), **({JOBS: yaml_text(*self.warmups)} if self.warmups else {})}
 
     @property
     def volume_mib(self) -> int:
@@ -56,6 +65,11 @@ class PodSet:
     def disk_volume_mib(self) -> int | None:
         """Limit of the disk volume; None: none."""
         return None if self.disk_mib is None else _with_margin(self.disk_mib)
+
+
+def yaml_text(*documents: Document) -> str:
+    """Return documents as a YAML stream."""
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
 
 
 def pod_set(document: Document) -> PodSet:

@@ -3,7 +3,7 @@
 ::
 
     volumes: documents, secrets ─→ the home: the set, its credentials ─→ the node server, in this process, until SIGTERM
-                                                                       └→ `prefeed sampleset bring-up`: a child, tried until it is done
+                                  `prefeed sampleset bring-up`, then `prefeed job apply`: children, tried until they are done ←┘
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import ServerUnavailableError, SpecError
-from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, OWN, SECRETS
+from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, JOBS, OWN, SECRETS
 from prefeed.sampleset.applying import SECRET, SECRET_KEYS, apply_documents
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import find
@@ -81,14 +81,16 @@ def _encoded(path: Path) -> str:
 
 
 class _Filling:
-    """Lists and copies what the set holds, in a child, again and again until it is done.
+    """Lists and copies what the set holds, then runs its jobs: in children, each tried again and again until it is done.
 
     **Threads and processes**: one thread, which waits for one child at a time. ``end`` ends both.
     """
 
     def __init__(self, name: str, settings: Config, environment: Mapping[str, str]) -> None:
         self._settings = settings
-        self._command = [sys.executable, "-m", "prefeed", "sampleset", "bring-up", name, "--no-start"]
+        self._work = [["sampleset", "bring-up", name, "--no-start"]]
+        if (DOCUMENTS / JOBS).is_file():
+            self._work.append(["job", "apply", "-f", str(DOCUMENTS / JOBS)])
         self._environment = environment
         self._is_ending = threading.Event()
         self._lock = threading.Lock()
@@ -110,9 +112,10 @@ class _Filling:
         while not self._answers():
             if self._is_ending.wait(_LOOK_AGAIN_SECONDS):
                 return
-        wait = _LEAST_WAIT_SECONDS
-        while self._try() != 0 and not self._is_ending.wait(wait):
-            wait = min(2 * wait, _MOST_WAIT_SECONDS)
+        for words in self._work:
+            wait = _LEAST_WAIT_SECONDS
+            while self._try(words) != 0 and not self._is_ending.wait(wait):
+                wait = min(2 * wait, _MOST_WAIT_SECONDS)
 
     def _answers(self) -> bool:
         try:
@@ -121,10 +124,11 @@ class _Filling:
         except ServerUnavailableError:
             return False
 
-    def _try(self) -> int:
+    def _try(self, words: list[str]) -> int:
         """Return the exit status of a child; 0 when none is to be started any more."""
         with self._lock:
             if self._is_ending.is_set():
                 return 0
-            self._child = subprocess.Popen(self._command, env=self._environment, stdin=subprocess.DEVNULL)
+            command = [sys.executable, "-m", "prefeed", *words]
+            self._child = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
         return self._child.wait()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from prefeed.errors import SpecError
+from prefeed.jobs.spec import KIND as SAMPLE_JOB
+from prefeed.kubernetes.jobs import warmup_of
 from prefeed.kubernetes.pods import LABEL, config_map, label_of, with_cache
 from prefeed.kubernetes.sets import PodSet, pod_set
 from prefeed.sampleset.documents import Document, kind_of
@@ -26,7 +29,8 @@ _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
 def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
     """Return documents whose pods have caches, and notes for the user.
 
-    A SampleSet becomes the ConfigMap that its pods read; pods that its label does not ask for are as they were.
+    A SampleSet becomes the ConfigMap that its pods read. A warm-up becomes a part of it, which their sidecars run. Pods
+    that no label marks are as they were.
 
     Args:
         documents: Of any kind.
@@ -34,11 +38,11 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
     Raises:
         SpecError: A pod asks for a set that is not among them, no pod asks for one, or a pod cannot have it.
     """
-    sets = {found.name: found for each in documents if kind_of(each)[0] == SAMPLE_SET for found in [pod_set(each)]}
+    sets = _sets(documents)
     asked: dict[str, PodSet] = {}
     result: list[Document] = []
     for document in documents:
-        if kind_of(document)[0] == SAMPLE_SET:
+        if kind_of(document)[0] in (SAMPLE_SET, SAMPLE_JOB):
             continue
         whole = {"": copy.deepcopy(document)}
         for holder, key in _templates(whole, str(document["kind"])):
@@ -54,6 +58,18 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
         )
     notes = [note for found in asked.values() for note in found.notes]
     return [*(config_map(found) for found in asked.values()), *result], notes
+
+
+def _sets(documents: Sequence[Document]) -> dict[str, PodSet]:
+    """Return the sets among documents, with their warm-ups."""
+    sets = {found.name: found for each in documents if kind_of(each)[0] == SAMPLE_SET for found in [pod_set(each)]}
+    for document in documents:
+        if kind_of(document)[0] == SAMPLE_JOB:
+            name, warmup = warmup_of(document)
+            if name not in sets:
+                raise SpecError(f"the job {warmup['metadata']['name']} warms the SampleSet {name}: name its file, too")
+            sets[name] = replace(sets[name], warmups=(*sets[name].warmups, warmup))
+    return sets
 
 
 def _chosen(name: str, document: Document, sets: Mapping[str, PodSet]) -> PodSet:

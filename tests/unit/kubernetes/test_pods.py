@@ -19,7 +19,7 @@ from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import decode
 from prefeed.sampleset.spec import SampleSetDocument
 from prefeed.sampleset.tiers import plan_tiers
-from unit.sampleset.documents import sample_set
+from unit.sampleset.documents import sample_job, sample_set
 
 GOLDEN = Path(__file__).with_name("golden")
 SOURCE = {"uri": "s3://bucket/a"}
@@ -237,6 +237,19 @@ def test_templates_are_found_in_documents_of_many_kinds(kind: str, path: list[An
     assert found == cached(template)
 
 
+def test_warm_ups_are_run_by_the_sidecars_of_their_set() -> None:
+    warm = sample_job("warm", type="warmup", sampleSetRef={"name": "imagenet"}, warmupOptions={"paths": ["train"]})
+    other = sample_job("other", type="warmup", sampleSetRef={"name": "other"})
+    bare = patched([pod(), sample_set(source=SOURCE)])[0]
+
+    documents, _ = patched([pod(), warm, sample_set(source=SOURCE), other, sample_set("other", source=SOURCE)])
+
+    config, changed = documents
+    assert list(yaml.safe_load_all(config["data"]["samplejobs.yaml"])) == [warm]
+    assert "samplejobs.yaml" not in bare[0]["data"]
+    assert changed["metadata"]["annotations"] != bare[1]["metadata"]["annotations"]
+
+
 TRAIN = {"name": "train", "image": "train:1"}
 REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}], "no pod asks for a sample set"),
@@ -262,6 +275,23 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([pod(volumes=[{"name": "prefeed-memory"}]), sample_set(source=SOURCE)], "the pod has prefeed-memory already"),
     ([pod(), sample_set(source={"uri": "/mnt/photos"})], "has no volume mounted there"),
     ([pod(), sample_set(source=SOURCE, cache=levels(("MEM", 64)))], "64 MiB in memory are too few for a pod"),
+    (
+        [pod(), sample_set(source=SOURCE), sample_job(type="clear", sampleSetRef={"name": "imagenet"})],
+        "nothing to clear",
+    ),
+    ([pod(), sample_set(source=SOURCE), sample_job(type="sync", sampleSetRef={"name": "a"})], "run `prefeed job sync`"),
+    (
+        [pod(), sample_job(type="rmr", sampleSetRef={"name": "a"}, rmrOptions={"paths": ["a"]})],
+        "the job warm has the type rmr: an rmr removes data at its origin",
+    ),
+    (
+        [pod(), sample_job(type="warmup", warmupOptions={"url": "s3://a"})],
+        "the job warm has no sampleSetRef",
+    ),
+    (
+        [pod(), sample_job(type="warmup", sampleSetRef={"name": "a"})],
+        "the job warm warms the SampleSet a: name its file",
+    ),
     ([pod(), sample_set()], r"spec\.source\.uri is missing"),
     ([pod(), sample_set(sorce=SOURCE)], r"spec\.sorce is not known\. Did you mean source\?"),
 ]

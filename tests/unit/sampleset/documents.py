@@ -24,6 +24,10 @@ def sample_set(name: str = "imagenet", **spec: Any) -> dict[str, Any]:
     }
 
 
+def sample_job(name: str = "warm", **spec: Any) -> dict[str, Any]:
+    return {**sample_set(name), "kind": "SampleJob", "spec": spec}
+
+
 def secret(name: str = "keys", **values: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values}
 

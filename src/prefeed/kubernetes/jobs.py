@@ -1,0 +1,32 @@
+"""Jobs of sample sets, as pods have them: a warm-up fills the cache of each pod of its set, whose sidecar runs it. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prefeed.errors import SpecError
+from prefeed.jobs.spec import CLEAR, KIND, RMR, SYNC, parse_job
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.spec import API_VERSION
+
+_REFUSED: Final = {
+    CLEAR: "the cache of a pod ends with the pod, and there is nothing to clear",
+    RMR: "an rmr removes data at its origin: run `prefeed job rmr` where somebody can be asked",
+    SYNC: "run `prefeed job sync` where the keys of both places are; the bucket of a set's secret is filled by the sidecar",
+}
+
+
+def warmup_of(document: Document) -> tuple[str, Document]:
+    """Return the name of the set of a warm-up, and the warm-up as a sidecar runs it.
+
+    Raises:
+        SpecError: The job is not understood, or is none for a pod.
+    """
+    said = parse_job(document)
+    name = said.metadata.name
+    if why := _REFUSED.get(said.spec.type):
+        raise SpecError(f"the job {name} has the type {said.spec.type}: {why}")
+    if not said.spec.sample_set:
+        raise SpecError(f"the job {name} has no sampleSetRef: name the set whose pods run it")
+    plain = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": document["spec"]}
+    return said.spec.sample_set, plain
