@@ -64,7 +64,54 @@ class _Consumers:
 
 def label_of(template: dict[str, Any]) -> str:
     """Return the name of the set that a template of pods asks for; empty: none."""
-    return str(((template.get("metadata") or {}).get("labels") or {}).get(LABEL, ""))
+    metadata = template.get("metadata") if isinstance(template, dict) else None
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    return str(labels.get(LABEL) or "") if isinstance(labels, dict) else ""
+
+
+def require_pod(template: dict[str, Any], called: str) -> None:
+    """Refuse a template in which what ``with_cache`` looks at has another form than a pod's.
+
+    Args:
+        template: With ``metadata`` and ``spec``.
+        called: What messages call its document.
+
+    Raises:
+        SpecError: The message has the field.
+    """
+    spec = template.get("spec")
+    wrong = [] if isinstance(spec, dict) else ["spec must be a mapping"]
+    if isinstance(spec, dict):
+        wrong = list(_wrong_lists(spec, "spec", ("containers", "initContainers", "volumes")))
+        wrong += list(_wrong_mappings(template["metadata"], "metadata", ("annotations",)))
+        wrong += list(_wrong_mappings(spec, "spec", ("securityContext",)))
+        for container in spec.get("containers") or () if not wrong else ():
+            path = f"spec.containers: {container['name']}"
+            wrong += list(_wrong_lists(container, path, ("env", "volumeMounts")))
+            wrong += list(_wrong_mappings(container, path, ("securityContext",)))
+            wrong += [f"{path}.image must be a text"] if not isinstance(container.get("image", ""), str) else []
+        if not spec.get("containers"):
+            wrong.append("spec.containers must have a container")
+    if wrong:
+        raise SpecError(f"{called}: of its pod, {wrong[0]}; `prefeed kubernetes check` says what else does not fit")
+
+
+def _wrong_lists(mapping: dict[str, Any], path: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield which fields are no lists of mappings with names; a mount has its place, too."""
+    for name in names:
+        entries = mapping.get(name)
+        keys = ("name", "mountPath") if name == "volumeMounts" else ("name",)
+        is_list = isinstance(entries, list) and all(
+            isinstance(each, dict) and all(isinstance(each.get(key), str) for key in keys) for each in entries
+        )
+        if entries is not None and not is_list:
+            yield f"{path}.{name} must be a list of mappings with {' and '.join(keys)}"
+
+
+def _wrong_mappings(mapping: dict[str, Any], path: str, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if not isinstance(mapping.get(name) or {}, dict):
+            yield f"{path}.{name} must be a mapping"
 
 
 def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from prefeed.errors import SpecError
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.kubernetes.jobs import warmup_of
-from prefeed.kubernetes.pods import LABEL, config_map, label_of, with_cache
+from prefeed.kubernetes.pods import LABEL, config_map, label_of, require_pod, with_cache
 from prefeed.kubernetes.sets import PodSet, pod_set
 from prefeed.sampleset.documents import Document, kind_of
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
@@ -47,6 +47,7 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
         whole = {"": copy.deepcopy(document)}
         for holder, key in _templates(whole, str(document["kind"])):
             if name := label_of(holder[key]):
+                require_pod(holder[key], _called(document))
                 found = _chosen(name, document, sets)
                 holder[key] = with_cache(holder[key], found)
                 asked[name] = found
@@ -73,20 +74,29 @@ def _sets(documents: Sequence[Document]) -> dict[str, PodSet]:
 
 
 def _chosen(name: str, document: Document, sets: Mapping[str, PodSet]) -> PodSet:
-    called = f"{document['kind']} {(document.get('metadata') or {}).get('name', 'without a name')}"
+    called = _called(document)
     if name not in sets:
         there = ", ".join(sets) or "none"
         raise SpecError(
             f"{called} has the label {LABEL}: {name}, and no SampleSet {name} is in the files (there: {there}): name "
             "its file, too"
         )
-    namespace = str((document.get("metadata") or {}).get("namespace") or "")
+    namespace = str(_metadata(document).get("namespace") or "")
     if namespace != sets[name].namespace:
         raise SpecError(
             f"{called} is in the namespace {namespace or '(none)'}, and the SampleSet {name} in "
             f"{sets[name].namespace or '(none)'}: a pod reads sets of its own namespace only"
         )
     return sets[name]
+
+
+def _metadata(document: Document) -> Mapping[str, Any]:
+    metadata = document.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _called(document: Document) -> str:
+    return f"{document['kind']} {_metadata(document).get('name', 'without a name')}"
 
 
 def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any]]:
@@ -98,7 +108,7 @@ def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any
 def _below(holder: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
     name, *rest = path
     if name == "*":
-        keys: Any = range(len(holder)) if isinstance(holder, list) else list(holder)
+        keys: Any = range(len(holder)) if isinstance(holder, list) else list(holder) if isinstance(holder, dict) else ()
     else:
         keys = [name] if isinstance(holder, dict) and name in holder else []
     for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefeed.errors import SpecError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.pods import LABEL
 from prefeed.kubernetes.workloads import patched
@@ -62,6 +64,24 @@ def test_any_set_gives_a_pod_that_is_restricted_if_it_was(spec: dict[str, Any]) 
     assert [problem for document in documents for problem in problems_of(document, "1.37")] == []
     assert breaches(pod) == breaches(documents[1]) == []
     assert again == documents
+
+
+@settings(max_examples=examples(400))
+@given(data=st.data())
+def test_documents_of_another_form_are_refused_or_left_alone(data: st.DataObject) -> None:
+    documents = list(yaml.safe_load_all(GOLDEN.read_text()))
+    holder: Any = data.draw(st.sampled_from(documents))
+    for _ in range(data.draw(st.integers(1, 7))):
+        key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
+        if not isinstance(holder[key], dict | list) or not holder[key]:
+            break
+        holder, above = holder[key], (holder, key)
+    else:
+        holder, key = above
+    holder[key] = data.draw(st.sampled_from([None, 0, 1.5, "a", True, [], {}, [None], ["a"], [{}], {"a": None}]))
+
+    with contextlib.suppress(SpecError):
+        patched(documents)
 
 
 def breaches(pod: dict[str, Any]) -> list[str]:
