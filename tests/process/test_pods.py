@@ -19,6 +19,8 @@ from sandbox import Sandbox
 from slow_files import write_files
 from unit.sampleset.documents import ACCESS, SECRET, keys, sample_job, sample_set
 
+pytestmark = pytest.mark.timeout(900)  # six interpreters start, one after the other, on a machine that may be slow
+
 FILES = {f"train/{number:02}.bin": bytes([number]) * 3000 for number in range(24)}
 DIGESTS = sorted(hashlib.sha256(data).hexdigest() for data in FILES.values())
 LEVELS = [{"mediumType": "MEM", "path": "/dev/shm/photos", "cacheSize": 256}]
@@ -95,7 +97,7 @@ def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None
         others = json.dumps([each for each in documents if each["kind"] != "Secret"])
 
         with pod_running(documents, "train", sandbox.root / "pod") as running:
-            wait_for(lambda: "warm: Succeeded" in running.log(SIDECAR), "the warm-up has ended")
+            wait_for(lambda: "warm: Succeeded" in running.log(SIDECAR), "the warm-up has ended", timeout_seconds=300)
             read(running)
             assert counts(running) == {"hits": 24, "origin_requests": 24, "resident_objects": 24}
             assert running.execute(SIDECAR, "test", "-d", "/run/prefeed/disk/tier") == (0, "")

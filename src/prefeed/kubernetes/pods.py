@@ -62,7 +62,7 @@ class _Consumers:
     first: dict[str, Any]
 
 
-def label_of(template: dict[str, Any]) -> str:
+def label_of(template: object) -> str:
     """Return the name of the set that a template of pods asks for; empty: none."""
     metadata = template.get("metadata") if isinstance(template, dict) else None
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
