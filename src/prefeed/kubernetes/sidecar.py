@@ -20,7 +20,7 @@ from typing import Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.errors import ServerUnavailableError, SpecError
+from prefeed.errors import PrefeedError, SpecError
 from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, JOBS, OWN, SECRETS
 from prefeed.sampleset.applying import SECRET, SECRET_KEYS, apply_documents
 from prefeed.sampleset.documents import Document
@@ -121,7 +121,7 @@ class _Filling:
         try:
             with NodeClient.connect(self._settings, autostart=False):
                 return True
-        except ServerUnavailableError:
+        except (PrefeedError, OSError):  # it starts, or is busy
             return False
 
     def _try(self, words: list[str]) -> int:
