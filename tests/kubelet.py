@@ -1,8 +1,9 @@
 """A small kubelet: the containers of a pod as processes, each in a PID and a mount namespace of its own, with the pod's volumes.
 
 It does what a pod's document says of commands, environment, volumes, mounts, read-only roots, startup probes and native sidecars. There
-are no images: a container sees this machine's files, with an empty /run. Volumes belong to another user and all may write to them, as a
-kubelet makes them for a user that is not root; those in memory are file systems with the pod's limit.
+are no images: a container sees this machine's files, with an empty /run, a /dev/shm of its pod, and none of the sockets of others.
+Volumes belong to another user and all may write to them, as a kubelet makes them for a user that is not root; those in memory are file
+systems with the pod's limit.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _ANOTHER_USER = 1234
 _PROBE_SECONDS = 300.0
 _EXECUTED = "executed"
+_OF_SERVERS = Path(f"/tmp/prefeed-{os.getuid()}")
 _KINDS = (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID))
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,6 +111,11 @@ def _pod(documents: list[dict[str, Any]], name: str, root: Path, pipe: Connectio
         pipe.send(None)
         return
     _mount("none", "/", None, _MS_PRIVATE_TREE)
+    _mount("none", "/dev/shm", "tmpfs", 0)  # its containers share one
+    _OF_SERVERS.mkdir(mode=0o700, exist_ok=True)
+    _mount(
+        "none", str(_OF_SERVERS), "tmpfs", 0, "mode=0700"
+    )  # all pods have one home: none finds the server of another
     pod = _Containers(documents, name, root)
     try:
         for each in pod.sidecars:
@@ -233,6 +240,7 @@ class _Containers:
                 _mount("none", str(target), None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
         _libc.mount(b"proc", b"/proc", b"proc", 0, None)  # refused in some sandboxes: the one outside serves too
         if container.get("securityContext", {}).get("readOnlyRootFilesystem"):
+            _mount("none", str(_OF_SERVERS), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
             _mount(str(self._root), str(self._root), None, _MS_BIND)  # the log is no part of the root
             _mount("none", "/", None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
 
