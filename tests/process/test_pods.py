@@ -19,8 +19,6 @@ from sandbox import Sandbox
 from slow_files import write_files
 from unit.sampleset.documents import ACCESS, SECRET, keys, sample_job, sample_set
 
-pytestmark = pytest.mark.timeout(900)  # six interpreters start, one after the other, on a machine that may be slow
-
 FILES = {f"train/{number:02}.bin": bytes([number]) * 3000 for number in range(24)}
 DIGESTS = sorted(hashlib.sha256(data).hexdigest() for data in FILES.values())
 LEVELS = [{"mediumType": "MEM", "path": "/dev/shm/photos", "cacheSize": 256}]
