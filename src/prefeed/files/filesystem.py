@@ -4,7 +4,7 @@
     prefeed://NAME/x               in the sample set NAME
     prefeed::s3://bucket/x         the same as the first, in fsspec's form; needs fsspec's own class for s3, which reads nothing
 
-Names in listings are full URLs, so that ``prefeed://`` before one names it again.
+Names in listings are full URLs and absolute paths; ``glob`` returns them with ``prefeed://``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL by which fsspec opens a name."""
-        return _SCHEME + self._full(name)
+        full = self._full(name)
+        return f"{_SCHEME}{'file://' if full.startswith('/') else ''}{full}"
 
     # ------------------------------------------------------------ one object
 
@@ -236,9 +237,11 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         ordered = dict(sorted(found.items()))
         return ordered if detail else list(ordered)
 
-    def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
-        """Return the names that match a pattern; see fsspec."""
-        return super().glob(self._full(path), maxdepth=maxdepth, **options)
+    def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **options: Any) -> Any:
+        """Return what matches a pattern, as URLs that fsspec opens: Hugging Face's datasets takes them for that; see fsspec."""
+        found = super().glob(self._full(path), maxdepth=maxdepth, detail=True, **options)
+        urls = {self.unstrip_protocol(name): info for name, info in found.items()}
+        return urls if detail else list(urls)
 
     # ------------------------------------------------------------ inside
 
@@ -248,7 +251,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if "://" in text:
             scheme, separator, rest = text.partition("://")
             if scheme in _OWN:
-                return canonical_url(f"file://{rest}")
+                return "/" + rest.lstrip("/")  # pathlib, which some libraries use on URLs, drops slashes
             return _AS_IN_SPEC.get(scheme, scheme) + separator + rest
         if self._target is None:
             return text if text.startswith("/") else SAMPLE_SET + text

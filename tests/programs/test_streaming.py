@@ -1,0 +1,98 @@
+"""Hugging Face's streaming reads Parquet through ``prefeed://`` and ``prefeed::``: the same rows, each byte fetched once."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from sandbox import Sandbox
+
+if importlib.util.find_spec("datasets") is None:
+    pytest.skip("the libraries are not installed: make test-programs", allow_module_level=True)
+
+ROWS = 300
+
+
+def in_child(scenario: Callable[..., None], *arguments: Any) -> None:
+    """Run it in a forked process: libraries keep threads and descriptors until the end of theirs."""
+    process = multiprocessing.get_context("fork").Process(target=scenario, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def write_tables(root: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for number in range(3):
+        ids = list(range(number * 100, number * 100 + 100))
+        table = pa.table({"id": ids, "data": [os.urandom(5000) for _ in ids]})
+        pq.write_table(table, root / f"{number}.parquet", row_group_size=20)
+
+
+def ids_of(data_files: str | list[str]) -> list[int]:
+    from datasets import load_dataset
+
+    return [row["id"] for row in load_dataset("parquet", data_files=data_files, split="train", streaming=True)]
+
+
+@pytest.fixture
+def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in {
+        "PREFEED_ROOTS": str(tmp_path), "PREFEED_BLOCK_SIZE": "64KiB", "PREFEED_START_TIMEOUT": "120",
+        "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    data = tmp_path / "data"
+    data.mkdir()
+    return data
+
+
+def test_files(root: Path) -> None:
+    in_child(_stream_files, root)
+
+
+def _stream_files(root: Path) -> None:
+    import prefeed
+
+    write_tables(root)
+    for data_files in (
+        f"prefeed://{root}/*.parquet",
+        [f"prefeed://{root}/{number}.parquet" for number in range(3)],
+        f"prefeed::file://{root}/*.parquet",
+    ):
+        assert ids_of(data_files) == list(range(ROWS))
+    statistics = prefeed.statistics()
+    assert statistics.origin_bytes <= sum(file.stat().st_size for file in root.iterdir())
+
+
+def test_a_bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_child(write_tables, root)
+    with servers.moto_server() as endpoint:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        import boto3
+
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket="tables")
+        client.close()
+        for file in root.iterdir():
+            servers.put_into_moto("tables", f"d/{file.name}", file.read_bytes())
+        in_child(_stream_bucket)
+
+
+def _stream_bucket() -> None:
+    forms = ["prefeed://s3://tables/d/*.parquet"]
+    if importlib.util.find_spec("s3fs") is not None:  # fsspec asks for it in this form
+        forms.append("prefeed::s3://tables/d/*.parquet")
+    for data_files in forms:
+        assert ids_of(data_files) == list(range(ROWS))
