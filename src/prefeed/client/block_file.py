@@ -210,7 +210,7 @@ class BlockFile(io.BufferedIOBase):
             return self._copy[start : start + count]
         is_small = count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0)
         length = max(count, min(_COPIED_BYTES, self._left_in_block(offset))) if is_small else count
-        data = self._in_one_block(offset, length, count)
+        data = self._from_tier(offset, length, count)
         if data is None:
             filled = bytearray(length)
             self._fill(offset, memoryview(filled), wanted=count)
@@ -220,20 +220,28 @@ class BlockFile(io.BufferedIOBase):
         self._copy, self._copy_at = data, offset
         return data[:count]
 
-    def _in_one_block(self, offset: int, length: int, wanted: int) -> bytes | None:
-        """Return bytes of one block that the tier has, by one copy; None for all others."""
-        index, start = divmod(offset, self._order.block_bytes)
-        if start + length > self._order.block_bytes or self._blocks.pid != os.getpid():
+    def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
+        """Return bytes that the tier has all of, by one copy; None for all others."""
+        if self._blocks.pid != os.getpid() or (tier := self._blocks.tier(self._opened)) is None:
             return None
-        if (tier := self._blocks.tier(self._opened)) is None:
-            return None
+        step, end = self._order.block_bytes, offset + length
+        blocks = range(offset // step, (end - 1) // step + 1)
         with tier.batch() as batch:
-            data = batch.read(self._opened.key(index), start, length)
-        if data is None or len(data) != length:
+            views = batch.get_views([self._opened.key(index) for index in blocks])
+            parts = [
+                view[max(0, offset - index * step) : min(step, end - index * step)]
+                for index, view in zip(blocks, views, strict=True)
+                if view is not None
+            ]
+            data = b"".join(parts) if len(parts) == len(blocks) else b""
+            del parts, views
+        if len(data) != length:
             return None
         self._note(offset, wanted)
-        self._note_hit(index, start, length)
-        self._after(offset + length)
+        for index in blocks:
+            start = max(0, offset - index * step)
+            self._note_hit(index, start, min(step, end - index * step) - start)
+        self._after(end)
         return data
 
     def _fill(self, offset: int, target: memoryview, *, wanted: int | None = None) -> None:
