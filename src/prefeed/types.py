@@ -117,6 +117,11 @@ class PoolCounts:
     waits_in_vain: int = 0
 
     @property
+    def answering(self) -> int:
+        """How many of the servers answer now."""
+        return self.servers - self.left_out
+
+    @property
     def hit_ratio(self) -> float | None:
         """Share of the fetches that asked the pool which it served; None before the first."""
         asked = self.hits + self.misses
