@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
@@ -429,17 +430,53 @@ def test_a_sample_that_fails(root: Path, attribute: str, persistent_workers: boo
     assert lies_in_ring(next(iter(loader))[0])
 
 
-# ---------------------------------------------------------------- when rings are not used
+# ---------------------------------------------------------------- batches of the user's own functions
+
+
+class Kinds(Pictures):
+    """Samples of bytes, text, arrays and tensors, for a function of the user's."""
+
+    size = 80
+
+    def __getitem__(self, index: int) -> Any:
+        picture = self.picture(index)
+        data = picture.numpy().tobytes()
+        return {"raw": data, "text": data.hex(), "rows": picture.numpy() * 2, "picture": picture, "label": index}
 
 
 def as_tuple(samples: list[Any]) -> Any:
     return tuple(samples)
 
 
+def test_batches_of_a_function_of_the_users(root: Path) -> None:
+    dataset = Kinds(root)
+    expected = [digest(batch) for batch in loader_of(dataset, TorchLoader, collate_fn=as_tuple)]
+    loader = loader_of(dataset, collate_fn=as_tuple)
+    held = list(loader)
+    assert [digest(batch) for batch in held] == expected
+    first = held[0][0]
+    assert lies_in_ring(first["picture"])
+    assert lies_in_ring(torch.from_numpy(first["rows"]))
+    assert first["rows"].flags.writeable
+    assert all(np.array_equal(sample["rows"], sample["picture"].numpy() * 2) for batch in held for sample in batch)
+    for _ in range(3):
+        assert [digest(batch) for batch in loader] == expected
+    assert [digest(batch) for batch in held] == expected, "what is held does not change"
+    del held, first
+    assert all(lies_in_ring(batch[0]["picture"]) for batch in loader), "slots are used again when they are free"
+
+
+# ---------------------------------------------------------------- when rings are not used
+
+
+def not_large(samples: list[Any]) -> Any:
+    return [{"picture": sample["picture"][:, :4, :4].clone(), "label": sample["label"]} for sample in samples]
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"collate_fn": as_tuple},
+        {"collate_fn": not_large},
         {"batch_size": None},
         {"config": resolve({"batch_buffers": 0})},
         {"config": resolve({"batch_buffers": "200KiB"})},

@@ -47,6 +47,7 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
         shuffle: Draw an order each epoch; else in the order of the files.
         torchvision: prefeed's loader over a data set without prefeed, such as torchvision's ``ImageFolder``.
         cached: That ``ImageFolder`` in a ``prefeed.CachedDataset``.
+        in_memory: All objects are read before the first epoch and kept in a list (torch's loader, ``bytes`` only).
     """
 
     loader: Loader
@@ -62,6 +63,7 @@ class LoadingJob(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool = True
     torchvision: bool = False
     cached: bool = False
+    in_memory: bool = False
 
 
 class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +247,7 @@ def _torch_dataset(job: LoadingJob) -> Any:
         return ImageFolder(job.data, transform=imagenet_transform())
     objects = HttpObjects(job.data, job.first_objects) if remote else FileObjects(job.data)
     if job.sample == "bytes":
-        return objects
+        return [objects[index] for index in range(len(objects))] if job.in_memory else objects
     return PicturesOf(objects, imagenet_transform())
 
 

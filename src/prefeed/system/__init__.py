@@ -2,6 +2,7 @@
 
 ``machine``     the identity of this node and of its processes
 ``memory``      free memory of the machine and its control groups
+``heap``        freed memory that the C library keeps
 ``files``       atomic, durable and private files
 ``locks``       locks of files and directories: immediate, with a limit, in turns
 ``byte_locks``  locks on single bytes that belong to one open file

@@ -10,6 +10,7 @@
 ``serving``     answers reads of samples from the cache
 ``tensors``     encodes tensors for stage caches
 ``collating``   batches as torch makes them, in recycled memory
+``sending``     bytes, text and arrays of a batch, in recycled memory
 ``ring``        the recycled memory, and who may still read it: devices, forked children
 ``slots``       one piece of it, in a worker
 ``device``      copies batches to the device before the loop needs them

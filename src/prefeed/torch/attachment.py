@@ -27,7 +27,6 @@ from prefeed.loaders.kinds import length_of
 from prefeed.loaders.report import LoaderReport
 from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.tally import program
-from prefeed.torch.collating import collates_as_torch
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
@@ -222,7 +221,7 @@ class Attachment:
 
     def try_lease(self, loader: TorchDataLoader[Any]) -> Lease | None:
         """Return recycled memory for the batches of workers; None when batches go as torch sends them."""
-        if self._rings is None or not collates_as_torch(loader):
+        if self._rings is None:
             return None
         return self._rings.try_lease(
             loader.num_workers,

@@ -1,7 +1,8 @@
-"""Batches as torch's ``default_collate`` makes them, in recycled memory (``ring``) and sent as a short message.
+"""Batches of workers, made in recycled memory (``ring``) or copied there, and sent as a short message.
 
-Nesting, mappings, named tuples, strings, numbers and errors are torch's own code: only the function that stacks tensors
-is another, and where it has its memory from. What the worker sends becomes the batch when the main process unpickles
+Of torch's ``default_collate``, nesting, mappings, named tuples, strings, numbers and errors are torch's own code: only the
+function that stacks tensors is another, and where it has its memory from. A function of the user's runs as it is; large
+objects of what it returns are copied (``sending``). What the worker sends becomes the batch when the main process unpickles
 it: torch's iterator and its thread for pinned memory see nothing else.
 """
 
@@ -10,10 +11,9 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +22,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
 from prefeed.torch.ring import ring_of
-from prefeed.torch.slots import Bytes, RingName, RingWriter, Slot
+from prefeed.torch.sending import INLINE_BYTES, Parts, bytes_of, find_parts, is_plain, sent_parts, tensor_over
+from prefeed.torch.slots import RingName, RingWriter, Slot
 
 __all__ = ["Collate", "collate_of", "collates_as_torch", "copies_samples"]
-
-INLINE_BYTES: Final = 64 * 1024
-"""Tensors up to this size are sent as bytes: torch's way, a descriptor each, costs more. (Measured 2026-11.)"""
 
 _log = logging.getLogger("prefeed")
 
@@ -49,7 +47,7 @@ def copies_samples(loader: TorchDataLoader[Any]) -> bool:
 def collate_of(
     loader: TorchDataLoader[Any], *, names: Sequence[RingName] = (), after: Callable[[], None] | None = None
 ) -> Callable[[Any], Any]:
-    """Return what a loader's twin collates with: torch's own function becomes a ``Collate``, any other stays.
+    """Return what a loader's twin collates with: a ``Collate``, or the loader's own function where nothing is to be done.
 
     Args:
         loader: The user's.
@@ -57,7 +55,8 @@ def collate_of(
             right to call after it.
     """
     function: Callable[[Any], Any] = loader.collate_fn
-    return Collate(function, names=names, after=after) if collates_as_torch(loader) and (names or after) else function
+    after = after if collates_as_torch(loader) else None
+    return Collate(function, names=names, after=after) if names or after else function
 
 
 class Collate:
@@ -65,8 +64,7 @@ class Collate:
 
     Args:
         inner: The loader's own ``collate_fn``.
-        names: Rings of the workers, by worker; empty: every batch goes as torch sends it. Given only when ``inner`` is
-            torch's ``default_collate``.
+        names: Rings of the workers, by worker; empty: every batch goes as torch sends it.
         after: Called when a batch was collated, also when that failed: the samples' memory may be used again.
 
     **Threads and processes**: made in the main process, used in the thread that makes batches; picklable before use.
@@ -98,9 +96,13 @@ class Collate:
     def _collated(self, samples: Any) -> Any:
         if self._names:
             self._writer, self._names = _opened(self._names), ()
-        if self._writer is None or torchs.default_collate_fn_map.get(torch.Tensor) is not torchs.collate_tensor_fn:
+        if self._writer is None:
             return self._inner(samples)
-        return _packed(samples, self._writer)
+        if self._inner is not torchs.default_collate:
+            return _packed(self._inner(samples), self._writer)
+        if torchs.default_collate_fn_map.get(torch.Tensor) is not torchs.collate_tensor_fn:
+            return self._inner(samples)
+        return _stacked(samples, self._writer)
 
 
 def _opened(names: tuple[RingName, ...]) -> RingWriter | None:
@@ -115,35 +117,63 @@ def _opened(names: tuple[RingName, ...]) -> RingWriter | None:
 class _Packed:
     """A batch on its way: what it is unpickled to is the batch itself."""
 
-    def __init__(self, message: bytes) -> None:
-        self._message = message
+    def __init__(self, load: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = load, arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForkingPickler.loads, (self._message,)
+        return self._reduced
 
 
-def _packed(samples: Any, writer: RingWriter) -> _Packed:
+def _packed(batch: Any, writer: RingWriter) -> Any:
+    """Return what is sent for a batch that a function of the user's made: it, if nothing of it is large."""
+    parts = find_parts(batch, has_tensors=True)
+    slot = parts.try_take(writer)
+    return batch if slot is None else _with_parts(batch, parts, writer, slot, _Pickler())
+
+
+def _stacked(samples: Any, writer: RingWriter) -> _Packed:
+    """Return what is sent for the batch that torch's own function makes of samples."""
     stacked = _Stacked(writer)
     try:
         functions = {**torchs.default_collate_fn_map, torch.Tensor: stacked.stack}
         batch = torchs.collate(samples, collate_fn_map=functions)
-        message = io.BytesIO()
-        _Pickler(message, stacked).dump(batch)
+        parts = find_parts(batch, has_tensors=False)
+        slot = parts.try_take(writer, num_before=stacked.num_large)
+        pickler = _Pickler(stacked.reduce)
+        if slot is None:
+            packed = _Packed(ForkingPickler.loads, pickler.dumped(batch))
+        else:
+            packed = _with_parts(batch, parts, writer, slot, pickler)
     except BaseException:
         stacked.free_all()
         raise
     stacked.free_unsent()
-    return _Packed(message.getvalue())
+    return packed
+
+
+def _with_parts(batch: Any, parts: Parts, writer: RingWriter, slot: Slot, pickler: _Pickler) -> _Packed:
+    """Return what is sent for a batch whose large objects go into a slot, which is given back if that fails."""
+    try:
+        places = parts.write(writer, slot)
+        message = pickler.dumped(batch, parts)
+    except BaseException:
+        writer.free(slot)
+        raise
+    return _Packed(sent_parts, writer.number, slot.number, parts.num_bytes, places, message)
 
 
 class _Stacked:
-    """The tensors of one batch that lie in slots."""
+    """The tensors of one batch that lie in slots.
+
+    Attributes:
+        num_large: Slots that were asked for.
+    """
 
     def __init__(self, writer: RingWriter) -> None:
+        self.num_large = 0
         self._writer = writer
         self._taken: dict[int, tuple[torch.Tensor, Slot]] = {}  # by id of the tensor
         self._sent: set[int] = set()
-        self._num_large = 0
 
     def stack(self, tensors: list[Any] | tuple[Any, ...], *, collate_fn_map: Any = None) -> Any:
         """Return what ``collate_tensor_fn`` returns, in a slot if there is one."""
@@ -158,11 +188,11 @@ class _Stacked:
         shape, num_bytes = (len(tensors), *first.shape), len(tensors) * first.nbytes
         if num_bytes <= INLINE_BYTES:
             return torch.empty(shape, dtype=first.dtype, device="cpu")
-        slot = self._writer.try_take(num_bytes, num_before=self._num_large)
-        self._num_large += 1
+        slot = self._writer.try_take(num_bytes, num_before=self.num_large)
+        self.num_large += 1
         if slot is None:
             return None
-        out = _tensor_over(self._writer.bytes_of(slot, num_bytes), first.dtype, shape)
+        out = tensor_over(self._writer.bytes_of(slot, num_bytes), first.dtype, shape)
         self._taken[id(out)] = (out, slot)
         return out
 
@@ -173,7 +203,7 @@ class _Stacked:
             self._sent.add(id(tensor))
             return _received, (self._writer.number, slot.number, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
         if _is_small(tensor):
-            return _unpacked, (_bytes_of(tensor).tobytes(), tensor.dtype, tuple(tensor.shape))
+            return _unpacked, (bytes_of(tensor).tobytes(), tensor.dtype, tuple(tensor.shape))
         return NotImplemented
 
     def free_all(self) -> None:
@@ -188,14 +218,26 @@ class _Stacked:
 
 
 class _Pickler(ForkingPickler):
-    """torch's, which sends tensors in shared memory, but for those of ours."""
+    """torch's, which sends tensors in shared memory, but for those of ours.
 
-    def __init__(self, file: io.BytesIO, stacked: _Stacked) -> None:
-        super().__init__(file)
-        self._stacked = stacked
+    Args:
+        reduce: Returns how a tensor is sent; None: as torch sends it.
+    """
+
+    def __init__(self, reduce: Callable[[torch.Tensor], Any] | None = None) -> None:
+        self._message = io.BytesIO()
+        super().__init__(self._message)
+        self._reduce = reduce
+
+    def dumped(self, batch: Any, parts: Parts | None = None) -> bytes:
+        """Return a batch pickled, without the parts."""
+        if parts is not None:
+            self.memo = parts.memo()
+        self.dump(batch)
+        return self._message.getvalue()
 
     def reducer_override(self, obj: Any) -> Any:
-        return self._stacked.reduce(obj) if type(obj) is torch.Tensor else NotImplemented
+        return self._reduce(obj) if self._reduce is not None and type(obj) is torch.Tensor else NotImplemented
 
 
 def _are_alike(tensors: list[Any] | tuple[Any, ...]) -> bool:
@@ -203,21 +245,12 @@ def _are_alike(tensors: list[Any] | tuple[Any, ...]) -> bool:
     first = tensors[0]
     if type(first) is not torch.Tensor and type(first.new()) is not torch.Tensor:
         return False  # the batch is of a class of its own; torchvision's ``tv_tensors`` become plain tensors
-    return all(_is_plain(tensor) and tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
-
-
-def _is_plain(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad)
-    )
+    return all(is_plain(tensor) and tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
     return (
-        _is_plain(tensor)
+        is_plain(tensor)
         and 0 < tensor.nbytes <= INLINE_BYTES
         and tensor.is_contiguous()
         and tensor.nbytes == tensor.untyped_storage().nbytes()
@@ -229,30 +262,9 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 def _received(ring: int, slot: int, num_bytes: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """In the main process: return a tensor over a slot, which is free when the tensor's storage is gone."""
-    return _tensor_over(ring_of(ring).receive(slot, num_bytes), dtype, shape)
+    return tensor_over(ring_of(ring).receive(slot, num_bytes), dtype, shape)
 
 
 def _unpacked(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """In the main process: return a tensor that came as bytes."""
-    return _tensor_over(np.frombuffer(bytearray(data), np.uint8), dtype, shape)
-
-
-def _tensor_over(array: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor that has the memory of an array; it is no view of another tensor.
-
-    The array is kept as long as the storage lives, also when torch moves the storage to other memory, as it does to
-    share it with another process: arrays and other libraries' tensors over the first memory keep the storage only.
-    """
-    storage = torch.from_numpy(array).untyped_storage()
-    _kept[id(array)] = array
-    weakref.finalize(storage, _kept.pop, id(array)).atexit = False
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage).resize_(shape)
-
-
-_kept: dict[int, Bytes] = {}
-"""Memory of the storages that are alive, by the array's id."""
-
-
-def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    array: Bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage()).numpy()
-    return array
+    return tensor_over(np.frombuffer(bytearray(data), np.uint8), dtype, shape)

@@ -268,14 +268,20 @@ class Ring:
         for slot in self._unused():
             self._memory.free(slot)
 
-    def receive(self, number: int, num_bytes: int) -> Bytes:
-        """Return what the worker wrote into a slot, shape (num_bytes,); the slot is free when nothing refers to it."""
+    def receive(self, number: int, num_bytes: int, *, is_for_device: bool = True) -> Bytes:
+        """Return what the worker wrote into a slot, shape (num_bytes,); the slot is free when nothing refers to it.
+
+        Args:
+            number: Of the slot.
+            num_bytes: That were written.
+            is_for_device: It has tensors: of a ring whose slots are pinned, this one is, too.
+        """
         if self._left_to_children:
             self._free_left()
         self._held.add(number)
         slot = self._memory.slot(number)
         array = self._memory.bytes_of(slot, num_bytes)
-        if self._pinned is not None:
+        if self._pinned is not None and is_for_device:
             self._pinned.pin(number, array.ctypes.data, slot.size)
         weakref.finalize(array, self._gone, number).atexit = False
         return array

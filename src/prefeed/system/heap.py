@@ -1,0 +1,30 @@
+"""How much freed memory the C library's heap keeps for the next allocation."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+__all__ = ["keep_freed"]
+
+_MOST_BYTES: Final = 63 << 20
+"""glibc learns nothing from a block of more than 32 MiB; the block is half as large as what is kept."""
+
+_kept = threading.local()
+
+
+def keep_freed(num_bytes: int) -> None:
+    """Have the heap keep up to so many freed bytes, for a thread that frees and allocates as much again and again.
+
+    glibc returns the end of its heap to the kernel when more than 128 KiB are free there, and the next allocation finds every
+    page anew: for bytes of 84 KB that takes longer than to copy them. When a large block is freed, glibc raises that limit to
+    twice its size. So a block is allocated and freed here, none of whose pages is touched: 5 us, once per size. Limits that
+    the user has set (``MALLOC_TRIM_THRESHOLD_``) stay, and other C libraries take no notice.
+
+    Args:
+        num_bytes: That are freed together; of more than 63 MiB only this is kept.
+    """
+    wanted = min(num_bytes, _MOST_BYTES)
+    if wanted > getattr(_kept, "num_bytes", 0):
+        _kept.num_bytes = wanted
+        bytearray(wanted // 2)
