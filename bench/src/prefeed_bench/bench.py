@@ -33,6 +33,7 @@ def _numbers(_context: click.Context, _option: click.Parameter, value: str | Non
 @click.command(name="bench", epilog="\b\n" + "\n".join(f"{name:<{_WIDTH}}  {what}" for name, what in CASES.items()))
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(list(CASES)))
 @click.option("--runs", type=click.IntRange(min=1), help="Runs of each variant.  [default: 3]")
+@click.option("--objects", type=click.IntRange(min=1), help="Objects in the manifest of scale.  [default: 10000000]")
 @click.option("--images", type=click.IntRange(min=_QUICK_PHOTOS), help="Pictures in the data set.  [default: 4000]")
 @click.option(
     "--quick", is_flag=True, help="Small data, one run: shows that the benchmark works; the figures mean nothing."
@@ -45,8 +46,8 @@ def _numbers(_context: click.Context, _option: click.Parameter, value: str | Non
               help="fetch: numbers of fetch processes, each a variant.  [default: auto]")  # fmt: skip
 @json_option
 def command(
-    *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,
-    fetch_processes: tuple[str, ...], as_json: bool,
+    *, names: tuple[str, ...], runs: int | None, images: int | None, objects: int | None, quick: bool, data: Path | None,
+    charts: Path, fetch_processes: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Measure the same work with and without prefeed: all benchmarks, or the named ones.
 
@@ -57,6 +58,7 @@ def command(
     options = Options(
         runs=runs or (1 if quick else default.runs),
         num_photos=images or (_QUICK_PHOTOS if quick else default.num_photos),
+        num_objects=objects or 0,
         quick=quick,
         data_dir=data,
         charts_dir=charts,

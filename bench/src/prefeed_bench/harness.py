@@ -35,6 +35,7 @@ class Options:
     Attributes:
         runs: How often each variant runs.
         num_photos: Pictures in the data set.
+        num_objects: Objects of the manifest of ``scale``; 0 for the default.
         quick: Small and fast: shows that the benchmark works, its figures mean nothing.
         data_dir: Where pictures are kept between benchmarks; None for the default.
         charts_dir: Where charts are drawn.
@@ -44,6 +45,7 @@ class Options:
 
     runs: int = 3
     num_photos: int = 4000
+    num_objects: int = 0
     quick: bool = False
     data_dir: Path | None = None
     charts_dir: Path = Path("bench-output")

@@ -39,6 +39,7 @@ from torch.utils.data import (
 )
 
 from prefeed.loaders.kinds import Order, length_of
+from prefeed.torch.permutation import Permutation, is_permuted
 
 KNOWN_SAMPLERS = frozenset(
     {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler}
@@ -121,8 +122,10 @@ def drawn_order(batches: list[Any]) -> Order:
     return np.array([index for batch in batches for index in indices_of(batch)], dtype=np.int64)
 
 
-def as_order(drawn: list[Any]) -> Order:
+def as_order(drawn: list[Any] | Order) -> Order:
     """Return the sample indices that a sampler drew, alone or in batches, shape (n,); what is no integer is left out."""
+    if isinstance(drawn, np.ndarray):
+        return drawn
     if drawn and isinstance(drawn[0], list) and all(issubclass(kind, list) for kind in set(map(type, drawn))):
         drawn = list(itertools.chain.from_iterable(drawn))
     try:
@@ -226,10 +229,7 @@ class Shadow:
                 if isinstance(draw_seed_from, torch.Generator):
                     generator = clones.get(id(draw_seed_from)) or _clone(draw_seed_from)
                 torch.empty((), dtype=torch.int64).random_(generator=generator)
-            drawn = iter(innermost if self._is_flat else with_inner(chain, innermost))
-            self._drawn = itertools.chain(
-                list(itertools.islice(drawn, 1)), drawn
-            )  # all that is drawn from the default one
+            self._drawn = _begun(innermost if self._is_flat else with_inner(chain, innermost))
 
     def read(self, most: int) -> Order:
         """Return the next samples of the order, so many or the last batch more; fewer at the end.
@@ -280,7 +280,7 @@ class Buffered:
         self._make = source
         self._source: Iterator[Any] | None = None
         self._left = most
-        self._kept: deque[list[Any]] = deque()
+        self._kept: deque[list[Any] | Order] = deque()
         self._given: Iterator[Any] = iter(())
         self._error: Exception | None = None
         self._over = over
@@ -290,16 +290,22 @@ class Buffered:
     def read(self, most: int) -> Order:
         """Return the next samples of the order; see ``Shadow.read``."""
         allowed = most if self._left is None else min(most, self._left)
-        items: list[Any] = []
+        drawn: list[Any] = []
+        items: list[Any] | Order = drawn
         count = 0
         try:
-            count = _take_into(items, self._opened(), allowed)
+            source = self._opened()
+            if isinstance(source, Permutation):
+                items = source.take(allowed)
+                count = len(items)
+            else:
+                count = _take_into(drawn, source, allowed)
         except Exception as err:  # noqa: BLE001 - it is the user's, and torch's to hear of
             self._error = err
         if self._left is not None:
             self._left -= count
         self.has_more = count >= most and self._left != 0
-        self._kept.append(items)
+        self._kept.extend(items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
         return _in_batches(as_order(items), None if self.has_more else self._over)
 
     @property
@@ -322,7 +328,8 @@ class Buffered:
     def _drawn(self) -> Iterator[Any]:
         while True:
             while self._kept:
-                self._given = iter(self._kept.popleft())
+                items = self._kept.popleft()
+                self._given = iter(items.tolist() if isinstance(items, np.ndarray) else items)
                 yield from self._given
             if self._error is not None:
                 error, self._error = self._error, None
@@ -360,7 +367,7 @@ def read_ahead(index_sampler: Any) -> ReadAhead:
         return Shadow(index_sampler)
     # Where a random sampler comes to its end it draws once more: that is for torch to ask.
     most = inner.num_samples if type(inner) is RandomSampler else None
-    return Buffered(lambda: iter(inner), window=WINDOW, over=index_sampler if is_batched else None, most=most)
+    return Buffered(lambda: _iterator_of(inner), window=WINDOW, over=index_sampler if is_batched else None, most=most)
 
 
 def read_ahead_of_user(batches: Iterator[Any]) -> Buffered:
@@ -427,7 +434,23 @@ def _first_window(sampler: Any) -> int:
     return FIRST if isinstance(sampler, (SequentialSampler, *PLAIN)) else WINDOW
 
 
-def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any], int]:
+def _iterator_of(sampler: Any) -> Iterator[Any]:
+    return Permutation(sampler) if is_permuted(sampler) else iter(sampler)
+
+
+def _begun(sampler: Any) -> Iterator[Any]:
+    """Return an iterator of a sampler that has drawn all that it draws from the default generator."""
+    drawn = _iterator_of(sampler)
+    if isinstance(drawn, Permutation):
+        drawn.take(0)
+        return drawn
+    return itertools.chain(list(itertools.islice(drawn, 1)), drawn)
+
+
+def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any] | Order, int]:
+    if isinstance(drawn, Permutation):
+        order = drawn.take(most)
+        return order, len(order)
     items: list[Any] = []
     return items, _take_into(items, drawn, most)
 

@@ -23,7 +23,7 @@ FIELDS = {
     "sync": {"objects_per_s", "cpu_us_per_object", "compared_per_s"},
     "pool_read": {"objects_per_s", "cpu_us_per_object"},
     "slices": {"plain_us_per_slice", "prefeed_us_per_slice", "over_plain"},
-    "scale": {"open_s", "server_rss_mib", "plan_register_s"},
+    "scale": {"open_s", "server_rss_mib", "plan_register_s", "order_s"},
 }
 
 
