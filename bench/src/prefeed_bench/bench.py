@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -46,8 +47,8 @@ def _numbers(_context: click.Context, _option: click.Parameter, value: str | Non
               help="fetch: numbers of fetch processes, each a variant.  [default: auto]")  # fmt: skip
 @json_option
 def command(
-    *, names: tuple[str, ...], runs: int | None, images: int | None, objects: int | None, quick: bool, data: Path | None,
-    charts: Path, fetch_processes: tuple[str, ...], as_json: bool,
+    *, names: tuple[str, ...], runs: int | None, images: int | None, quick: bool, data: Path | None, charts: Path,
+    as_json: bool, **of_one_case: Any,
 ) -> None:  # fmt: skip
     """Measure the same work with and without prefeed: all benchmarks, or the named ones.
 
@@ -58,11 +59,11 @@ def command(
     options = Options(
         runs=runs or (1 if quick else default.runs),
         num_photos=images or (_QUICK_PHOTOS if quick else default.num_photos),
-        num_objects=objects or 0,
+        num_objects=of_one_case["objects"] or 0,
         quick=quick,
         data_dir=data,
         charts_dir=charts,
-        fetch_processes=fetch_processes,
+        fetch_processes=of_one_case["fetch_processes"],
         say=_say,
     )
     for name in names or CASES:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 FIELDS = {
     "hit": {"us_per_sample", "page_cache_us_per_sample", "ratio"},
     "fetch": {"objects_per_s", "cpu_us_per_object", "limit_objects_per_s", "limit_cpu_us", "of_limit"},
+    "readers": {"of_1_us_per_hit", "of_4_us_per_hit", "of_1_hits_s", "of_4_hits_s"},
     "sync": {"objects_per_s", "cpu_us_per_object", "compared_per_s"},
     "pool_read": {"objects_per_s", "cpu_us_per_object"},
     "slices": {"plain_us_per_slice", "prefeed_us_per_slice", "over_plain"},

@@ -10,6 +10,7 @@ from prefeed_bench.harness import BenchResult, Options
 
 CASES: Final = {
     "hit": "Reading from the memory tier, against reading files from the page cache.",
+    "readers": "What a hit costs with 1, 8 and 64 processes that read at random.",
     "fetch": "Origin to memory tier, without added latency: objects per second and processor time per object.",
     "cold": "An epoch of ResNet preprocessing from an empty cache at 20 ms latency.",
     "cold_bytes": "An epoch of raw bytes from an empty cache at 3 ms latency.",
