@@ -1,22 +1,22 @@
 """PyTorch: loaders with a plan. Besides ``vision`` and ``diagnose`` the only package that imports torch.
 
-``loader``      ``DataLoader``, torch's own with a plan: start reading here
-``attachment``  connects one loader to the node server
-``patch``       changes torch's classes in place: every loader is served
-``items``       loaders that make items themselves, such as fastai's
-``order``       samplers, and their order, read ahead in windows
-``permutation`` the order of torch's random sampler as an array
-``planning``    batches on their way to torch, reported to the server
-``resuming``    resumes a loader in the middle of an epoch, with its generators
-``serving``     answers reads of samples from the cache
-``tensors``     encodes tensors for stage caches
-``collating``   batches as torch makes them, in recycled memory
-``sending``     bytes, text and arrays of a batch, in recycled memory
-``ring``        the recycled memory, and who may still read it: devices, forked children
-``slots``       one piece of it, in a worker
-``device``      copies batches to the device before the loop needs them
-``nesting``     tensors inside a nested batch
-``naming``      the name of a loader
+``loader``       ``DataLoader``, torch's own with a plan: start reading here
+``attachment``   connects one loader to the node server
+``patch``        changes torch's classes in place: every loader is served
+``items``        loaders that make items themselves, such as fastai's
+``order``        samplers, and their order, read ahead in windows
+``permutation``  the order of torch's random sampler as an array
+``planning``     batches on their way to torch, reported to the server
+``resuming``     resumes a loader in the middle of an epoch, with its generators
+``serving``      answers reads of samples from the cache
+``tensors``      encodes tensors for stage caches
+``collating``    batches as torch makes them, in recycled memory
+``sending``      bytes, text and arrays of a batch, in recycled memory
+``ring``         the recycled memory, and who may still read it: devices, forked children
+``slots``        one piece of it, in a worker
+``device``       copies batches to the device before the loop needs them
+``nesting``      tensors inside a nested batch
+``naming``       the name of a loader
 """
 
 from prefeed.torch.loader import DataLoader
