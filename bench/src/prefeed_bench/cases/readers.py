@@ -27,6 +27,7 @@ _BATCH: Final = 64
 _HITS: Final = 1 << 20
 """Of all processes together, in one run."""
 
+_PAUSE_SECONDS: Final = 0.02
 _QUICK_HITS: Final = 1 << 12
 _PROCESSES: Final = (1, 8, 64)
 _QUICK_PROCESSES: Final = (1, 4)
@@ -114,8 +115,15 @@ def serve(job: ReadingJob) -> None:
     manifest = Manifest.open(job.manifest)
     keys = [manifest.key(number) for number in range(len(manifest)) if manifest.path(number).endswith(".jpg")]
     with closing(TierReader(job.store)) as reader:
+        while not _is_open(reader, keys[0]):  # while many open the store, a reader may find it empty
+            time.sleep(_PAUSE_SECONDS)
         draw = np.random.default_rng()
         serve_phases(Phase, lambda phase: _read(reader, keys, phase.hits, draw))
+
+
+def _is_open(reader: TierReader, key: bytes) -> bool:
+    with reader.batch() as batch:
+        return batch.get_views([key])[0] is not None
 
 
 def _read(reader: TierReader, keys: Sequence[bytes], hits: int, draw: np.random.Generator) -> Reading:
