@@ -32,6 +32,7 @@ from sandbox import SERVER_MODULE
 from soak.origin import FINE, REFUSING, STALLING, Changes, StoreServer, Table, write_files
 from soak.trainer import COUNTS, EPOCHS, ERRORS, SAMPLES, WORKERS_LOST, WRONG
 
+FETCHER_MODULE = b"prefeed.server.fetch_process"
 TRAINER = Path(__file__).with_name("trainer.py")
 KINDS = (("paths", 0), ("objects", 0), ("stage", 0), ("objects", 1), ("stage", 1), ("paths", 1))
 """Of each trainer: what it reads, and which home."""
@@ -101,6 +102,7 @@ class Soak:
             "PREFEED_POOL": self.pool.address,
             "PREFEED_ROOTS": str(self.work / "files"),
             "PREFEED_METRICS": "0",
+            "PREFEED_FETCH_PROCESSES": "1",
             "PREFEED_IDLE_TIMEOUT": "20",
             "XDG_RUNTIME_DIR": str(self.work / "run"),
             "TMPDIR": str(self.work / "tmp"),
@@ -120,13 +122,13 @@ class Soak:
                 start_new_session=True,
             )
 
-    def of_home(self, home: int | None) -> list[int]:
-        """Return the servers of a home, or of both."""
+    def of_home(self, home: int | None, module: bytes = SERVER_MODULE) -> list[int]:
+        """Return the servers of a home, or of both; or other programs of theirs."""
         marks = [os.fsencode(f"PREFEED_HOME={self.work}/home-{n}\0") for n in (0, 1) if home in (None, n)]
         return [
             pid
             for pid in processes()
-            if SERVER_MODULE in read_proc(pid, "cmdline").split(b"\0")
+            if module in read_proc(pid, "cmdline").split(b"\0")
             and any(mark in read_proc(pid, "environ") for mark in marks)
         ]
 
@@ -140,7 +142,7 @@ class Soak:
         """Do one thing, at random."""
         things = {
             "server killed": 3, "server suspended": 3, "trainer killed": 3, "trainer suspended": 2, "worker killed": 3,
-            "worker suspended": 3, "pool killed": 1, "pool suspended": 1, "store refuses": 1, "store stalls": 1,
+            "worker suspended": 3, "fetcher killed": 2, "fetcher suspended": 2, "pool killed": 1, "pool suspended": 1, "store refuses": 1, "store stalls": 1,
         }  # fmt: skip
         what = self.random.choices(list(things), list(things.values()))[0]
         slot = self.random.choice(self.slots)
@@ -159,6 +161,7 @@ class Soak:
                 "server": self.of_home(0 if how == "killed" else None),  # home 1 has a server that lives long
                 "trainer": [slot.process.pid],
                 "worker": self.workers(slot),
+                "fetcher": self.of_home(None, FETCHER_MODULE),
                 "pool": [self.pool.pid],
             }[name]
             if not found:
@@ -259,6 +262,10 @@ class Soak:
         if not wait_until(lambda: not self.of_home(None), timeout_seconds=END_SECONDS):
             print("servers that did not end when nobody used them:")
             _show(self.of_home(None))
+            self.hangs += 1
+        if not wait_until(lambda: not self.of_home(None, FETCHER_MODULE), timeout_seconds=END_SECONDS):
+            print("fetch processes that did not end with their server:")
+            _show(self.of_home(None, FETCHER_MODULE))
             self.hangs += 1
 
     def line(self) -> str:

@@ -281,10 +281,10 @@ class FetchProcesses(Generic[JobT]):
         if number not in process.limits:
             process.limits[number] = 0
             process.outgoing.append(self._encode(NewOrigin(number, origin)))
-        most = self._limits.get(origin, START)
-        if most != process.limits[number]:
-            process.limits[number] = most
-            process.outgoing.append(self._encode(Limit(number, -(-most // len(self._processes)))))
+        share = -(-self._limits.get(origin, START) // self.num_ready)
+        if share != process.limits[number]:
+            process.limits[number] = share
+            process.outgoing.append(self._encode(Limit(number, share)))
         return number
 
     def _send_batch(self, process: _Process[JobT]) -> None:

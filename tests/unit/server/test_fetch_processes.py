@@ -133,6 +133,24 @@ def test_each_object_is_asked_for_once(node: Node, server: servers.FileServer, o
     assert not node.lost
 
 
+@pytest.mark.parametrize("node", [2], indirect=True)
+def test_limit_is_for_all_processes_together(node: Node, server: servers.FileServer, origin: QuickOrigin) -> None:
+    for index in range(20):
+        server.answers[f"/{index:03}.bin"] = servers.silent
+    node.start()
+    node.processes.limit(origin, 6)
+    node.fetch(origin, *range(20))
+    node.until(lambda: len(server.requests) == 6)
+    (one, other) = node.processes._processes
+    assert (one.limits, other.limits) == ({0: 3}, {0: 3})
+    assert len(node.data) == 0
+    kill(one.program.pid)
+    node.until(lambda: bool(node.lost))
+    node.fetch(origin, 30)
+    node.until(lambda: len(server.requests) == 9)
+    assert other.limits == {0: 6}
+
+
 def test_failure_is_told_with_its_job(node: Node, server: servers.FileServer, origin: QuickOrigin) -> None:
     server.answers["/001.bin"] = servers.status(503)
     node.start()
