@@ -97,13 +97,14 @@ def mounted(url: str | os.PathLike[str], point: Path, **options: Any) -> Iterato
 
 def end_mount(mounting: Mounting, daemon: int) -> None:
     """Wait for the processes of a mount that was taken away; one that does not end within a minute fails the test."""
-    for pid in (daemon_of(mounting) or daemon, mounting.holder.pid):
-        if not wait_until(lambda pid=pid: has_ended(pid), timeout_seconds=60):  # type: ignore[misc]
+    pids = (mounting.holder.pid, daemon_of(mounting) or daemon)
+    has_all_ended = wait_until(lambda: all(map(has_ended, pids)), timeout_seconds=60)
+    if not has_all_ended:  # with both gone, reads that are stuck fail
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            mounting.holder.wait()
-            pytest.fail(f"process {pid} of {mounting.point} did not end:\n{mounting.log.read_text()}")
     mounting.holder.wait()
+    assert has_all_ended, f"processes of {mounting.point} did not end:\n{mounting.log.read_text()}"
 
 
 def daemon_of(mounting: Mounting) -> int:
