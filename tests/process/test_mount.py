@@ -193,6 +193,20 @@ def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point:
         assert (point / "a.bin").read_bytes() == bytes(len(SMALL))  # whole, and of one version
 
 
+def test_a_reader_that_waits_delays_no_other(web: FileServer, point: Path) -> None:
+    with ThreadPoolExecutor(12) as pool, mounted(web.url, point):
+        released = gate(web, "/a.bin")
+        waiting = [pool.submit((point / "a.bin").read_bytes) for _ in range(12)]
+        try:
+            wait_for(lambda: gets(web, "/a.bin"), "the daemon has taken a read")
+            assert (point / "b.bin").read_bytes() == SMALL[::-1]
+            assert (point / "middle").read_bytes() == MIDDLE
+        finally:
+            released.set()
+        assert [future.result(timeout=60) for future in waiting] == [SMALL] * 12
+        assert len(gets(web, "/a.bin")) == 1
+
+
 @needs_new_kernel
 def test_a_read_under_way_outlives_the_daemon(web: FileServer, point: Path) -> None:
     with ThreadPoolExecutor(1) as pool, mounted(web.url, point) as mounting:

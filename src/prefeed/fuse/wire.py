@@ -104,11 +104,6 @@ class Operation(enum.IntEnum):
     READDIRPLUS = 44
 
 
-MAY_WAIT: Final = frozenset(
-    {Operation.LOOKUP, Operation.OPEN, Operation.READ, Operation.READDIR, Operation.READDIRPLUS}
-)
-"""What may take long to answer."""
-
 UNANSWERED: Final = frozenset({Operation.FORGET, Operation.BATCH_FORGET, Operation.INTERRUPT, Operation.DESTROY})
 
 

@@ -13,7 +13,7 @@ import stat
 import struct
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from prefeed.fuse.device import backing_closed, backing_opened
@@ -27,6 +27,10 @@ _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _SECOND: Final = 10**9
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class LocalFiles:
     """Files that are objects of a manifest.
 
@@ -34,6 +38,9 @@ class LocalFiles:
     remembered, and the numbers that the kernel has given to files in a record that outlives this process.
 
     **Threads and processes.** Any thread. A process that takes over is given the same record.
+
+    Attributes:
+        waits: Called by a thread before it reads a file.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class LocalFiles:
             record: Descriptor of a file for this class, empty at first.
             passthrough: The kernel can read files by itself.
         """
+        self.waits: Callable[[], None] = _do_nothing
         self._manifest = manifest
         self._roots = tuple(roots)
         self._device = device
@@ -85,6 +93,9 @@ class LocalFiles:
 
     def read(self, object_id: int, offset: int, size_bytes: int) -> bytes | None:
         """Return a part of an object, shorter at its end; None: no file here is this object."""
+        if not self._roots:
+            return None
+        self.waits()
         with self._lock:
             file = self._files.get(object_id)
             if file is None:

@@ -1,7 +1,4 @@
-"""The process that answers for a mount: threads that each take a request from the kernel, answer it, and take the next one.
-
-Another thread is started when all of them have something to do: an object that comes from far away delays no other reader.
-"""
+"""The process that answers for a mount: threads that take turns, so that an object from far away delays no other reader."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")
 
-_FIRST_THREADS: Final = 2
 _MOST_THREADS: Final = 64
 _NOT_FOR_US: Final = frozenset({errno.ENOENT, errno.EINTR, errno.EAGAIN})
 """The request was taken back, or another thread has it."""
@@ -36,6 +32,9 @@ _NOT_FOR_US: Final = frozenset({errno.ENOENT, errno.EINTR, errno.EAGAIN})
 class Daemon:
     """Threads that answer the kernel.
 
+    One of them has the turn: it takes a request, answers it, and takes the next one. When it has to wait for bytes it gives the turn
+    away. So what the tier holds is answered by one thread, without a change of threads in between.
+
     **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone.
     """
 
@@ -43,46 +42,67 @@ class Daemon:
         """Answer what comes from a device; ``answer`` returns the body of an answer, or an errno, in any thread."""
         self._device = device
         self._answer = answer
+        self._turn = threading.Semaphore(1)
         self._lock = threading.Lock()
-        self._num_idle = 0
+        self._num_waiting = 0  # for the turn
+        self._is_over = False
         self._threads: list[threading.Thread] = []
+        self._own = threading.local()
 
     def run(self) -> None:
         """Answer until the mount is gone: it blocks so long."""
-        for _ in range(_FIRST_THREADS):
-            self._start()
+        self._start()
         ended = 0
         while ended < len(self._threads):  # the ended ones may have started others
             self._threads[ended].join()
             ended += 1
 
+    def give_turn(self) -> None:
+        """This thread is about to wait: another one takes the next requests, unless all wait already."""
+        if not getattr(self._own, "has_turn", False):
+            return
+        with self._lock:
+            is_alone = not self._num_waiting
+            if is_alone and len(self._threads) >= _MOST_THREADS:
+                return
+        self._own.has_turn = False
+        self._turn.release()
+        if is_alone:
+            self._start()
+
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name="prefeed-mount", daemon=True)
         with self._lock:
             self._threads.append(thread)
-            self._num_idle += 1
+            self._num_waiting += 1
         thread.start()
 
     def _work(self) -> None:
         buffer = bytearray(wire.REQUEST_BYTES)
         view = memoryview(buffer)
         while True:
-            try:
-                size = os.readv(self._device, [buffer])
-            except OSError as err:
-                if err.errno in _NOT_FOR_US:
-                    continue
-                return  # the mount is gone
+            self._turn.acquire()
             with self._lock:
-                self._num_idle -= 1
-                is_last = not self._num_idle and len(self._threads) < _MOST_THREADS
-            request = wire.parse_request(view[:size])
-            if request.operation not in wire.UNANSWERED:
-                if is_last and request.operation in wire.MAY_WAIT:
-                    self._start()
-                self._send(request.unique, self._outcome(request))
+                self._num_waiting -= 1
+            self._own.has_turn = True
+            while self._own.has_turn:
+                if self._is_over or not self._take(buffer, view):
+                    self._is_over = True
+                    self._turn.release()
+                    return
             with self._lock:
-                self._num_idle += 1
+                self._num_waiting += 1
+
+    def _take(self, buffer: bytearray, view: memoryview) -> bool:
+        """Answer the next request; return False when the mount is gone."""
+        try:
+            size = os.readv(self._device, [buffer])
+        except OSError as err:
+            return err.errno in _NOT_FOR_US
+        request = wire.parse_request(view[:size])
+        if request.operation not in wire.UNANSWERED:
+            self._send(request.unique, self._outcome(request))
+        return True
 
     def _outcome(self, request: Request) -> Buffer | int:
         try:
@@ -122,12 +142,15 @@ def serve(
     files = LocalFiles(
         manifest, request.copies, device=device, record=record, passthrough=Feature.PASSTHROUGH in features
     )
+    objects = Objects(request.url, manifest, config)
     service = Service(
-        Tree(manifest, links), Objects(request.url, manifest, config), files, features,
+        Tree(manifest, links), objects, files, features,
         listed_ns=os.stat(manifest.directory / COLUMNS).st_mtime_ns,
     )  # fmt: skip
     if Feature.RESEND in features:
         os.write(own, wire.resend())  # what a process before this one has read, and not answered
+    daemon = Daemon(own, service.answer)
+    objects.waits = files.waits = daemon.give_turn
     ready()
-    Daemon(own, service.answer).run()
+    daemon.run()
     service.close()

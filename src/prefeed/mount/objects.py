@@ -48,17 +48,25 @@ WHOLE_BYTES: Final = 16 * 1024 * 1024
 _RECENT_BYTES: Final = 64 * 1024 * 1024
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Objects:
     """Reads objects of one manifest.
 
     **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread; made in the process that uses it.
     **Blocking.** A hit never waits; else for the server, or the origin.
+
+    Attributes:
+        waits: Called by a thread before it waits.
     """
 
     def __init__(self, url: str, manifest: Manifest, config: Config) -> None:
         """Read the objects of a manifest of this URL, through the node's server if there is one."""
         self.manifest = manifest
         self.config = config
+        self.waits: Callable[[], None] = _do_nothing
         self._url = url
         self._sizes = memoryview(manifest.sizes.data).cast("B").cast("Q")
         self._most_whole = min(WHOLE_BYTES, config.max_object)
@@ -105,6 +113,7 @@ class Objects:
             size_bytes = min(size_bytes, size - offset)
         dataset = self._dataset
         if dataset is None:
+            self.waits()
             return self._from_origin(object_id, offset, size_bytes)
         reader = self._reader(dataset)
         try:
@@ -113,6 +122,7 @@ class Objects:
                 self._ahead.read(task, object_id, is_hit=data is not None)
             if data is not None:
                 return data
+            self.waits()
             return self._missed(reader, object_id, offset, size_bytes)
         finally:
             self._idle.append(reader)
@@ -251,6 +261,7 @@ class Objects:
         dataset = self._dataset
         if dataset is None:
             return None
+        self.waits()
         try:
             node = NodeClient.connect(self.config, autostart=False)
         except (PrefeedError, OSError):
