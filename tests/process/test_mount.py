@@ -322,7 +322,7 @@ def _in_own_mounts(source: Path, point: Path) -> None:
         os.kill(mounting.holder.pid, signal.SIGKILL)
         mounting.holder.wait()
         wait_for(lambda: has_ended(daemon), "the daemon has ended")
-        with pytest.raises(OSError, match="not connected"):
+        with pytest.raises(OSError, match=r"not connected|connection abort"):  # the latter while it ends
             os.listdir(point)
         found = mounted_at(os.fspath(point))
         assert found is not None

@@ -165,7 +165,8 @@ def _usable(point: str | os.PathLike[str]) -> str:
     except NotADirectoryError as err:
         raise MountError(f"{where} is not a directory: name an empty one") from err
     except OSError as err:
-        if err.errno != errno.ENOTCONN or found is None or found.kind != KIND:
+        is_dead = err.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        if not is_dead or found is None or found.kind != KIND:
             raise MountError(f"{where} cannot be used: {os.strerror(err.errno or 0)}") from err
         unmount(where, lazily=True)
         return _usable(where)
