@@ -86,6 +86,7 @@ class Ahead:
         if consumer is None:
             opened = self._open_consumer()
             if opened is None:
+                self._orders.untold(group)
                 return
             self._end_others()
             consumer = self._consumers[group] = opened

@@ -108,6 +108,10 @@ class _Following:
             self._next = self._begin = self._told = place + 1
         return self._hits.bit_count() >= _IN_ORDER
 
+    def forget_told(self) -> None:
+        """What was told has reached nobody."""
+        self._begin = self._told = self._next
+
     def ahead(self) -> Next | None:
         """Return what comes next and was not returned before; None while most of that is still to be read."""
         if self._told - self._next > _AHEAD // 2:
@@ -160,6 +164,11 @@ class Orders:
         found.ids.append(object_id)
         in_order = [following for following in found.following if following.read(object_id)]
         return in_order[0].ahead() if in_order else None
+
+    def untold(self, group: int) -> None:
+        """What was told last of a group has reached nobody: it is told again."""
+        for following in self._groups[group].following:
+            following.forget_told()
 
     def groups(self) -> list[int]:
         """Return the process groups that are followed, the one that read last at the end."""

@@ -82,6 +82,16 @@ def test_files_that_are_read_in_several_goes_begin_no_pass() -> None:
     assert ids == list(range(ids[0], NUM))
 
 
+def test_what_has_reached_nobody_is_told_again() -> None:
+    orders = Orders(NUM)
+    first = told(orders, 1, list(range(20)))
+    orders.untold(1)
+    again = orders.read(1, 20)
+    assert again is not None
+    assert again.is_new
+    assert (first[0].is_new, again.ids[0]) == (True, 21)
+
+
 def test_groups_that_read_no_more_are_forgotten() -> None:
     orders = Orders(NUM)
     for group in range(100):
