@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from typing import TYPE_CHECKING, Final
 
 from prefeed.client.block_order import Order
@@ -55,6 +56,7 @@ class BlockFile(io.BufferedIOBase):
             readahead=readahead,
         )
         self._consumer = 0
+        self._planning = threading.Lock()
         self._done: list[int] = []
         self._hits = self._hit_bytes = 0
         self._copy: bytes = b""
@@ -337,6 +339,14 @@ class BlockFile(io.BufferedIOBase):
 
     def _begin_plan(self, index: int, end: int) -> None:
         """A block is missing: tell the server which ones follow, if that is known."""
+        if self._consumer or not self._planning.acquire(blocking=False):
+            return  # by another thread that reads the same file
+        try:
+            self._begin_plan_alone(index, end)
+        finally:
+            self._planning.release()
+
+    def _begin_plan_alone(self, index: int, end: int) -> None:
         if self._consumer:
             return
         indices = self._order.begin(index, end)
@@ -374,6 +384,7 @@ class BlockFile(io.BufferedIOBase):
         info, given = self._opened.info, self._opened.given
         self._opened = BlockObject(given, self._blocks.source(given), info)
         self._consumer = 0
+        self._planning = threading.Lock()
         self._order.end()
         self._done.clear()
         self._hits = self._hit_bytes = 0
