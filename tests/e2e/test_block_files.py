@@ -239,13 +239,18 @@ def test_ten_thousand_open_files_hold_no_descriptors(root: Path, data: bytes) ->
 
 
 def test_a_file_that_is_collected_waits_for_no_lock(root: Path, data: bytes) -> None:
-    file = opened(root, readahead=True)
-    file.read(10)
+    files = [opened(root, readahead=True)]
+    files[0].read(10)
     blocks = blocks_of(current())
     connection = blocks._control
     assert connection is not None
-    with blocks._lock, connection._lock:  # as if a finalizer ran in the middle of this thread's own call
-        del file
+    collector = threading.Thread(target=files.clear)
+    with blocks._lock, connection._lock:  # as if a finalizer ran in the middle of a call of another thread
+        collector.start()
+        collector.join(60)
+        has_waited = collector.is_alive()
+    collector.join()
+    assert not has_waited
     with opened(root) as file:
         assert file.read() == data
 
