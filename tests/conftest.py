@@ -140,6 +140,8 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     sandbox = Sandbox.create()
     monkeypatch.setenv("PREFEED_HOME", str(sandbox.home))
     monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
+    monkeypatch.setenv("PREFEED_START_AHEAD", "0")  # tests count requests and hits from the first read on
+    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(sandbox.memory_dir))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sandbox.runtime_dir))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.root / "config"))

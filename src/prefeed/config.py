@@ -363,6 +363,13 @@ class Config:
         f"0 = none; auto = 127.0.0.1:{METRICS_PORT}, or a free port when that is taken"
     )  # fmt: skip
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
+    start_ahead: bool = _setting(
+        parse_bool, True, "read samples in place while the server starts; 0 = wait for the server where an epoch begins"
+    )
+    read_in_place: bool = _setting(
+        parse_bool, True, "read files in place, without a server, while storage answers faster than the cache; 0 = always "
+        "use the cache"
+    )  # fmt: skip
     trust_samplers: bool = _setting(
         parse_bool, False, "read ahead with every sampler, not only with samplers known to draw their order up front"
     )

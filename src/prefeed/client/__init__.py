@@ -10,6 +10,8 @@
 ``writes``      files that this process changes
 ``access``      access maps: the objects of each sample
 ``readers``     chooses the reader for a read that names none
+``in_place``    epochs that begin without the server: shared state, measured reads
+``joining``     lets a loader join the server in the middle of an epoch
 ``dataset``     a dataset of the node, as its readers see it
 ``consumer``    sends plans and positions to the server
 ``connection``  one socket of one process

@@ -9,7 +9,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import takewhile
@@ -26,6 +28,23 @@ _POLL_SECONDS = 0.01
 
 _LET_IN_TIME = struct.pack("@ll", 10, 0)
 """Seconds and microseconds to wait for a server that has so many waiting to be let in that it takes no more."""
+
+_launching = threading.RLock()
+"""Held while a process is started: a child that another thread forks meanwhile would keep the pipe that tells of its start."""
+
+os.register_at_fork(before=_launching.acquire, after_in_parent=_launching.release, after_in_child=_launching.release)
+
+_reached: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """In a forked child: the server would take its parent for alive as long as the child has the socket."""
+    for sock in list(_reached):
+        sock.close()
+    _reached.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 _started: list[subprocess.Popen[bytes]] = []
 """Servers that this process started and that have not been seen to end."""
@@ -58,6 +77,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
         if not os.path.lexists(place / SOCKET):
             continue
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        _reached.add(sock)
         sock.setblocking(may_wait)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LET_IN_TIME)
         try:
@@ -72,6 +92,19 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
             return Reached(sock, place)
     _collect_ended()
     return None
+
+
+def is_listening(config: Config) -> bool:
+    """Return whether a server of the home takes connections, or is too busy to."""
+    try:
+        reached = try_connect(config, may_wait=False)
+    except ServerBusyError:
+        return True
+    except ServerUnavailableError:
+        return False
+    if reached is not None:
+        reached.sock.close()
+    return reached is not None
 
 
 def require_home(config: Config) -> None:
@@ -153,7 +186,8 @@ def in_turn(config: Config) -> Iterator[None]:
 
 def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server, and return it with where its words begin in the log."""
-    with log.open("ab") as output:
+    environment = server_environment(config, os.environ)
+    with log.open("ab") as output, _launching:
         start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "prefeed.server"],
@@ -162,7 +196,7 @@ def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
             stderr=output,
             start_new_session=True,
             cwd="/",
-            env=server_environment(config, os.environ),
+            env=environment,
         )
     return process, start
 

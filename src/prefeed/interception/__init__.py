@@ -18,8 +18,10 @@ from prefeed.interception.asking import FileReader as FileReader
 from prefeed.interception.events import Witness as Witness
 from prefeed.interception.events import watch_opens as watch_opens
 from prefeed.interception.scope import answer_everywhere as answer_everywhere
+from prefeed.interception.scope import answers_everywhere as answers_everywhere
 from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import end_observing as end_observing
+from prefeed.interception.scope import in_sample as in_sample
 from prefeed.interception.scope import install as install
 from prefeed.interception.scope import observe_writes as observe_writes
 from prefeed.interception.scope import reads_from as reads_from

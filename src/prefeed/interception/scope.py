@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -197,7 +197,7 @@ _NOBODY: Any = object()
 class _Scope:
     __slots__ = ("_before", "_reader")
 
-    def __init__(self, reader: FileReader) -> None:
+    def __init__(self, reader: FileReader | None) -> None:
         self._reader = reader
 
     def __enter__(self) -> None:
@@ -222,8 +222,23 @@ class _Scope:
             _process.restore_unused()
 
 
-def reads_from(reader: FileReader) -> AbstractContextManager[None]:
-    """Inside it, and in this thread only, files that are read by path are asked of the reader first.
+@contextmanager
+def in_sample() -> Iterator[None]:
+    """Inside it, this thread makes a sample of which nobody answers a file; nothing is put in place."""
+    asking.depth += 1
+    try:
+        yield
+    finally:
+        asking.depth -= 1
+
+
+def answers_everywhere() -> bool:
+    """Return whether somebody is asked in all threads, outside of scopes."""
+    return Asking.reader is not None
+
+
+def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
+    """Inside it, and in this thread only, files that are read by path are asked of the reader first; of None: of nobody.
 
     Scopes nest: the inner reader is asked alone. Entering costs about a microsecond once installed.
     """

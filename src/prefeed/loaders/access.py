@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from xxhash import xxh3_64
 
-from prefeed.client.access import Accessible, AccessMap
+from prefeed.client.access import Accessible, AccessMap, Indices
 from prefeed.client.dataset import open_learned_dataset, open_listed_dataset
 from prefeed.client.node import NodeClient
 from prefeed.config import SAMPLE_SET, SERVER_SETTINGS, Config
@@ -240,7 +240,32 @@ class _Placed(Protocol):
 
 
 OpenAccess = Callable[[NodeClient], AccessMap]
-"""Opens the access map on a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Opens the access map on a node, and what is known of it without one.
+
+    Attributes:
+        open_on: Opens it.
+        starts: As in the access map.
+        indices: As in the access map.
+        names_files: The dataset names its files; else they are those that its samples open below the roots.
+        is_of_prefeed: It is one of prefeed's own, which knows its objects.
+        has_cache: Its samples come from the cache of a stage, or what they are made of is below one.
+    """
+
+    open_on: OpenAccess
+    starts: Indices | None = None
+    indices: Indices | None = None
+    names_files: bool = False
+    is_of_prefeed: bool = False
+    has_cache: bool = False
+
+    def __call__(self, node: NodeClient) -> AccessMap:
+        """Return the access map on this node."""
+        return self.open_on(node)
+
 
 _PROBES = 16
 
@@ -264,7 +289,7 @@ def node_settings(dataset: Any, config: Config) -> Config:
     return replace(config, **of_node)
 
 
-def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
+def access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
     """Return how to open the dataset's access map; asks the dataset, and no server.
 
     Args:
@@ -282,7 +307,7 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
         return _bare_access_of(bare, config, explicit=explicit)
     # What is made of them is kept already: files of a local disk are read once, and as quickly without a detour.
     open_bare = _bare_access_of(bare, config, explicit=False)
-    return lambda node: replace(open_bare(node), cached=cached)
+    return Opening(open_on=lambda node: replace(open_bare(node), cached=cached), has_cache=True)
 
 
 def guess_of(dataset: Any, access: AccessMap, config: Config) -> Guess | None:
@@ -301,10 +326,10 @@ def guess_of(dataset: Any, access: AccessMap, config: Config) -> Guess | None:
     return Guess(columns) if columns else None
 
 
-def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAccess:
+def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
     base, indices = _unwrapped(dataset)
     if isinstance(base, Accessible):
-        return lambda node: _indexed(base.prefeed_access(node, config), indices)
+        return Opening(open_on=lambda node: _indexed(base.prefeed_access(node, config), indices), is_of_prefeed=True)
     name, roots = type(dataset).__name__, Roots.of(config)
     absent = _roots_that_are_absent(config)
     if is_in_memory(dataset):
@@ -312,7 +337,10 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAcce
     declared = declared_paths(dataset)
     if declared is not None:
         _require_slow(declared, name, config, explicit=explicit)
-        return lambda node: _listed(node, declared, config)
+        return Opening(
+            open_on=lambda node: _listed(node, declared, config), starts=declared.starts, indices=declared.indices,
+            names_files=True,
+        )  # fmt: skip
     if absent and len(absent) == len(config.roots or ()):
         raise FilesUnknownError(_roots_absent(absent))
     if absent:
@@ -324,7 +352,8 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> OpenAcce
         )
     if not hasattr(base, "__len__"):
         raise FilesUnknownError(f"its dataset, {name}, has no length")
-    return lambda node: _learned(node, base, indices, config)
+    normal = None if indices is None else np.where(indices < 0, indices + len(base), indices)
+    return Opening(open_on=lambda node: _learned(node, base, indices, config), indices=normal)
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]] | None]:

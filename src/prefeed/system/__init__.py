@@ -5,6 +5,7 @@
 ``heap``        freed memory that the C library keeps
 ``files``       atomic, durable and private files
 ``locks``       locks of files and directories: immediate, with a limit, in turns
+``thread_lock``  a lock of threads that a forked child finds free
 ``byte_locks``  locks on single bytes that belong to one open file
 ``paths``       whether one place lies in another
 ``trust``       the owner of a directory, checked on an open descriptor

@@ -2,6 +2,8 @@
 
 ``loader``       ``DataLoader``, torch's own with a plan: start reading here
 ``attachment``   connects one loader to the node server
+``attachments``  the attachment of each loader
+``in_place``     epochs that begin without the server, until the loader joins
 ``patch``        changes torch's classes in place: every loader is served
 ``items``        loaders that make items themselves, such as fastai's
 ``order``        samplers, and their order, read ahead in windows

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 from weakref import ref
@@ -18,15 +18,20 @@ from torch.utils.data import IterableDataset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
+from prefeed.client.in_place import Samples, Unheard
+from prefeed.client.joining import Joining
+from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient, keep_untold
 from prefeed.config import Config, current
 from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
-from prefeed.loaders.access import access_of, guess_of, node_settings
+from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.report import LoaderReport
 from prefeed.loaders.stages import begin_pass, has_cached_stage
+from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
+from prefeed.torch.in_place import InPlace, Place, measures
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
@@ -66,6 +71,9 @@ class Attachment:
         self._consumer: Consumer | None = None
         self._report: LoaderReport | None = None
         self._rings: Rings | None = None
+        self._place: Place | None = None
+        self._access: AccessMap | None = None
+        self._changing = ThreadLock()  # the thread that joins, and the loop that lets go
         self._given_up = False
         self._num_workers = 0  # that the plan is interleaved for
         self._again = Again()
@@ -75,6 +83,8 @@ class Attachment:
         self._is_counted = False
         self._has_opened = False  # a sample below the roots; later ones may use files that are open by then
         self._name = ""
+        self._place_said = ""
+        self._is_unserved = False  # the epoch was in place so far
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self.position = Position()
         self.turn = 0  # of the iterator that was made last: an older one is not counted any more
@@ -94,6 +104,11 @@ class Attachment:
         self._say(_Refusal(reason))
         self._count(name_of(loader))
 
+    @property
+    def stand_in(self) -> Served | InPlace | None:
+        """What stands in for the dataset of a loader with a plan."""
+        return self.served if self._place is None else self._place.dataset
+
     def serve(self, loader: TorchDataLoader[Any]) -> Served | Staged | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
         if works_in_threads(loader) and has_cached_stage(loader.dataset):
@@ -104,11 +119,15 @@ class Attachment:
             return None
         begin_pass(loader.dataset)
         served = self.attach(loader) or self.staged(loader)
-        self._count(name_of(loader), is_served=served is not None)
+        if self._place is None:
+            self._count(name_of(loader), is_served=served is not None)
         return served
 
-    def attach(self, loader: TorchDataLoader[Any]) -> Served | None:
-        """Return the served dataset; None when this loader cannot be helped, which is said once."""
+    def attach(self, loader: TorchDataLoader[Any]) -> Served | InPlace | None:
+        """Return the served dataset, or the one that begins in place; None when this loader cannot be helped, which is said once."""
+        place = self._place
+        if place is not None and place.pid == os.getpid() and self._num_workers == loader.num_workers:
+            return place.dataset
         is_connected = self._consumer is None or self._consumer.is_connected
         if self.served is not None and is_connected and self._num_workers == loader.num_workers:
             return self.served
@@ -117,6 +136,8 @@ class Attachment:
             return None
         refusal = self._try_open(loader)
         if refusal is None:
+            if self._place is not None:
+                return self._place.dataset
             self._has_attached()
             return self.served
         self._again.failed(began=began, now=time.monotonic())
@@ -173,14 +194,14 @@ class Attachment:
         sampler: Any = None
         if served is not None:
             view.dataset = served
-        if served is not None and served is self.served and self.planned is not None:
+        if served is not None and served is self.stand_in and self.planned is not None:
             shown_as(loader).begin(self.planned, rest)
             sampler = self.planned
         if self.explicit and not isinstance(loader.dataset, IterableDataset):
             sampler = self.position.watched(loader, sampler, rest)
         if sampler is not None:
             view._index_sampler = sampler
-        if served is not None and served is self.served:
+        if isinstance(served, Served) and served is self.served:
             shown_as(loader).serve(view, served)
         return view
 
@@ -205,7 +226,9 @@ class Attachment:
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
         self._epoch_began = time.monotonic()
-        if self.served is not None:
+        if self._place is not None:
+            self._begin_in_place(self._place)
+        elif self.served is not None:
             self.served.epoch_begins()
         self._report.epoch_begins(left, num_a_pass=num_a_pass, is_trial=is_trial())
 
@@ -243,7 +266,9 @@ class Attachment:
         report.asked()
         if report.is_between_passes and self.planned is not None:
             self.planned.pass_begins()
-            if self.served is not None:
+            if self._place is not None:
+                self._place.dataset.shared.epoch_begins()
+            elif self.served is not None:
                 self.served.epoch_begins()
         try:
             batch = torchs()
@@ -254,6 +279,8 @@ class Attachment:
             raise
         report.answered()
         self.position.advanced()
+        if self._place is not None and self._place.should_join() and self._again.is_due(time.monotonic()):
+            self._place.begin_joining(partial(_join, ref(self), self._place), at_once=True)
         if report.has_last:
             self._tell_reads()
             report.epoch_ends()
@@ -267,14 +294,18 @@ class Attachment:
     def _epoch_ended(self, report: LoaderReport) -> None:
         self._tell_reads()
         report.epoch_ends()
-        served, planned = self.served, self.planned
+        served, planned, place = self.served, self.planned, self._place
+        if place is not None:
+            self._place_ended(place)
+            if not place.is_joined:
+                return
         if served is None or planned is None:
             return  # there is no plan, or it was let go meanwhile
         self._has_opened = self._has_opened or not served.opens_nothing()
         if not self._has_opened:
             dataset = type(served.inner).__name__
             self._give_up(_Refusal(f"the samples of its dataset, {dataset}, open no files below {served.roots}"))
-        elif not self._leave_if_slower():
+        elif not self._leave_if_slower() and (place is None or not place.begins_in_place(is_connected=True)):
             planned.epoch_ended()
 
     def _leave_if_slower(self) -> bool:
@@ -288,8 +319,9 @@ class Attachment:
 
     def _give_up(self, refusal: _Refusal) -> None:
         """Let the loader go, and say why."""
-        self._let_go()
-        self.served = self.planned = self._rings = None
+        with self._changing:
+            self._let_go()
+            self.served = self.planned = self._rings = self._place = None
         self._given_up = not refusal.may_pass
         self._say(refusal)
         self._count(self._name, is_let_go=True)
@@ -324,19 +356,32 @@ class Attachment:
             return reason
         if not samples_as_torchs(loader):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
-        open_access = access_of(loader.dataset, config, explicit=self.explicit)
+        opening = access_of(loader.dataset, config, explicit=self.explicit)
+        if _may_begin_in_place(loader, opening, config):
+            with self._changing:
+                self._let_go()
+                self._consumer = self.served = None
+                self._place = Place(loader, opening, config)
+            self._set_up(loader, Samples(len(loader.dataset)), Unheard(), config)
+            return ""
         node = NodeClient.connect(config)
         try:
-            access = open_access(node)
+            access = opening(node)
         except BaseException:
             node.close()
             raise
-        self._let_go()
-        self._consumer = Consumer(node, access.dataset)
+        with self._changing:
+            self._let_go()
+            self._place, self._consumer = None, Consumer(node, access.dataset)
         self._set_up(loader, access, self._consumer, config)
+        self.served = Served(loader.dataset, access, self._consumer.number)
+        if self.served.writes is not None:
+            self.served.writes.begin()
         return ""
 
-    def _set_up(self, loader: TorchDataLoader[Any], access: AccessMap, consumer: Consumer, config: Config) -> None:
+    def _set_up(
+        self, loader: TorchDataLoader[Any], access: AccessMap | Samples, consumer: Consumer | Unheard, config: Config
+    ) -> None:
         self._num_workers = loader.num_workers
         draws_seed = not (loader.persistent_workers and loader.num_workers > 0)
         seed_source = (loader.generator or True) if draws_seed else None
@@ -348,12 +393,96 @@ class Attachment:
             num_workers=loader.num_workers,
             batches_ahead=max(1, (loader.prefetch_factor or 0) * loader.num_workers),
             seed_source=seed_source,
-            guess=guess_of(loader.dataset, access, config),
+            guess=None if isinstance(access, Samples) else guess_of(loader.dataset, access, config),
         )
-        self.served = Served(loader.dataset, access, consumer.number)
-        if self.served.writes is not None:
-            self.served.writes.begin()
         self._rings = self._rings or Rings(config.batch_buffers)
+
+    # ------------------------------------------------------------ epochs that begin in place
+
+    def _begin_in_place(self, place: Place) -> None:
+        """Another epoch begins: in place, or through the server that the loader has joined before."""
+        self._count_unserved(place)
+        place.epoch_ended()
+        assert self.planned is not None
+        with self._changing:
+            consumer = self._consumer
+            is_connected = place.is_joined and consumer is not None and consumer.is_connected
+            in_place = place.begins_in_place(is_connected=is_connected)
+            place.epoch_begins(in_place=in_place)
+            if in_place:
+                self.planned.leave()
+        self._count_place(place)
+        if in_place and self._again.is_due(time.monotonic()):
+            place.begin_joining(partial(_join, ref(self), place))
+
+    def _count_place(self, place: Place) -> None:
+        """Count an iterator for the program's last line: it is served from now on, or may be later."""
+        is_first, self._is_counted = not self._is_counted, True
+        key = program.key_of(program.LOADER, self._name)
+        program.add(key, int(place.is_joined), 0, 0, 0, 0, 0, 0, int(is_first))
+        self._is_unserved = not place.is_joined
+
+    def _count_unserved(self, place: Place) -> None:
+        """The epoch before was read in place to its end, or to where the loop left it."""
+        if not self._is_unserved:
+            return
+        self._is_unserved, why = False, place.why_in_place()
+        program.add(program.key_of(program.LOADER, self._name), 0, 1)
+        program.add(program.key_of(program.WHY, self._name, self._said or why), 1)
+        if why != self._place_said:
+            self._place_said = why
+            _log.info("prefeed: %s: %s", self._name, why)
+
+    def _place_ended(self, place: Place) -> None:
+        place.epoch_ended()
+        if place.joining is not None and place.joining.is_waiting:
+            place.joining.stop()
+        if not place.is_joined:
+            self._count_unserved(place)
+
+    def join(self, place: Place, joining: Joining) -> None:
+        """Join the server in the middle of the epoch; called in the thread of ``joining``, which ends then."""
+        consumer, access = self._consumer, self._access
+        began = time.monotonic()
+        try:
+            if consumer is None or access is None or not consumer.is_connected:
+                node, access = place.open()
+                consumer = Consumer(node, access.dataset)
+            try:
+                self._join(place, joining, consumer, replace(access, dataset=consumer.dataset))
+            finally:
+                if consumer is not self._consumer:
+                    consumer.close()
+        except (PrefeedError, OSError) as err:
+            may_pass = not isinstance(err, FilesUnknownError | SampleSetError | ConfigError)
+            self._could_not_join(place, _Refusal(str(err), may_pass=may_pass), began)
+        except Exception as err:  # noqa: BLE001 - whatever the user's dataset does to us, samples are read in place
+            _log.debug("prefeed: joining failed", exc_info=True)
+            self._could_not_join(place, _Refusal(f"{type(err).__name__}: {err}"), began)
+
+    def _could_not_join(self, place: Place, refusal: _Refusal, began: float) -> None:
+        self._again.failed(began=began, now=time.monotonic())
+        place.is_refused = not refusal.may_pass
+        self._say(refusal)
+
+    def _join(self, place: Place, joining: Joining, consumer: Consumer, access: AccessMap) -> None:
+        guess = guess_of(place.dataset.inner, access, place.config)
+        with self._changing:
+            before, planned, served = self._consumer, self.planned, self.served
+            if joining.is_stopped or planned is None:
+                return
+            if consumer is not before or served is None:
+                self._close()
+                self._consumer, self._access = consumer, access
+                served = Served(place.dataset.inner, access, consumer.number, shared=place.dataset.shared)
+                if served.writes is not None:
+                    served.writes.begin()
+                self.served = served
+            planned.join(access, consumer, guess)
+            place.dataset.adopt(served, access)
+            self._is_unserved = False
+        program.add(program.key_of(program.LOADER, self._name), 1)
+        self._has_attached()
 
     def read_counts(self) -> ReadCounts | None:
         """Return how the loader's reads went so far; None when nobody tells."""
@@ -371,6 +500,11 @@ class Attachment:
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._place is not None:
+            self._place.end()
+        self._close()
+
+    def _close(self) -> None:
         if self.served is not None:
             self.served.reader.close()
             if self.served.writes is not None:
@@ -392,59 +526,23 @@ class LoaderView:
         return getattr(self.__loader, name)
 
 
-class Attachments:
-    """The attachment of each loader, as long as there is the loader.
+def _may_begin_in_place(loader: Any, opening: Opening, config: Config) -> bool:
+    """Return whether a loader's epochs may begin without the server, because that has to start, or may not be needed.
 
-    By identity, and not in the loader: what equality and hashes mean is the user's, and pickles, copies and ``vars`` of a
-    loader are as torch's.
+    What is below the cache of a stage needs the server before its first sample. Workers that are threads, and loaders that make
+    items themselves, wait for it.
     """
-
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[ref[TorchDataLoader[Any]], Attachment]] = {}
-        self._epochs: dict[tuple[Any, ...], tuple[ref[Any], int]] = {}  # of loaders that are gone
-
-    def get(self, loader: TorchDataLoader[Any]) -> Attachment | None:
-        entry = self._entries.get(id(loader))
-        return entry[1] if entry is not None and entry[0]() is loader else None
-
-    def put(self, loader: TorchDataLoader[Any], attachment: Attachment) -> None:
-        entries, epochs, key = self._entries, self._epochs, id(loader)
-        try:
-            kind: tuple[Any, ...] = _kind_of(loader)
-            dataset = ref(loader.dataset, lambda _: epochs.pop(kind, None))
-        except Exception:  # noqa: BLE001 - it is the user's; or nobody can refer to it weakly
-            dataset = None
-
-        def end(_: Any) -> None:
-            entries.pop(key, None)
-            if dataset is not None and dataset() is not None and attachment.num_epochs:
-                epochs[kind] = dataset, attachment.num_epochs
-
-        with contextlib.suppress(TypeError):  # such a loader is attached anew for each of its iterators
-            entries[key] = ref(loader, end), attachment
-
-    def num_epochs_before(self, loader: TorchDataLoader[Any]) -> int:
-        """Return how many epochs there were of a loader like this one, over the same dataset, that is gone.
-
-        Many programs make a loader for each epoch.
-        """
-        try:
-            dataset, num_epochs = self._epochs.pop(_kind_of(loader), (None, 0))
-        except Exception:  # noqa: BLE001 - it is the user's
-            return 0
-        return num_epochs if dataset is not None and dataset() is loader.dataset else 0
-
-    def remove(self, loader: TorchDataLoader[Any]) -> None:
-        self._entries.pop(id(loader), None)
-
-    def items(self) -> list[tuple[TorchDataLoader[Any], Attachment]]:
-        found = ((loader(), attachment) for loader, attachment in list(self._entries.values()))
-        return [(loader, attachment) for loader, attachment in found if loader is not None]
+    if not isinstance(loader, TorchDataLoader) or works_in_threads(loader) or opening.has_cache:
+        return False
+    if measures(opening, config):
+        return True
+    return config.start_ahead and config.autostart and not is_listening(config)
 
 
-def _kind_of(loader: TorchDataLoader[Any]) -> tuple[Any, ...]:
-    """Return what loaders have in common that are made one after the other, of the same line."""
-    return id(loader.dataset), type(loader), loader.num_workers, loader.batch_size, type(loader.sampler)
+def _join(attachment: ref[Attachment], place: Place, joining: Joining) -> None:
+    attached = attachment()  # weakly: the thread may wait for long
+    if attached is not None:
+        attached.join(place, joining)
 
 
 def _read_counts(attachment: ref[Attachment]) -> ReadCounts | None:

@@ -21,7 +21,8 @@ from torch.utils.data.dataloader import (
 
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
-from prefeed.torch.attachment import Attachment, Attachments, samples_as_torchs, works_in_threads
+from prefeed.torch.attachment import Attachment, samples_as_torchs, works_in_threads
+from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.items import shown_as_torchs
 from prefeed.torch.naming import note_made

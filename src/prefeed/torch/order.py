@@ -155,6 +155,8 @@ def indices_of(batch: Any) -> list[int]:
 
     What is no integer is left out, and so is what can be read only once: reading it here would leave nothing of it.
     """
+    if type(batch) is list and set(map(type, batch)) == {int}:  # nearly all are; the rest takes twenty times as long
+        return batch
     try:
         return [operator.index(batch)]
     except TypeError:

@@ -14,6 +14,9 @@ and that is the order of the plan: see ``interleave``.
 
 An order that is long, or slow to draw, is told in windows: the first when the epoch begins, the next ones while the loop
 goes on (``windows``).
+
+An epoch may begin in place, without a server. Then the order is kept, and what is left of it is the plan once the loader
+joins (``join``), in the middle of the epoch.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from torch.utils.data import DistributedSampler
 
 from prefeed.client.access import AccessMap, Ends
 from prefeed.client.consumer import Consumer
+from prefeed.client.in_place import Samples, Unheard
 from prefeed.core.plan import Ids, Window
 from prefeed.loaders.guesses import LOOK, Guess, Supposing
 from prefeed.loaders.kinds import Order
 from prefeed.loaders.order import interleave
+from prefeed.system.thread_lock import ThreadLock
 from prefeed.torch.order import (
     CHUNK,
     FIRST,
@@ -69,6 +74,26 @@ _TOLD_EVERY: Final = 4096
 """Objects after which the server hears how far the loop is, of an order that is told as it is drawn."""
 
 
+class _Drawing:
+    """Draws the batches of an iterator, each while the sampler is locked."""
+
+    def __init__(self, batches: Iterator[Any], sampler: PlannedSampler) -> None:
+        self._batches, self._sampler = batches, sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._sampler.lock:
+            return next(self._batches)
+
+
+def _supposing(access: AccessMap | Samples, consumer: Consumer | Unheard, guess: Guess) -> Supposing:
+    assert not isinstance(access, Samples)
+    assert not isinstance(consumer, Unheard)
+    return Supposing(access, consumer, guess)
+
+
 class PlannedSampler:
     """Yields what the user's (batch) sampler yields, when torch asks, and keeps the node server informed.
 
@@ -82,13 +107,14 @@ class PlannedSampler:
         guess: What samples probably open of which it is not known.
 
     **Invariants**: the batches, their order and every random generator are as without it.
+    **Threads**: batches are drawn by the loop; ``join`` may be called by another thread.
     """
 
     def __init__(
         self,
         inner: Any,
-        access: AccessMap,
-        consumer: Consumer,
+        access: AccessMap | Samples,
+        consumer: Consumer | Unheard,
         *,
         trust: bool,
         num_workers: int,
@@ -120,7 +146,10 @@ class PlannedSampler:
         self._is_ahead = False
         self._ahead: ReadAhead | None = None
         self._held: Order = _NO_SAMPLES
-        self._supposing = None if guess is None else Supposing(access, consumer, guess)
+        self._supposing = None if guess is None else _supposing(access, consumer, guess)
+        self._has_begun = False  # a pass, whose order is kept
+        self._num_drawn = 0  # samples of it that torch has
+        self.lock = ThreadLock()  # held while a batch is drawn, and while the loader joins
         self._is_guessed = False  # what is held waits for samples to be made
         self._read: list[Order] = []  # of a pass that workers have begun and the loop has not
         self._read_at = 0
@@ -134,7 +163,10 @@ class PlannedSampler:
         return self._ahead.num_kept if isinstance(self._ahead, Buffered) else 0
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: nothing happens before torch asks for the first batch, when torch's own samplers draw too.
+        # Nothing happens before torch asks for the first batch, when torch's own samplers draw too.
+        return _Drawing(self._batches(), self)
+
+    def _batches(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         inner = self.inner if rest is None else rest
         if isinstance(inner, ReadAhead) or is_readable_ahead(inner):
@@ -145,15 +177,52 @@ class PlannedSampler:
         else:
             yield from self._passes(iter(inner), is_whole=rest is None)
 
+    def leave(self) -> None:
+        """The next epoch begins in place: its order is kept, and nobody is told."""
+        with self.lock:
+            self._access, self._consumer, self._supposing = Samples(len(self._access)), Unheard(), None
+            self._announced, self._has_begun = None, False
+
+    def join(self, access: AccessMap, consumer: Consumer, guess: Guess | None = None) -> None:
+        """Tell this consumer what is left of the epoch that began in place, and what follows.
+
+        **Blocking**: as ``Consumer.begin``, and meanwhile for who draws a batch. Any thread.
+        """
+        with self.lock:
+            self._access, self._consumer = access, consumer
+            self._supposing = None if guess is None else _supposing(access, consumer, guess)
+            if self._has_begun:
+                self._plan_rest(access, consumer)
+
+    def _plan_rest(self, access: AccessMap, consumer: Consumer) -> None:
+        """Plan what the loop has not got yet of the samples that were kept in the order in which they are drawn."""
+        kept, num_before = self._plan_now, self._num_before
+        before = access.object_ids(kept.part(self._position, num_before))[0]
+        rest = kept.part(max(self._position, num_before), kept.end).astype(np.int64, copy=False)
+        num_passed = self._ends.num_samples - len(rest)
+        self._ends = Ends()
+        if num_passed:
+            self._ends.append(num_passed, 0, np.zeros(num_passed, dtype=np.int64))
+        ids = self._plan(self._fitting(rest, num_asked=max(0, self._num_drawn - num_passed)))
+        told = [access.object_ids(drawn)[0] for drawn in self._drawn] if self._ahead is None else []
+        self._drawn.clear()
+        self._drawn.extend(told)
+        plan = np.concatenate((before, ids, *told))
+        self._num_told = sum(map(len, told))
+        self._plan_now, self._position, self._num_before, self._read_at = Window(plan), 0, len(before), 0
+        self._foreseen = False
+        consumer.begin(plan, goes_on=self._ahead is None or self._has_more)
+
     def pass_begins(self) -> None:
         """The loop has all batches of a pass over a sampler that goes on: files count as they are from now on.
 
         Nothing happens before torch has asked for a batch of the next pass: that is its beginning then.
         """
-        if self._is_ahead:
-            read_at = self._read_at
-            self._begin_pass(self._ahead, np.concatenate((_NO_SAMPLES, *self._read)))
-            self._read_at = read_at
+        with self.lock:
+            if self._is_ahead:
+                read_at = self._read_at
+                self._begin_pass(self._ahead, np.concatenate((_NO_SAMPLES, *self._read)))
+                self._read_at = read_at
 
     def resume(self, rest: Any, *, num_seen: int = 0) -> None:
         """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it.
@@ -240,6 +309,7 @@ class PlannedSampler:
     def _begin(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
         announced, self._announced = self._announced, None
         self._ahead, self._ends, self._read, self._read_at = ahead, Ends(), [], 0
+        self._has_begun, self._num_drawn = True, 0
         plan = self._plan(_NO_SAMPLES if order is None else order)
         if before is not None:
             plan = np.concatenate((before, plan))
@@ -377,7 +447,7 @@ class PlannedSampler:
         self, index_sampler: Any, seed_source: torch.Generator | bool | None, *, begins: bool = False
     ) -> None:
         """Announce what the sampler draws next, the first window of it."""
-        if not is_worth_foreseeing(index_sampler, is_awaited=begins):
+        if isinstance(self._consumer, Unheard) or not is_worth_foreseeing(index_sampler, is_awaited=begins):
             return
         ahead = Shadow(index_sampler, draw_seed_from=seed_source)
         order = self._first_of(ahead)
@@ -408,7 +478,7 @@ class PlannedSampler:
 
     def _in_reading_order(self, order: Order) -> Order:
         batch_size = self._batch_size()
-        if batch_size is None:
+        if batch_size is None or isinstance(self._access, Samples):  # kept as it is drawn
             return order
         return interleave(order, batch_size=batch_size, num_workers=self._num_workers)
 
@@ -427,6 +497,7 @@ class PlannedSampler:
         ends = deque([0], maxlen=self._batches_ahead + max(1, self._num_workers) + 1)  # of the batches drawn last
         for drawn, batch in enumerate(batches, start=1):
             ends.append(ends[-1] + len(indices_of(batch)))
+            self._num_drawn = ends[-1]
             done = drawn - self._batches_ahead
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.

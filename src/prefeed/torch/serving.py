@@ -98,11 +98,12 @@ class Served:
         inner: The user's dataset.
         access: Its access map.
         consumer: Whose plan the reads belong to.
+        shared: What the loader's processes tell each other, of a dataset whose files are opened by path; made when not given.
 
     **Threads and processes**: made in the main process, used in workers: forked, spawned or served.
     """
 
-    def __init__(self, inner: Any, access: AccessMap, consumer: int) -> None:
+    def __init__(self, inner: Any, access: AccessMap, consumer: int, *, shared: SharedState | None = None) -> None:
         self.inner = inner
         self.reader = ObjectReader(access.dataset, consumer=consumer)
         self.lent = Lent()
@@ -114,7 +115,7 @@ class Served:
         self._shared: SharedState | None = None
         if access.dataset.manifest.grows:
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
-            self._shared = SharedState()
+            self._shared = shared or SharedState()
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -130,17 +131,35 @@ class Served:
         self._access.refresh()
         try:
             with self._reading():
-                batch = _own_batch_method(self.inner, indices)
+                batch = own_batch_method(self.inner, indices)
                 if batch is not None:
                     with self._making(*(indices if can_be_read_again(indices) else ())):
                         return batch(indices)
                 with self._parts():
-                    rows, drawn = _rows(indices)
-                    return _samples(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
+                    rows, drawn = rows_of(indices)
+                    return samples_of(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
-            self.reader.report()
-            if self._files is not None and self._shared is not None:
-                self._shared.add(self._files.costs.take())
+            self.batch_made()
+
+    @contextmanager
+    def sample(self, index: Any) -> Iterator[None]:
+        """Inside it, one sample of a batch is made; ``batch_made`` ends the batch."""
+        with self._reading(), self._making(index):
+            yield
+
+    def batch_made(self) -> None:
+        """A batch ends: the server hears what was read of it, and the loader what that cost."""
+        self.reader.report()
+        if self._files is not None and self._shared is not None:
+            self._shared.add(self._files.costs.take())
+
+    def begin_process(self) -> None:
+        """This is a process of the loader from now on: it tells what it writes, and reports when it ends."""
+        util.Finalize(self, self.reader.close, exitpriority=10)
+        if self.writes is not None:
+            self.writes.begin()
+        if self.opens_files:
+            install()  # entering a sample is quicker when everything is in place
 
     def again(self) -> Served:
         """Return the same, with a reader and a view of what was learned of its own: for another thread."""
@@ -197,10 +216,19 @@ class Served:
         return reads_from(self._files)
 
     def _parts(self) -> AbstractContextManager[None]:
-        return self._files.parts() if self._files is not None and _is_stacked(self.inner) else nullcontext()
+        return self._files.parts() if self._files is not None and is_stacked(self.inner) else nullcontext()
 
     def _making(self, *indices: Any) -> AbstractContextManager[None]:
         return nullcontext() if self._files is None else self._files.sample(*indices)
+
+
+def shared_tensor(length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros, shape (length,), in memory that workers share however they are started."""
+    with torch.inference_mode(False):  # whatever the loop is in now
+        memory = torch.zeros(length, dtype=dtype, device="cpu")
+    with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
+        memory.share_memory_()
+    return memory
 
 
 class SharedState:
@@ -210,10 +238,7 @@ class SharedState:
     """
 
     def __init__(self) -> None:
-        with torch.inference_mode(False):  # whatever the loop is in now
-            self._memory = torch.zeros(_COST_ROWS + 1, NUM_COSTS, dtype=torch.float64, device="cpu")
-        with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
-            self._memory.share_memory_()
+        self._memory = shared_tensor((_COST_ROWS + 1) * NUM_COSTS, torch.float64).reshape(-1, NUM_COSTS)
         self._was_slower = False
 
     @property
@@ -358,6 +383,9 @@ class Staged:
         self.inner = inner
         self.lent = Lent()
 
+    def begin_process(self) -> None:
+        """This is a process of the loader from now on: it has nothing to tell anybody."""
+
     def __len__(self) -> int:
         return len(self.inner)
 
@@ -366,17 +394,17 @@ class Staged:
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them."""
-        batch = _own_batch_method(self.inner, indices)
+        batch = own_batch_method(self.inner, indices)
         if batch is not None:
             return batch(indices)
-        return _samples(self.inner, _rows(indices)[0], lambda _: nullcontext(), self.lent)
+        return samples_of(self.inner, rows_of(indices)[0], lambda _: nullcontext(), self.lent)
 
     def between_batches(self) -> AbstractContextManager[None]:
         """Inside it, samples are made that no batch has asked for: an audit."""
         return nullcontext()
 
 
-def _rows(indices: Any) -> tuple[Iterable[Any], Sequence[Any]]:
+def rows_of(indices: Any) -> tuple[Iterable[Any], Sequence[Any]]:
     """Return the indices of a batch of any type, and a sequence in which each is found once it was drawn.
 
     What can be read only once is drawn as torch draws it: one index, one sample, the next index.
@@ -401,7 +429,7 @@ def _as_torch(dataset: Any, indices: Any) -> list[Any]:
     return samples
 
 
-def _own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] | None:
+def own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] | None:
     """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does.
 
     Args:
@@ -411,12 +439,12 @@ def _own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] 
     method = getattr(dataset, "__getitems__", None)
     if not callable(method) or isinstance(dataset, CachedDataset | MappedDataset):
         return None
-    if type(dataset) is Subset and _own_batch_method(dataset.dataset, []) is None:
+    if type(dataset) is Subset and own_batch_method(dataset.dataset, []) is None:
         return None
     if (
         type(dataset) is StackDataset
         and can_be_read_again(indices)  # each part reads them: torch's method has its own error for others
-        and all(_own_batch_method(part, indices) is None for part in _parts_of(dataset).values())
+        and all(own_batch_method(part, indices) is None for part in _parts_of(dataset).values())
     ):
         return None
     found: Callable[[Any], list[Any]] = method
@@ -428,13 +456,13 @@ def _parts_of(stack: StackDataset[Any]) -> dict[Any, Any]:
     return parts if isinstance(parts, dict) else dict(enumerate(parts))
 
 
-def _is_stacked(dataset: Any) -> bool:
+def is_stacked(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is StackDataset
 
 
-def _samples(
+def samples_of(
     dataset: Any,
     indices: Iterable[Any],
     making: Callable[[int], AbstractContextManager[None]],
@@ -451,17 +479,17 @@ def _samples(
         lent: Whoever gets the samples may be lent what a cache holds; None: functions of the user's get them.
     """
     if type(dataset) is Subset and callable(getattr(dataset.dataset, "__getitems__", None)):
-        return _samples(dataset.dataset, [dataset.indices[index] for index in indices], making, lent)
+        return samples_of(dataset.dataset, [dataset.indices[index] for index in indices], making, lent)
     if type(dataset) is StackDataset:
         parts = _parts_of(dataset)
-        rows = zip(*(_samples(part, indices, making) for part in parts.values()), strict=True)
+        rows = zip(*(samples_of(part, indices, making) for part in parts.values()), strict=True)
         return (
             [dict(zip(parts, row, strict=True)) for row in rows] if isinstance(dataset.datasets, dict) else list(rows)
         )
     if isinstance(dataset, CachedDataset):
         return dataset.samples(indices, making=making, borrow=None if lent is None else lent.borrow())
     if isinstance(dataset, MappedDataset) and has_cached_stage(dataset):
-        return [dataset.fn(sample) for sample in _samples(dataset.dataset, indices, making)]
+        return [dataset.fn(sample) for sample in samples_of(dataset.dataset, indices, making)]
     samples = []
     for position, index in enumerate(indices):
         with making(position):
@@ -492,12 +520,7 @@ class WorkerStart:
 
     def _begin_process(self, served: Served | Staged) -> None:
         util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
-        if isinstance(served, Served):
-            util.Finalize(served, served.reader.close, exitpriority=10)
-            if served.writes is not None:
-                served.writes.begin()
-            if served.opens_files:
-                install()  # entering a sample is quicker when everything is in place
+        served.begin_process()
         if has_cached_stage(served.inner):
             audit_when_idle(sys._getframe(2), served.between_batches)
 

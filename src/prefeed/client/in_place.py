@@ -1,0 +1,279 @@
+"""Epochs that are read in place: what a loader's processes share about it, and reads that are measured.
+
+The loader begins an epoch without the server, and its samples open their files as without prefeed. Each process measures some
+of these reads and leaves the outcome in shared memory. Once the loader has joined the server, it leaves a note there, and
+each process looks before each sample whether there is one: no message is sent.
+
+    words   int64 each    0: number of the note that is in force, 0: read in place   1: number of the last note   2: epoch
+    rows    of a process  epoch, reads in it, outcomes of the last ones, how many these are
+    note    length, checksum, bytes
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import Any, Final, Protocol
+
+from xxhash import xxh3_64_intdigest
+
+from prefeed.core.in_place import MOST_MEASURED, QUICK_NS, Storage, judge
+from prefeed.core.plan import Ids
+from prefeed.sources.mounts import Roots
+
+_WORD_BYTES: Final = 8
+_NUM_ROWS: Final = 64
+_NUM_COLUMNS: Final = 4
+_NUM_HEADS: Final = 3
+_NOTE_AT: Final = _NUM_HEADS + _NUM_ROWS * _NUM_COLUMNS
+_NOTE_BYTES: Final = 64 * 1024
+
+STATE_BYTES: Final = (_NOTE_AT + 2) * _WORD_BYTES + _NOTE_BYTES
+"""Of the memory that ``PlaceState`` needs; most of it is never touched."""
+
+NOTE_IN_FORCE, _LAST_NOTE, _EPOCH = range(_NUM_HEADS)
+
+_WHOLE_BYTES: Final = 1 << 20
+"""A larger file is measured by its first bytes, and opened by the sample itself."""
+
+_FIRST_BYTES: Final = 1 << 16
+_PAUSE_NS: Final = 25_000_000
+_MOST_TRIES: Final = 4
+"""Samples per batch that may open no file before measuring ends until the next batch."""
+
+
+class SharedBytes(Protocol):
+    """Memory of several processes, such as a tensor of bytes; it pickles as the same memory."""
+
+    def numpy(self) -> Any:
+        """Return it as an array of uint8, shape (``STATE_BYTES``,)."""
+        ...
+
+
+class PlaceState:
+    """What the processes of a loader tell each other about an epoch that is read in place.
+
+    **Threads and processes.** The loader's process writes the words and the note, each process a row of its own; with more than
+    64 workers some share a row, and an outcome may be lost. Pickles as its memory.
+    """
+
+    def __init__(self, memory: SharedBytes) -> None:
+        """Use this memory, which begins as zeros."""
+        self._memory = memory
+        self._words: memoryview | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (PlaceState, (self._memory,))
+
+    @property
+    def words(self) -> memoryview:
+        """The memory as words; the view is made once per process."""
+        if self._words is None:
+            self._words = memoryview(self._memory.numpy()).cast("B").cast("q")
+        return self._words
+
+    @property
+    def note_number(self) -> int:
+        """Number of the note in force; 0 while samples are read in place."""
+        return int(self.words[NOTE_IN_FORCE])
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return int(self.words[_EPOCH])
+
+    def epoch_begins(self, *, in_place: bool) -> None:
+        """Another epoch begins; what was measured before counts no more."""
+        words = self.words
+        if in_place:
+            words[NOTE_IN_FORCE] = 0
+        words[_EPOCH] += 1
+
+    def measured(self, row: int, *, is_slow: bool) -> None:
+        """Add a read to the row of this process."""
+        words, at = self.words, _NUM_HEADS + row % _NUM_ROWS * _NUM_COLUMNS
+        if words[at] != words[_EPOCH]:
+            words[at + 1] = words[at + 2] = words[at + 3] = 0
+            words[at] = words[_EPOCH]
+        words[at + 2] = (words[at + 2] << 1 | is_slow) & ((1 << MOST_MEASURED) - 1)
+        words[at + 3] = min(MOST_MEASURED, words[at + 3] + 1)
+        words[at + 1] += 1
+
+    def num_measured(self) -> int:
+        """Return how many reads of this epoch were measured by all processes."""
+        words = self.words
+        return sum(int(words[at + 1]) for at in self._rows())
+
+    def storage(self) -> Storage:
+        """Return what the last reads of this epoch show of storage."""
+        words, num_reads, num_slow = self.words, 0, 0
+        for at in self._rows():
+            num_reads += words[at + 3]
+            num_slow += words[at + 2].bit_count()
+        return judge(num_reads=num_reads, num_slow=num_slow)
+
+    def put_note(self, note: bytes) -> int:
+        """Leave a note, which is in force after ``join``; return its number, that of the last one if it is the same.
+
+        Raises:
+            ValueError: It is too long.
+        """
+        words = self.words
+        if len(note) > _NOTE_BYTES:
+            raise ValueError(f"a note of {len(note)} bytes is too long; there is room for {_NOTE_BYTES}")
+        if note != self.note():
+            data, start = words.cast("B"), (_NOTE_AT + 2) * _WORD_BYTES
+            data[start : start + len(note)] = note
+            words[_NOTE_AT + 1] = _checksum(note)
+            words[_NOTE_AT] = len(note)
+            words[_LAST_NOTE] += 1
+        return int(words[_LAST_NOTE])
+
+    def join(self, number: int) -> None:
+        """Let all processes read as the note with this number, the last one, says."""
+        self.words[NOTE_IN_FORCE] = number
+
+    def note(self) -> bytes | None:
+        """Return the last note; None when there is none, or not all of it is seen here yet."""
+        words = self.words
+        length, start = words[_NOTE_AT], (_NOTE_AT + 2) * _WORD_BYTES
+        if not 0 < length <= _NOTE_BYTES:
+            return None
+        note = bytes(words.cast("B")[start : start + length])
+        return note if _checksum(note) == words[_NOTE_AT + 1] else None
+
+    def _rows(self) -> list[int]:
+        """Return where the rows begin of processes that have measured in this epoch."""
+        words, epoch = self.words, self.words[_EPOCH]
+        return [at for at in range(_NUM_HEADS, _NOTE_AT, _NUM_COLUMNS) if words[at] == epoch and words[at + 1]]
+
+
+def _checksum(note: bytes) -> int:
+    return xxh3_64_intdigest(note) >> 1  # signed words
+
+
+class ReadMeter:
+    """Measures how long storage lets reads of a process wait: an ``interception.FileReader``.
+
+    A read that is measured is made here, and its bytes are given to who opens the file: they are what it would have read. In an
+    epoch the first sixteen reads of all processes are measured, then one in 25 ms per process, and each while the last one was
+    slow.
+
+    **Threads and processes.** One thread at a time; each process has its own.
+    """
+
+    def __init__(self, state: PlaceState, roots: Roots | None, *, row: int) -> None:
+        """Measure reads below these roots, of all files if there are none, into a row of the state."""
+        self._state = state
+        self._roots = roots
+        self._row = row
+        self._epoch = -1
+        self._is_known = False  # enough is measured in this epoch, and the last read was quick
+        self._num_left = 0  # samples that may still be made until a read is measured
+        self._next_ns = 0
+        self._num_large = 0  # files that were opened to be measured, and again by who wants them
+
+    def batch_begins(self) -> bool:
+        """Return whether the first reads of another batch are to be measured."""
+        now = time.monotonic_ns()
+        if self._epoch != self._state.epoch:
+            self._epoch, self._is_known, self._num_large = self._state.epoch, False, 0
+        elif self._is_known and now < self._next_ns:
+            return False
+        self._num_left, self._next_ns = _MOST_TRIES, now + _PAUSE_NS
+        return True
+
+    def goes_on(self) -> bool:
+        """Return whether the next sample is to be measured as well; asked after each that was."""
+        self._num_left -= 1
+        return self._num_left > 0
+
+    def may_have(self, path: str) -> bool:
+        """Return False for a file that is not measured."""
+        return self._num_left > 0 and (self._roots is None or self._roots.covers(path))
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return the bytes of a file, and note how long they took; None when whoever asks should open it."""
+        if not self.may_have(path):
+            return None
+        began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            data = _read(path, may_be_large=self._num_large < MOST_MEASURED)
+        except (OSError, ValueError):
+            return None  # whoever opens it meets the error in Python's own words
+        if data is None:
+            return None
+        # What the processor did is no waiting: a large file of the page cache is read at once.
+        waited = (time.perf_counter_ns() - began) - (time.thread_time_ns() - began_cpu)
+        is_slow = waited > QUICK_NS
+        self._state.measured(self._row, is_slow=is_slow)
+        self._is_known = not is_slow and self._state.num_measured() >= MOST_MEASURED
+        self._num_left = 0 if self._is_known else _MOST_TRIES + 1
+        self._num_large += len(data) > _WHOLE_BYTES
+        return data if len(data) <= _WHOLE_BYTES else None
+
+
+def _read(path: str, *, may_be_large: bool) -> bytes | None:
+    """Return the bytes of a file, of a large one more than ``_WHOLE_BYTES``; None of what is no regular file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) or (status.st_size > _WHOLE_BYTES and not may_be_large):
+        return None  # to open a pipe would wait
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        if size > _WHOLE_BYTES:
+            os.read(file, _FIRST_BYTES)
+            return bytes(_WHOLE_BYTES + 1)
+        parts = []
+        while part := os.read(file, size + 1):
+            parts.append(part)
+            if len(part) > size:
+                return None  # it grows
+        return b"".join(parts)
+    finally:
+        os.close(file)
+
+
+class Unheard:
+    """In the place of a ``Consumer`` while an epoch is read in place: nothing is told, and nothing foreseen."""
+
+    reads_once = True  # no order of a later epoch is of use
+    resident = False
+
+    def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
+        """Tell nobody, as all methods; see ``Consumer``."""
+
+    begin_announced = begin
+
+    def announce(self, ids: Ids, *, begins: bool = False, goes_on: bool = False) -> None:
+        """The next order."""
+
+    def foresee(self, ids: Ids) -> None:
+        """The order after that."""
+
+    def extend(self, ids: Ids, *, are_read_soon: bool = True) -> None:
+        """What the sampler drew."""
+
+    def advance(self, position: int) -> None:
+        """How far the loop is."""
+
+
+class Samples:
+    """In the place of an ``AccessMap`` meanwhile: the order is kept as indices of samples, which have no objects yet."""
+
+    cached = None
+    learned = None
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def refresh(self) -> None:
+        """Nothing is learned."""
+
+    def object_ids(self, samples: Ids) -> tuple[Ids, None]:
+        """Return the samples themselves, one each."""
+        return samples, None

@@ -1,0 +1,293 @@
+"""A loader whose epochs begin in place: its samples are read as without prefeed, until the loader joins the server.
+
+    in place ─storage is slow, or was never measured; the server answers─→ joined ─next epoch, if it may be quick again─→ in place
+
+``InPlace`` stands in for the dataset in the loader's processes. ``Place`` is the loader's side.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils.data._utils.worker as torch_worker
+
+from prefeed.client.access import AccessMap
+from prefeed.client.in_place import NOTE_IN_FORCE, STATE_BYTES, PlaceState, ReadMeter
+from prefeed.client.joining import Joining
+from prefeed.client.node import NodeClient
+from prefeed.config import Config
+from prefeed.core.in_place import Course, PlacePolicy, Storage
+from prefeed.interception import answers_everywhere, in_sample, reads_from
+from prefeed.loaders.access import Opening
+from prefeed.sources.mounts import Roots
+from prefeed.tally import program
+from prefeed.torch.order import can_be_read_again
+from prefeed.torch.serving import (
+    Served,
+    SharedState,
+    Staged,
+    is_stacked,
+    own_batch_method,
+    rows_of,
+    samples_of,
+    shared_tensor,
+)
+
+_log = logging.getLogger("prefeed")
+
+QUICK = "its files are read in place: storage answers faster than the cache"
+NOT_READY = "its samples are read in place: the node server was not ready before the epoch ended"
+NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
+
+
+class InPlace(Staged):
+    """A map-style dataset whose samples are read in place, or through a reader once the loader has joined the server.
+
+    Each sample looks whether that is so. Bytes are those that the dataset itself would read, or those of ``Served``.
+
+    **Threads and processes**: made in the main process, used in workers: forked, spawned or served; one thread at a time.
+    """
+
+    def __init__(self, inner: Any, opening: Opening, config: Config) -> None:
+        super().__init__(inner)
+        self.state = PlaceState(shared_tensor(STATE_BYTES, torch.uint8))
+        self.shared = SharedState()
+        self._starts, self._indices = opening.starts, opening.indices
+        self._roots = None if opening.names_files else Roots.of(config)
+        self._begin_anew()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_served", "_meter")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._note_number = 0
+        self._served: Served | None = None
+        self._meter: ReadMeter | None = None
+
+    def adopt(self, served: Served, access: AccessMap) -> None:
+        """The loader has joined: this process reads through ``served``, all others through readers of their own.
+
+        Args:
+            served: Of the loader's process.
+            access: What it was made from.
+        """
+        note = replace(access, ids=None, starts=None, indices=None, cached=None)
+        number = self.state.put_note(pickle.dumps((note, served.reader.consumer)))
+        self._pid, self._served, self._note_number = os.getpid(), served, number
+        self.state.join(number)
+
+    def __getitem__(self, index: Any) -> Any:
+        served = self._joined()
+        if served is not None:
+            return served[index]
+        with self._uncached(), self._measured():
+            return self.inner[index]
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        """Return the samples of a batch, as torch makes them."""
+        served = self._joined()
+        if served is not None:
+            return served.__getitems__(indices)
+        with self._uncached():
+            batch = own_batch_method(self.inner, indices)
+            if batch is not None:
+                with self._measured():
+                    return batch(indices)
+            if is_stacked(self.inner) or not can_be_read_again(indices):
+                with self._measured():
+                    return samples_of(self.inner, rows_of(indices)[0], lambda _: _NOTHING)
+            try:
+                return self._one_by_one(iter(indices))
+            finally:
+                if self._served is not None and self.state.note_number:
+                    self._served.batch_made()  # the loader has joined meanwhile
+
+    def _one_by_one(self, indices: Iterator[Any]) -> list[Any]:
+        inner, words, meter, samples = self.inner, self.state.words, self._reads, []
+        if meter.batch_begins():
+            with reads_from(meter):
+                for index in indices:
+                    samples.append(inner[index])
+                    if words[NOTE_IN_FORCE] or not meter.goes_on():
+                        break
+        note = NOTE_IN_FORCE
+        for index in indices:
+            if words[note] and (served := self._joined()) is not None:
+                with served.sample(index):
+                    samples.append(inner[index])
+            else:
+                samples.append(inner[index])
+        return samples
+
+    def _uncached(self) -> AbstractContextManager[None]:
+        """Inside it, samples are made whose files nobody answers."""
+        if answers_everywhere():
+            return reads_from(None)
+        return in_sample() if program.is_counting() else _NOTHING
+
+    def _measured(self) -> AbstractContextManager[None]:
+        return reads_from(self._reads) if self._reads.batch_begins() else _NOTHING
+
+    @property
+    def _reads(self) -> ReadMeter:
+        if self._meter is None or self._pid != os.getpid():
+            self._begin_process_anew()
+            info = torch_worker._worker_info
+            self._meter = ReadMeter(self.state, self._roots, row=0 if info is None else info.id)
+        return self._meter
+
+    def _begin_process_anew(self) -> None:
+        """In a forked worker: readers of the loader's process are not this one's."""
+        if self._pid != os.getpid():
+            self._begin_anew()
+
+    def _joined(self) -> Served | None:
+        """Return what samples are read through; None while they are read in place."""
+        number = self.state.note_number
+        if not number:
+            return None
+        self._begin_process_anew()
+        if number != self._note_number:
+            self._open(number)
+        return self._served
+
+    def _open(self, number: int) -> None:
+        """Read through what the loader has opened; where that cannot be opened here, go on in place."""
+        note = self.state.note()
+        if note is None:
+            return  # it is about to be seen
+        before, self._served, self._note_number = self._served, None, number
+        if before is not None:
+            before.reader.close()
+        try:
+            access, consumer = pickle.loads(note)  # noqa: S301 - of the process that started this one, in memory of both
+            access = replace(access, starts=self._starts, indices=self._indices)
+            self._served = Served(self.inner, access, consumer, shared=self.shared)
+            self._served.begin_process()
+        except Exception as err:  # noqa: BLE001 - whatever it is, the sample can be read in place
+            self._served = None
+            _log.warning("prefeed: a worker reads in place, because it cannot open what the loader has opened: %s", err)
+
+
+_NOTHING = nullcontext()
+
+
+class Place:
+    """The loader's side of epochs that begin in place.
+
+    **Ownership**: the loader's attachment. **Threads and processes**: the training loop, and the thread of ``joining``; a forked
+    child makes its own.
+
+    Attributes:
+        dataset: Stands in for the loader's dataset.
+        pid: Of the process that made it.
+        joining: The last try to join the server.
+        is_refused: The node cannot serve the dataset, whenever it is asked.
+    """
+
+    def __init__(self, loader: Any, opening: Opening, config: Config) -> None:
+        self.dataset = InPlace(loader.dataset, opening, config)
+        self.pid = os.getpid()
+        self.joining: Joining | None = None
+        self.is_refused = False
+        self.opening = opening
+        self.config = config
+        self._measures = measures(opening, config)
+        self._policy = PlacePolicy()
+        self._was_quick = False  # in this epoch
+        self._stayed_quick = False  # the epoch before, to its end
+        self._began_joined = False
+        self._is_told = True  # how the epoch before went
+
+    @property
+    def state(self) -> PlaceState:
+        """What the processes share."""
+        return self.dataset.state
+
+    @property
+    def is_joined(self) -> bool:
+        """True when samples are read through the server's cache."""
+        return bool(self.state.note_number)
+
+    def open(self) -> tuple[NodeClient, AccessMap]:
+        """Return a node, started if need be, and the access map on it.
+
+        Raises:
+            PrefeedError: It cannot be had, or cannot serve the dataset.
+        """
+        node = NodeClient.connect(self.config)
+        try:
+            return node, self.opening(node)
+        except BaseException:
+            node.close()
+            raise
+
+    def begins_in_place(self, *, is_connected: bool) -> bool:
+        """Return whether the next epoch begins in place."""
+        return not is_connected or (self._measures and self._policy.begins_in_place)
+
+    def epoch_begins(self, *, in_place: bool) -> None:
+        """Another epoch begins."""
+        self.epoch_ended()
+        self._is_told, self._was_quick, self._began_joined = False, False, not in_place
+        self.dataset.shared.epoch_begins()
+        self.state.epoch_begins(in_place=in_place)
+
+    def epoch_ended(self) -> None:
+        """The policy hears how the epoch went, once."""
+        if self._is_told or not self._measures:
+            return
+        self._is_told, self._stayed_quick = True, False
+        if self._began_joined:
+            self._policy.ended(Course.JOINED)
+        elif self.is_joined:
+            self._policy.ended(Course.SLOWED_DOWN if self._was_quick else Course.SLOW)
+        else:
+            self._policy.ended(Course.IN_PLACE)
+            self._stayed_quick = self.state.storage() is Storage.QUICK
+
+    def why_in_place(self) -> str:
+        """Return why the whole epoch was read in place."""
+        if not self._measures or self.state.storage() is Storage.SLOW:
+            return NOT_READY
+        return QUICK if self.state.num_measured() else NO_FILES
+
+    def should_join(self) -> bool:
+        """Return whether storage has slowed down, and nobody is about to join; asked with each batch."""
+        storage = self.state.storage() if self._measures else Storage.SLOW
+        self._was_quick = self._was_quick or storage is Storage.QUICK
+        is_joining = self.joining is not None and self.joining.is_running
+        return storage is Storage.SLOW and not is_joining and not self.is_joined and not self.is_refused
+
+    def begin_joining(self, join: Any, *, at_once: bool = False) -> None:
+        """Let the loader join when storage is slow, or at once; after a quick epoch the loop alone looks, once per batch."""
+        before = self.joining
+        if self._stayed_quick and not at_once:
+            return
+        if self.is_refused or (before is not None and before.is_running and not before.is_waiting):
+            return  # the node is being opened: it joins this epoch
+        if before is not None:
+            before.stop()
+        self.joining = Joining(self.state, join, when_slow=self._measures and not at_once)
+
+    def end(self) -> None:
+        """The loader is let go; takes no lock."""
+        if self.joining is not None:
+            self.joining.stop()
+
+
+def measures(opening: Opening, config: Config) -> bool:
+    """Return whether storage decides if a dataset is read in place: it opens its files by path."""
+    return config.read_in_place and not opening.is_of_prefeed

@@ -1,0 +1,205 @@
+"""A dataset whose samples are read in place, until the loader joins."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import StackDataset, Subset
+
+from prefeed.client import in_place as client_in_place
+from prefeed.config import resolve
+from prefeed.core.in_place import MOST_MEASURED, Storage
+from prefeed.loaders.access import Opening
+from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, InPlace, Place
+
+
+class Files:
+    """Reads a file per sample."""
+
+    def __init__(self, root: Path, length: int) -> None:
+        self.root = str(root)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> bytes:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        with open(f"{self.root}/{index}", "rb") as file:
+            return file.read()
+
+
+class InBatches(Files):
+    def __getitems__(self, indices: list[int]) -> list[bytes]:
+        return [self[index] for index in indices]
+
+
+class Joined:
+    """Stands for what is served once the loader has joined."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        self.num_batches = 0
+
+    def sample(self, index: int) -> Any:
+        self.indices.append(index)
+        return nullcontext()
+
+    def batch_made(self) -> None:
+        self.num_batches += 1
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        return [f"served {index}" for index in indices]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for index in range(40):
+        (tmp_path / f"{index}").write_bytes(b"%d" % index)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_in_place, "QUICK_NS", 1 << 62)  # whatever the machine does meanwhile
+
+
+def opening(**known: Any) -> Opening:
+    return Opening(open_on=lambda node: pytest.fail("nothing is opened"), **known)
+
+
+def stand_in(inner: Any, **known: Any) -> InPlace:
+    made = InPlace(inner, opening(**known), resolve({"roots": [inner_root(inner)]}))
+    made.state.epoch_begins(in_place=True)
+    return made
+
+
+def inner_root(inner: Any) -> str:
+    while not isinstance(inner, Files):
+        inner = inner.datasets[0] if isinstance(inner, StackDataset) else inner.dataset
+    return inner.root
+
+
+@pytest.mark.parametrize("cls", [Files, InBatches])
+def test_samples_are_the_datasets_own(root: Path, cls: type[Files]) -> None:
+    made = stand_in(cls(root, 40))
+    assert made.__getitems__([3, 1, 39]) == [b"3", b"1", b"39"]
+    assert made[7] == b"7"
+    assert len(made) == 40
+    with pytest.raises(IndexError):
+        made.__getitems__([40])
+
+
+def test_subsets_stacks_and_indices_that_are_read_once(root: Path) -> None:
+    files = Files(root, 40)
+    assert stand_in(Subset(files, [5, 6, 7])).__getitems__([2, 0]) == [b"7", b"5"]  # type: ignore[arg-type]
+    assert stand_in(StackDataset(files, files)).__getitems__([1, 2]) == [(b"1", b"1"), (b"2", b"2")]
+    assert stand_in(files).__getitems__(map(int, "123")) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("cls", [Files, InBatches])
+def test_sixteen_reads_are_measured(root: Path, cls: type[Files]) -> None:
+    made = stand_in(cls(root, 40))
+    made.__getitems__(list(range(40)))
+    assert made.state.num_measured() == MOST_MEASURED
+    assert made.state.storage() is Storage.QUICK
+
+
+def test_files_that_lie_elsewhere_are_measured_if_the_dataset_names_its_files(root: Path) -> None:
+    for names_files, num_measured in ((False, 0), (True, MOST_MEASURED)):
+        made = InPlace(Files(root, 40), opening(names_files=names_files), resolve({"roots": ["/nowhere"]}))
+        made.state.epoch_begins(in_place=True)
+        made.__getitems__(list(range(40)))
+        assert made.state.num_measured() == num_measured
+
+
+def test_joining_in_the_middle_of_a_batch(root: Path) -> None:
+    """Each sample looks whether the loader has joined."""
+    files, joined = Files(root, 40), Joined()
+
+    class Joins(Files):
+        def __getitem__(self, index: int) -> bytes:
+            if index == 20:
+                made._served, made._note_number = joined, made.state.put_note(b"note")  # type: ignore[assignment]
+                made.state.join(made._note_number)
+            return super().__getitem__(index)
+
+    made = stand_in(Joins(root, 40))
+    assert made.__getitems__(list(range(40))) == [files[index] for index in range(40)]
+    assert joined.indices == list(range(21, 40))
+    assert joined.num_batches == 1
+    assert made.__getitems__([1, 2]) == ["served 1", "served 2"]
+
+
+def test_a_note_that_cannot_be_opened_is_no_error(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A catalogue that a worker cannot open: it goes on in place."""
+    made = stand_in(Files(root, 40))
+    made.state.join(made.state.put_note(b"no pickle"))
+    for _ in range(2):
+        assert made.__getitems__([3, 4]) == [b"3", b"4"]
+    assert len([one for one in caplog.records if "cannot open what the loader has opened" in one.getMessage()]) == 1
+    made.state.join(made.state.put_note(pickle.dumps(("neither", "nor"))))
+    assert made[5] == b"5"
+
+
+def test_a_copy_has_the_same_memory_and_readers_of_its_own(root: Path) -> None:
+    made = stand_in(Files(root, 40))
+    made._note_number = 5
+    copy = pickle.loads(pickle.dumps(made))
+    assert copy._served is None
+    assert copy._note_number == 0
+    assert copy.state.epoch == made.state.epoch
+    assert copy.__getitems__([1]) == [b"1"]
+
+
+def place(root: Path, **settings: Any) -> Place:
+    loader: Any = type("Loader", (), {"dataset": Files(root, 40)})
+    return Place(loader, opening(), resolve({"roots": [str(root)], **settings}))
+
+
+def test_why_an_epoch_was_read_in_place(root: Path) -> None:
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    assert one.why_in_place() == NO_FILES
+    one.dataset.__getitems__(list(range(40)))
+    assert one.why_in_place() == QUICK
+    for _ in range(MOST_MEASURED):
+        one.state.measured(0, is_slow=True)
+    assert one.why_in_place() == NOT_READY
+    starting = place(root, read_in_place=False)
+    starting.epoch_begins(in_place=True)
+    assert starting.why_in_place() == NOT_READY
+
+
+def test_a_loader_joins_when_storage_has_slowed_down(root: Path) -> None:
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    one.dataset.__getitems__(list(range(40)))
+    assert not one.should_join()
+    for _ in range(MOST_MEASURED):
+        one.state.measured(0, is_slow=True)
+    assert one.should_join()
+    one.state.join(one.state.put_note(b"note"))
+    assert not one.should_join()
+    one.epoch_ended()
+    assert one.begins_in_place(is_connected=True)  # it was quick at first: measured again in the next epoch
+
+
+def test_a_loader_whose_storage_was_slow_from_the_first_read_stays_for_an_epoch(root: Path) -> None:
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    for _ in range(MOST_MEASURED):
+        one.state.measured(0, is_slow=True)
+    assert one.should_join()
+    one.state.join(one.state.put_note(b"note"))
+    one.epoch_ended()
+    assert not one.begins_in_place(is_connected=True)
+    assert one.begins_in_place(is_connected=False)  # the server is gone
+    one.epoch_begins(in_place=False)
+    one.epoch_ended()
+    assert one.begins_in_place(is_connected=True)
