@@ -275,6 +275,7 @@ def test_the_node_reads_ahead_and_samples_are_the_same(
         first = loop()
         assert wait_until(lambda: prefeed.statistics().resident_objects == NUM, timeout_seconds=60)
         before = prefeed.statistics()
+        assert before.misses == 0
         assert [first, loop(), np.random.random()] == expected
         del loop
         gc.collect()
