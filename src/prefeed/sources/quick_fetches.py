@@ -110,7 +110,8 @@ class _Origin:
     """A server, the connections to it that are idle, and the fetches that wait: for their turn, or until its name is resolved."""
 
     __slots__ = (
-        "addresses", "context", "idle", "is_resolving", "limit", "num_begun", "told", "unresolved", "until", "waiting",
+        "addresses", "context", "idle", "is_beginning", "is_resolving", "limit", "num_begun", "told", "unresolved", "until",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, told: QuickOrigin) -> None:
@@ -121,6 +122,7 @@ class _Origin:
         self.idle: list[_Connection] = []
         self.addresses: list[tuple[Any, ...]] = []
         self.until = 0.0
+        self.is_beginning = False
         self.is_resolving = False
         self.unresolved: list[_Fetch] = []
         self.context: Any = None  # of TLS
@@ -249,8 +251,14 @@ class QuickClient:
     # ---------------------------------------------------------------- connections
 
     def _begin_waiting(self, origin: _Origin) -> None:
-        while origin.waiting and origin.num_begun < origin.limit:
-            self._begin(origin.waiting.popleft())
+        if origin.is_beginning:  # one that fails at once makes room for the next: a loop, not a recursion
+            return
+        origin.is_beginning = True
+        try:
+            while origin.waiting and origin.num_begun < origin.limit:
+                self._begin(origin.waiting.popleft())
+        finally:
+            origin.is_beginning = False
 
     def _begin(self, fetch: _Fetch) -> None:
         if not fetch.is_again:
@@ -271,7 +279,10 @@ class QuickClient:
             return
         for number in range(address, len(origin.addresses)):
             family, at = origin.addresses[number]
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            except OSError:  # no descriptor is left, or the kernel has no such family
+                continue
             if sock.connect_ex(at) not in (0, *_BUSY):
                 sock.close()
                 continue

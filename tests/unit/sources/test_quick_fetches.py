@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import mmap
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -405,3 +407,24 @@ def test_server_that_speaks_no_tls(server: servers.FileServer) -> None:
     (arrival,) = client.fetch(("/07.bin", SIZE))
     client.close()
     assert arrival.failure == ODD
+
+
+def test_many_that_wait_fail_one_after_the_other_without_descriptors(monkeypatch):
+    """Each that fails at once makes room for the next: that is no recursion, and the client goes on."""
+    num = 5 * sys.getrecursionlimit()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fetched = Client(origin_of(f"http://127.0.0.1:{server.getsockname()[1]}/"))
+        fetched.client.limit(7, 1)
+        for number in range(num):
+            fetched.client.fetch(number, 7, b"/", 0, SIZE)
+        accepted, _ = server.accept()
+
+        def no_descriptor(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", no_descriptor)
+            accepted.close()
+            arrivals = fetched.until(lambda arrivals: len(arrivals) == num)
+        assert {arrival.failure for arrival in arrivals} == {INTERRUPTED, NOT_CONNECTED}
+        fetched.client.close()
