@@ -102,7 +102,8 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
     Those of web servers are percent-encoded.
 
     Raises:
-        ConfigError: The URL of a web server has a query or a fragment: another object would be read.
+        ConfigError: Another object would be read: the URL of a web server has a query, a fragment or a ``/`` in the name, or that of a
+            store has an empty part.
         UnknownSchemeError: No source reads this scheme.
     """
     text = os.fspath(url_or_path)
@@ -120,6 +121,11 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
     directory, _, name = path.rpartition("/")
     if not slash or not path or not place:
         raise ConfigError(f"{without_credentials(text)} names no object; write {scheme}://name/path")
+    parts = [directory.rpartition("/")[2], *path.split("/")[:1]] if scheme in _DEFAULT_PORTS else path.split("/")
+    if "/" in path and "" in parts:
+        raise ConfigError(f"{without_credentials(text)} has // in its path: no object of such a name can be read")
+    if scheme in _DEFAULT_PORTS and "/" in unquote(name):
+        raise ConfigError(f"{without_credentials(text)} has %2F in its name: no object of such a name can be read")
     if re.search(r"[?#]", directory):  # which the URL of a root cannot have
         directory, name = "", path
     root = f"{scheme}://{place}/{directory}".rstrip("/")

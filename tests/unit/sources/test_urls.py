@@ -104,6 +104,7 @@ def test_a_sample_set_is_no_url_of_a_source() -> None:
         ("s3://b/d?e/x", "s3://b", "d?e/x"),
         ("s3://key:secret@b/d/x", "s3://key:secret@b/d", "x"),
         ("https://example.org/d/a%3Fb", "https://example.org/d", "a?b"),
+        ("https://example.org/d//e/x", "https://example.org/d//e", "x"),
         ("/data/a?b#c", "/data", "a?b#c"),
         ("/x", "/", "x"),
         ("file:///data/my%20file", "/data", "my file"),
@@ -111,6 +112,23 @@ def test_a_sample_set_is_no_url_of_a_source() -> None:
 )
 def test_the_url_of_an_object_is_a_root_and_a_path(given: str, root: str, path: str) -> None:
     assert split_object(given) == (root, path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "s3://b/a//x",
+        "s3://b//x",
+        "s3://b//d/x",
+        "https://h/d//x",
+        "https://h//x",
+        "https://h/d/a%2Fx",
+        "https://h/d/a%2fx",
+    ],
+)
+def test_what_would_be_another_object_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"has (//|%2F) in its"):
+        split_object(given)
 
 
 @pytest.mark.parametrize(
