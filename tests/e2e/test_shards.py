@@ -81,6 +81,19 @@ def test_an_error_is_raised_where_its_shard_is_due(paths: list[str]) -> None:
     assert list(prefeed.shards([])) == []
 
 
+def test_ctrl_c_ends_it_at_once(paths: list[str]) -> None:
+    """Not when the shards that are open by then were read."""
+
+    def urls() -> Iterator[str]:
+        yield from paths[:2]
+        raise KeyboardInterrupt
+
+    ahead = OpenedAhead(urls(), lambda _: None, prefeed.Config())
+    with pytest.raises(KeyboardInterrupt):
+        next(ahead)
+    ahead.close()
+
+
 def test_files_that_nobody_comes_to_are_closed(paths: list[str]) -> None:
     opened: list[Any] = []
 

@@ -78,7 +78,7 @@ class OpenedAhead(Generic[Item]):
         self._open = open_one
         self._most_bytes = config.lookahead // _SHARE
         self._waiting: deque[tuple[Item, File | Exception | None]] = deque()
-        self._end: BaseException | None = None
+        self._end: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[Item, File | Exception | None]]:
         return self
@@ -100,7 +100,8 @@ class OpenedAhead(Generic[Item]):
         return due
 
     def close(self) -> None:
-        """Close the files that were not given."""
+        """Close the files that were not given; no more are opened."""
+        self._end = StopIteration()
         while self._waiting:
             _, file = self._waiting.popleft()
             if file is not None and not isinstance(file, Exception):
@@ -113,7 +114,7 @@ class OpenedAhead(Generic[Item]):
     def _take_one(self) -> None:
         try:
             item = next(self._items)
-        except BaseException as err:  # noqa: BLE001 - raised when it is due
+        except Exception as err:  # noqa: BLE001 - raised when it is due; Ctrl-C is due at once
             self._end = err
             return
         try:

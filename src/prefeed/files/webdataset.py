@@ -74,6 +74,7 @@ def _opened_in_order(
     if not (first and is_known and _is_ours(first[0])):
         yield from original(opener, chain(first, items))
         return
+    stream = None
     ahead = OpenedAhead(chain(first, items), lambda item: _gopen(_url_of(item)) if _is_ours(item) else None, current())
     try:
         for item, stream in ahead:
@@ -84,6 +85,7 @@ def _opened_in_order(
             elif not opener.handler(stream):
                 return
     finally:
+        del stream  # an error and the frame that raises it would keep each other
         ahead.close()
 
 
