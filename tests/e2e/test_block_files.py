@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -212,6 +215,20 @@ def test_an_object_that_changes_is_an_error_until_it_is_opened_again(root: Path,
             file.read_range(17 * BLOCK, BLOCK)
 
 
+@pytest.mark.parametrize("has_server", [True, False])
+def test_a_small_object_that_changes_is_an_error(root: Path, has_server: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a part of what it is now, nor bytes of another version than its size."""
+    monkeypatch.setenv("PREFEED_ENABLED", str(int(has_server)))
+    for size in (500, 1000, 1500):
+        put(root / "small.bin", content(1000))
+        with prefeed.open(root / "small.bin") as file:
+            changed = put(root / "small.bin", content(size, seed=2), 1_700_000_000 + size)
+            with pytest.raises(ObjectChangedError, match=r"small\.bin changed while it was read"):
+                file.read()
+        with prefeed.open(root / "small.bin") as file:
+            assert file.read() == changed
+
+
 def test_readers_go_on_without_a_server_and_with_the_next_one(root: Path, data: bytes, sandbox: Sandbox) -> None:
     from sandbox import end_all, servers_of
 
@@ -238,9 +255,15 @@ def test_ten_thousand_open_files_hold_no_descriptors(root: Path, data: bytes) ->
         file.close()
 
 
-def test_a_file_that_is_collected_waits_for_no_lock(root: Path, data: bytes) -> None:
-    files = [opened(root, readahead=True)]
-    files[0].read(10)
+def _decoded(paths: list[Path]) -> io.TextIOWrapper:
+    return io.TextIOWrapper(prefeed.open(paths[0], readahead=True), encoding="latin-1", newline="\n")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("holder", [prefeed.open, _decoded, prefeed.shards])
+def test_a_file_that_is_collected_waits_for_no_lock(root: Path, data: bytes, holder: Callable[[Any], Any]) -> None:
+    """Nor one that is closed by what holds it, as that is collected."""
+    files = [opened(root, readahead=True) if holder is prefeed.open else holder([root / "x.bin"])]
+    next(files[0])
     blocks = blocks_of(current())
     connection = blocks._control
     assert connection is not None
@@ -253,6 +276,29 @@ def test_a_file_that_is_collected_waits_for_no_lock(root: Path, data: bytes) -> 
     assert not has_waited
     with opened(root) as file:
         assert file.read() == data
+
+
+def test_a_thread_that_reads_between_the_lines_of_another_ones_read(root: Path, data: bytes) -> None:
+    """After each line of it another thread may read: here it does after one of them, elsewhere in the file."""
+    elsewhere = 9 * BLOCK
+    with opened(root) as file:
+        for due in range(12):
+            assert file.read_range(0, 100) == data[:100]
+            lines = itertools.count()
+
+            def trace(frame: FrameType, event: str, _: Any, due: int = due, lines: Iterator[int] = lines) -> Any:
+                if frame.f_code is BlockFile._bytes_at.__code__ and event == "line" and next(lines) == due:
+                    for start, count in ((elsewhere, 20_000), (elsewhere + 20_000, 100)):
+                        assert file.read_range(start, count) == data[start : start + count]
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                found = file.read_range(300, 300)
+            finally:
+                sys.settrace(before)
+            assert found == data[300:600]
 
 
 def test_credentials_are_not_in_the_object(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,7 @@ class BlockFile(io.BufferedIOBase):
         self._planning = threading.Lock()
         self._done: list[int] = []
         self._hits = self._hit_bytes = 0
-        self._copy: bytes = b""
-        self._copy_at = 0
+        self._copy: tuple[int, bytes] = 0, b""  # the bytes from a place on
         self._held: tuple[int, Buffer] | None = None  # bytes from a place on that the tier has no room for
         self._is_collected = False
 
@@ -177,7 +176,7 @@ class BlockFile(io.BufferedIOBase):
         if self.closed:
             return
         super().close()
-        self._held, self._copy = None, b""
+        self._held, self._copy = None, (0, b"")
         if self._blocks.pid != os.getpid():
             return
         consumer, self._consumer = self._consumer, 0
@@ -185,9 +184,7 @@ class BlockFile(io.BufferedIOBase):
             if consumer:
                 self._blocks.end_later(consumer)
             return
-        self._report(consumer)
-        if consumer:
-            self._blocks.end_plan(consumer)
+        self._blocks.end_file(self._opened, consumer, *self._taken_reads())
 
     def __del__(self) -> None:
         self._is_collected = True
@@ -206,10 +203,11 @@ class BlockFile(io.BufferedIOBase):
     def _bytes_at(self, offset: int, count: int) -> bytes:
         if not count:
             return b""
-        start = offset - self._copy_at
-        if start >= 0 and start + count <= len(self._copy):
+        copied_at, copied = self._copy  # both of one read: another thread may read now
+        start = offset - copied_at
+        if start >= 0 and start + count <= len(copied):
             self._order.note(offset, count)
-            return self._copy[start : start + count]
+            return copied[start : start + count]
         is_small = count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0)
         length = max(count, min(_COPIED_BYTES, self._left_in_block(offset))) if is_small else count
         data = self._from_tier(offset, length, count)
@@ -219,7 +217,7 @@ class BlockFile(io.BufferedIOBase):
             data = bytes(filled)
         if not is_small:
             return data
-        self._copy, self._copy_at = data, offset
+        self._copy = offset, data
         return data[:count]
 
     def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
@@ -291,8 +289,9 @@ class BlockFile(io.BufferedIOBase):
         """Copy bytes of one block that the tier does not hold; return how many."""
         index, start = divmod(offset, self._order.block_bytes)
         part = target[: self._left_in_block(offset)]
-        if self._held is not None:
-            held_at, data = self._held
+        held = self._held
+        if held is not None:
+            held_at, data = held
             begin = offset - held_at
             if 0 <= begin < len(data):
                 found = memoryview(data)[begin : begin + len(part)]
@@ -300,7 +299,7 @@ class BlockFile(io.BufferedIOBase):
                 return len(found)
         self._held = None
         has_node = self._opened.dataset is not None
-        if not self._opened.is_split or (has_node and self._order.may_take(index, len(part))):
+        if self._opened.num_blocks == 1 or (has_node and self._order.may_take(index, len(part))):
             self._begin_plan(index, offset + len(target))
             data = self._blocks.read_block(self._opened, index, self._consumer)
             part[:] = memoryview(data)[start : start + len(part)]
@@ -309,7 +308,8 @@ class BlockFile(io.BufferedIOBase):
             return len(part)
         length = len(part)
         if not has_node:
-            length = max(len(target), min(self._order.run_bytes, _LARGEST_DIRECT_BYTES, self._size - offset))
+            ahead = max(len(target), min(self._order.run_bytes, self._size - offset))
+            length = max(length, min(ahead, _LARGEST_DIRECT_BYTES))
         data = self._blocks.read_part(self._opened, offset, length)
         if length > len(part):
             self._held = offset, data
@@ -372,11 +372,16 @@ class BlockFile(io.BufferedIOBase):
         self._order.end()
 
     def _report(self, consumer: int) -> None:
+        done, hits, num_bytes = self._taken_reads()
+        if hits or done:
+            self._blocks.consumed(self._opened, consumer, done, hits, num_bytes)
+
+    def _taken_reads(self) -> tuple[list[int], int, int]:
+        """Return the blocks that were read to their ends, reads and bytes, of which nobody was told; now they are."""
         done, self._done = self._done, []
         hits, num_bytes = self._hits, self._hit_bytes
         self._hits = self._hit_bytes = 0
-        if hits or done:
-            self._blocks.consumed(self._opened, consumer, done, hits, num_bytes)
+        return done, hits, num_bytes
 
     def _continue_forked(self) -> None:
         """Leave to the parent what is its own: this is a forked child."""

@@ -30,7 +30,7 @@ from prefeed.client.node import NodeClient, access_now
 from prefeed.client.reader import ObjectReader, Shared
 from prefeed.config import Config
 from prefeed.core.requests import Again
-from prefeed.errors import AccessDeniedError, CredentialsError, PrefeedError, ServerError
+from prefeed.errors import AccessDeniedError, CredentialsError, ObjectChangedError, PrefeedError, ServerError
 from prefeed.sources.answers import patiently, read_origin
 from prefeed.sources.blocks import (
     Block,
@@ -88,8 +88,8 @@ class BlockObject:
 
     @property
     def is_split(self) -> bool:
-        """False when the object is read as a whole: it is small, or tells no version."""
-        return is_split(self.info, self.source.block_bytes)
+        """False when the object is read as a whole: it is empty, or tells no version."""
+        return is_split(self.info)
 
     @property
     def block_bytes(self) -> int:
@@ -234,6 +234,15 @@ class Blocks:
             ObjectChangedError: The object is of another version by now.
             SourceError: The origin's own error.
         """
+        data = self._read_block(thing, index, consumer)
+        if not thing.is_split and memoryview(data).nbytes != thing.info.size_bytes:
+            where = thing.location
+            raise ObjectChangedError(
+                f"{where} changed while it was read: open it again to read what it is now", path=where
+            )
+        return data
+
+    def _read_block(self, thing: BlockObject, index: int, consumer: int) -> Buffer:
         dataset = self.dataset(thing)
         if dataset is None:
             entry = thing.entry(index)
@@ -323,6 +332,25 @@ class Blocks:
         """The same, told with the next message: takes no lock and waits for nothing."""
         self._ended.append(consumer)
 
+    def end_file(self, thing: BlockObject, consumer: int, indices: Sequence[int], hits: int, num_bytes: int) -> None:
+        """A file is closed: ``consumed`` and ``end_plan``, which wait for no lock.
+
+        A file may be closed by what holds it, as that is collected: in any thread, and inside a call of this very class.
+        """
+        if hits:
+            program.add(program.READS, hits, num_bytes)
+        connection, dataset = self._control, thing.dataset
+        if connection is None or dataset is None or connection.instance != dataset.instance:
+            return
+        ids = np.asarray(indices, dtype=np.int64).tobytes()
+        is_told = False
+        with suppress(ServerError):  # the next message finds it out
+            if hits or indices:
+                connection.send_unless_in_use(m.Consumed(consumer, dataset.number, ids, hits, 0))
+            is_told = not consumer or connection.send_unless_in_use(m.EndConsumer(consumer))
+        if not is_told:
+            self.end_later(consumer)
+
     def close(self) -> None:
         """Let go of connections, tiers and sources of this process."""
         if self.pid != os.getpid():
@@ -369,14 +397,18 @@ class Blocks:
     def _tell(self, connection: Connection, message: m.Message) -> bool:
         """Return True when the message is on its way."""
         try:
-            while self._ended:
-                with suppress(IndexError):
-                    connection.send_nowait(m.EndConsumer(self._ended.popleft()))
+            self._tell_ended(connection)
             connection.send_nowait(message)
+            self._tell_ended(connection)
         except ServerError:
             self._drop_control()
             return False
         return True
+
+    def _tell_ended(self, connection: Connection) -> None:
+        while self._ended:
+            with suppress(IndexError):
+                connection.send_nowait(m.EndConsumer(self._ended.popleft()))
 
     def _drop_control(self) -> None:
         connection, self._control = self._control, None

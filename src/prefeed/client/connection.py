@@ -230,14 +230,21 @@ class Connection:
             ServerUnavailableError: The server is gone.
         """
         with self._lock:
-            self._flush_nowait()
-            if len(self._unsent) > _MOST_UNSENT_BYTES:
-                pid = peer_process(self._sock)[0]
-                raise ServerBusyError(
-                    f"the node server (pid {pid}) accepts no messages: it is busy, or suspended", pid=pid
-                )
-            self._unsent += encode(message)
-            self._flush_nowait()
+            self._keep_and_flush(message)
+
+    def send_unless_in_use(self, message: m.Message) -> bool:
+        """The same for what may run at any moment, as a finalizer does; return False, with nothing sent, while it is in use.
+
+        Raises:
+            ServerBusyError, ServerUnavailableError: As ``send_nowait``.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._keep_and_flush(message)
+        finally:
+            self._lock.release()
+        return True
 
     def has_taken_all(self) -> bool:
         """Return False while the server has not taken all that it was told; what it takes now is sent.
@@ -331,6 +338,14 @@ class Connection:
         except OSError as err:
             raise self._silent_or_gone(err) from err
 
+    def _keep_and_flush(self, message: m.Message) -> None:
+        self._flush_nowait()
+        if len(self._unsent) > _MOST_UNSENT_BYTES:
+            pid = peer_process(self._sock)[0]
+            raise ServerBusyError(f"the node server (pid {pid}) accepts no messages: it is busy, or suspended", pid=pid)
+        self._unsent += encode(message)
+        self._flush_nowait()
+
     def _flush_nowait(self) -> None:
         try:
             takes = select.poll()  # a socket with a time-out would wait, whatever flags are given
@@ -339,6 +354,8 @@ class Connection:
                 del self._unsent[: self._sock.send(self._unsent)]
         except OSError as err:
             raise self._silent_or_gone(err) from err
+        except ValueError as err:  # closed in another thread: its number is negative
+            raise ServerUnavailableError("the connection to the node server was closed") from err
 
     def _silent_or_gone(self, err: OSError) -> ServerUnavailableError:
         if isinstance(err, TimeoutError) and self.is_alive():

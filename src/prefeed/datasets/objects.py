@@ -15,6 +15,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
 from prefeed.datasets.origin import OfOrigin, Origin, sample_index
 from prefeed.errors import ObjectNotFoundError
+from prefeed.sources.blocks import object_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, unwrapped
 
@@ -64,7 +65,7 @@ class Objects(OfOrigin):
 
     def path(self, index: int) -> str:
         """Return the path of a sample's object, relative to the root."""
-        return self._origin.manifest.path(self._object_id(index))
+        return object_of(self._origin.manifest.path(self._object_id(index)))
 
     def index_of(self, name: str | os.PathLike[str]) -> int:
         """Return the index of an object's sample.
@@ -159,7 +160,7 @@ def _matching(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int6
     if pattern == "**":
         return None
     matches = _glob_regex(pattern).fullmatch
-    ids = [i for i in range(manifest.num_objects) if matches(manifest.path(i))]
+    ids = [i for i in range(manifest.num_objects) if matches(object_of(manifest.path(i)))]
     if not ids:
         raise ObjectNotFoundError(f"none of the {manifest.num_objects} objects below {url} matches {pattern!r}")
     return np.array(ids, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Large objects as runs of blocks: a listing of blocks over the listing of another origin.
+"""Objects as runs of blocks: a listing of blocks over the listing of another origin.
 
-    objects   a.txt | big.tar (2.5 blocks)                        | c.txt
-    entries   a.txt | big.tar\\0…0-100000 | …100000- | …200000-    | c.txt
-    ids       0     | 1                  | 2        | 3           | 4
+    objects   a.txt            | big.tar (2.5 blocks)                        | c.txt
+    entries   a.txt\\0…0-1f0-   | big.tar\\0…0-100000 | …100000- | …200000-    | c.txt\\0…0-7-
+    ids       0                | 1                  | 2        | 3           | 4
 
 A block is an entry like any other: it has a dense id, a key and a size. So plans, residency, single flight, disk and pool need
 to know nothing of blocks. The name of a block holds its object, its place, and which version of the object it is of: blocks of two
@@ -45,14 +45,17 @@ class Block(NamedTuple):
     version_hash: int
 
 
-def is_split(info: ObjectInfo, block_bytes: int) -> bool:
-    """Return whether an object is a run of blocks: it is larger than one, and tells its version."""
-    return info.size_bytes > block_bytes and bool(info.version)
+def is_split(info: ObjectInfo) -> bool:
+    """Return whether an object is a run of blocks: it has bytes, and tells its version.
+
+    A small one is a run of one: a block is of one version, and a whole object of any.
+    """
+    return info.size_bytes > 0 and bool(info.version)
 
 
 def num_entries(info: ObjectInfo, block_bytes: int) -> int:
     """Return how many entries an object has: its blocks, or one for the whole object."""
-    return -(-info.size_bytes // block_bytes) if is_split(info, block_bytes) else 1
+    return -(-info.size_bytes // block_bytes) if is_split(info) else 1
 
 
 def entry_of(info: ObjectInfo, index: int, block_bytes: int) -> ObjectInfo:
@@ -63,7 +66,7 @@ def entry_of(info: ObjectInfo, index: int, block_bytes: int) -> ObjectInfo:
         index: Which block, 0 <= index < ``num_entries``.
         block_bytes: Size of all blocks except the last.
     """
-    if not is_split(info, block_bytes):
+    if not is_split(info):
         return info
     offset = index * block_bytes
     size = min(block_bytes, info.size_bytes - offset)
@@ -86,6 +89,11 @@ def parse_block(path: str) -> Block | None:
     name, mark, place = path.partition(_MARK)
     found = _PLACE.fullmatch(place) if mark else None
     return None if found is None else Block(name, int(found[1], 16), int(found[2], 16), int(found[3], 16))
+
+
+def object_of(path: str) -> str:
+    """Return the path of the object that an entry is of, or is."""
+    return path.partition(_MARK)[0]
 
 
 class BlockSource:

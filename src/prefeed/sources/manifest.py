@@ -254,13 +254,16 @@ class Manifest(Listing):
         return int(self.version_hashes[index])
 
     def index_of(self, path: str) -> int | None:
-        """Return the id of a path; None if it is not listed.
+        """Return the id of a path, or of an object that is one block; None if it is not listed.
 
         Complexity: O(log n), about 10 µs for ten million objects.
         """
         wanted = path.encode(*ENCODING)
         index = self._lower_bound(wanted)
-        return index if index < self.num_objects and self.path_bytes(index) == wanted else None
+        if index < self.num_objects and self.path_bytes(index) == wanted:
+            return index
+        blocks = self.entries_at(path)
+        return blocks.start if len(blocks) == 1 else None
 
     def entries_at(self, path: str) -> range:
         """Return the ids of an object: one, or those of its blocks; none if it is not listed."""

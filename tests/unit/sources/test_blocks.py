@@ -72,7 +72,7 @@ def test_an_object_has_so_many_entries(size: int, version: str, count: int) -> N
     entries = list(entries_of(one, BLOCK))
     assert len(entries) == num_entries(one, BLOCK) == count
     assert sum(entry.size_bytes for entry in entries) == size
-    assert is_split(one, BLOCK) == (count > 1)
+    assert is_split(one) == (size > 0 and bool(version))
 
 
 def test_the_name_of_a_block_says_which_bytes_of_which_version() -> None:
@@ -110,6 +110,8 @@ def test_blocks_of_an_object_have_consecutive_ids(root: Path, source: BlockSourc
         0,
         0,
     ]
+    assert manifest.path(manifest.index_of("a") or 0).startswith("a\0")
+    assert (manifest.index_of("big"), manifest.index_of("bi")) == (None, None)
     ids = manifest.entries_at("big")
     assert [manifest.size(index) for index in ids] == [BLOCK, BLOCK, 7]
     assert b"".join(bytes(source.fetch(manifest.path(index)).data) for index in ids) == (root / "big").read_bytes()
@@ -154,6 +156,16 @@ def test_a_block_behind_the_end_is_an_error(source: BlockSource) -> None:
     beyond = Block("big", 2 * BLOCK, 8, version_hash(now.version))
     with pytest.raises(TruncatedBodyError, match="ends early"):
         source.fetch_part(beyond)
+
+
+def test_a_small_object_is_of_one_version_too(root: Path, source: BlockSource) -> None:
+    entry = entry_of(source.info("a"), 0, BLOCK)
+    assert source.fetch(entry.path).data == content(10)
+    for size in (4, 10, 16):
+        (root / "a").write_bytes(content(size, seed=2))
+        os.utime(root / "a", (1_700_000_100, 1_700_000_100))
+        with pytest.raises(ObjectChangedError, match="a changed while it was read"):
+            source.fetch(entry.path)
 
 
 @pytest.mark.usefixtures("sandbox")
