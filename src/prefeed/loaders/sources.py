@@ -47,15 +47,21 @@ class SampleReads:
 
     @contextmanager
     def sample(self, *indices: Any) -> Iterator[None]:
-        """Inside it, this thread makes these samples: files that it opens by path, and objects, come from the cache."""
-        with ExitStack() as stack:
-            if self._files is None:
-                stack.enter_context(serving(self._reader))
-            else:
-                self._access.refresh()
-                stack.enter_context(reads_from(self._files))
-                stack.enter_context(self._files.sample(*indices))
-            yield
+        """Inside it, this thread makes these samples: files that it opens by path, and objects, come from the cache.
+
+        The server hears of each sample at once: frameworks kill their workers, and those report nothing then.
+        """
+        try:
+            with ExitStack() as stack:
+                if self._files is None:
+                    stack.enter_context(serving(self._reader))
+                else:
+                    self._access.refresh()
+                    stack.enter_context(reads_from(self._files))
+                    stack.enter_context(self._files.sample(*indices))
+                yield
+        finally:
+            self._reader.report()
 
     def report(self) -> None:
         """The server knows of all reads that have ended."""

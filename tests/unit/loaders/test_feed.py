@@ -166,6 +166,19 @@ def read_all(source: Any, pipe: Any) -> None:
         pipe.send(source[index])
 
 
+def test_the_reads_of_a_worker_that_is_killed_are_known(root: Path, feeds: Feeds) -> None:
+    """Grain ends its workers so, each of which reads in many threads."""
+    dataset = Files(root)
+    feed = feeds.of(dataset, dataset)
+    source = served(feed)
+    feed.begin(order())
+    with child_running(read_all, source) as (_, pipe):
+        for index in order()[:5]:
+            pipe.send(index)
+            assert pipe.recv() == content(index)
+    wait_until_heard(feed, 5)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers(root: Path, feeds: Feeds, method: str) -> None:
     """Their reads are the loader's, and what they opened is known when they have ended."""
