@@ -56,6 +56,13 @@ _PATIENCE_SECONDS: Final = 900.0
 
 _LOOK_AGAIN_SECONDS: Final = 0.02
 
+_LOOK_THROUGH_SECONDS: Final = 60.0
+"""A process that opens many objects of a root makes a manifest of each, and does not look through all of them each time."""
+
+_MOST_LOOKED_THROUGH: Final = 4096
+_looked_through: Final[dict[Path, float]] = {}
+"""When this process last looked through a directory for manifests to remove, on a clock that only goes forward."""
+
 SourceFactory = Callable[[str], Source]
 """Returns the source of a URL; called only when a listing is needed."""
 
@@ -270,7 +277,12 @@ class ManifestLibrary:
         columns = Columns(url, mark=origin_mark)
         columns.extend(infos)
         manifest = columns.write_part(directory)
-        remove_replaced(directory, keep={manifest.uid})
+        now = time.monotonic()
+        if now >= _looked_through.get(directory, -math.inf) + _LOOK_THROUGH_SECONDS:
+            if len(_looked_through) >= _MOST_LOOKED_THROUGH:
+                _looked_through.clear()
+            _looked_through[directory] = now
+            remove_replaced(directory, keep={manifest.uid})
         return manifest
 
     def adopt(self, manifest: Manifest) -> Path:

@@ -9,6 +9,7 @@ import pytest
 
 from prefeed.config import Config
 from prefeed.errors import ObjectChangedError, ObjectNotFoundError, TruncatedBodyError, UnknownSchemeError
+from prefeed.sources import library
 from prefeed.sources.blocks import (
     Block,
     BlockSource,
@@ -132,6 +133,21 @@ def test_a_listing_of_some_objects_takes_the_place_of_no_other(source: BlockSour
     assert [part.key(i) for i in range(3)] == [whole.key(first + i) for i in range(3)]
     again = Manifest.open(part.directory)
     assert again.path(1) == part.path(1)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_each_listing_of_an_object_does_not_look_through_all_others(
+    source: BlockSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_through: list[Path] = []
+    monkeypatch.setattr(library, "remove_replaced", lambda directory, **_: looked_through.append(directory))
+    monkeypatch.setattr(library, "_looked_through", {})
+    for home in ("one", "two"):
+        for name in ("a", "big", "big-", "big0"):
+            ManifestLibrary(tmp_path / home).write_part(
+                source.url, list(entries_of(source.info(name), BLOCK)), origin_mark=source.mark, mark=""
+            )
+    assert [directory.parent.parent.name for directory in looked_through] == ["one", "two"]
 
 
 def test_a_changed_object_is_an_error(root: Path, source: BlockSource) -> None:
