@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 __all__ = ["keep_freed"]
@@ -10,11 +9,11 @@ __all__ = ["keep_freed"]
 _MOST_BYTES: Final = 63 << 20
 """glibc learns nothing from a block of more than 32 MiB; the block is half as large as what is kept."""
 
-_kept = threading.local()
+_kept_bytes = 0
 
 
 def keep_freed(num_bytes: int) -> None:
-    """Have the heap keep up to so many freed bytes, for a thread that frees and allocates as much again and again.
+    """Have the heap of this process keep up to so many freed bytes, for who frees and allocates as much again and again.
 
     glibc returns the end of its heap to the kernel when more than 128 KiB are free there, and the next allocation finds every
     page anew: for bytes of 84 KB that takes longer than to copy them. When a large block is freed, glibc raises that limit to
@@ -24,7 +23,8 @@ def keep_freed(num_bytes: int) -> None:
     Args:
         num_bytes: That are freed together; of more than 63 MiB only this is kept.
     """
+    global _kept_bytes
     wanted = min(num_bytes, _MOST_BYTES)
-    if wanted > getattr(_kept, "num_bytes", 0):
-        _kept.num_bytes = wanted
-        bytearray(wanted // 2)
+    if wanted > _kept_bytes:
+        _kept_bytes = wanted
+        bytes(wanted // 2)  # zeros of the kernel's; a ``bytearray`` would be filled

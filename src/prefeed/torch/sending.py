@@ -249,7 +249,7 @@ def _parts_of_tensors(tensors: list[torch.Tensor]) -> dict[int, _Part]:
     for key, tensor in each.items():
         storage = tensor.untyped_storage()
         has_all = 0 < tensor.nbytes == storage.nbytes() and num_over[storage._cdata] == 1
-        if has_all and is_plain(tensor) and not tensor.is_shared():
+        if has_all and not tensor.storage_offset() and is_plain(tensor) and not tensor.is_shared():
             facts = (tensor.dtype, tuple(tensor.shape), tensor.stride())
             parts[key] = _Part(tensor, _make_tensor, facts, tensor.nbytes, _writer_of(tensor))
     return parts

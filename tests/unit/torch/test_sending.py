@@ -378,6 +378,13 @@ def test_tensors_that_share_memory_go_on_sharing_it(worker: Worker) -> None:
     assert data == noise(1)
 
 
+def test_a_part_that_is_repeated_as_often_as_fits_stays_that_part(worker: Worker) -> None:
+    rows = torch.arange(4.0)
+    data, repeated = worker.send([noise(1), rows[2].expand(4)])
+    assert data == noise(1)
+    assert repeated.tolist() == [2, 2, 2, 2]
+
+
 def test_one_tensor_stays_one(worker: Worker) -> None:
     tensor = torch.rand(100, 300)
     one, other = worker.send([tensor, tensor])
