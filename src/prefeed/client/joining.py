@@ -36,7 +36,10 @@ class Joining:
         self.is_running = True
         self._state = state
         self._join = join
-        threading.Thread(target=self._run, name="prefeed-join", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="prefeed-join", daemon=True).start()
+        except RuntimeError:  # the process may have no more threads: samples are read in place
+            self._has_ended()
 
     def stop(self) -> None:
         """Do not join any more."""
@@ -47,8 +50,11 @@ class Joining:
             if self._is_due() and not self.is_stopped:
                 self._join(self)
         finally:
-            self.is_running = False
-            del self._join  # what it refers to refers to this
+            self._has_ended()
+
+    def _has_ended(self) -> None:
+        self.is_running = False
+        del self._join  # what it refers to refers to this
 
     def _is_due(self) -> bool:
         """Return True when storage is slow, or need not be."""

@@ -109,6 +109,8 @@ def file_lock(path: Path, *, within_seconds: float) -> Iterator[None]:
         flock_within(descriptor, within_seconds)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open
         os.close(descriptor)
 
 

@@ -458,7 +458,8 @@ class Attachment:
             self._could_not_join(place, _Refusal(str(err), may_pass=may_pass), began)
         except Exception as err:  # noqa: BLE001 - whatever the user's dataset does to us, samples are read in place
             _log.debug("prefeed: joining failed", exc_info=True)
-            self._could_not_join(place, _Refusal(f"{type(err).__name__}: {err}"), began)
+            # The loop may have changed the dataset just while this looked at it.
+            self._could_not_join(place, _Refusal(f"{type(err).__name__}: {err}", may_pass=True), began)
 
     def _could_not_join(self, place: Place, refusal: _Refusal, began: float) -> None:
         self._again.failed(began=began, now=time.monotonic())
@@ -533,6 +534,8 @@ def _may_begin_in_place(loader: Any, opening: Opening, config: Config) -> bool:
     items themselves, wait for it.
     """
     if not isinstance(loader, TorchDataLoader) or works_in_threads(loader) or opening.has_cache:
+        return False
+    if length_of(loader.dataset) is None:  # it declares its files
         return False
     if measures(opening, config):
         return True

@@ -235,7 +235,8 @@ class Ring:
         except BaseException:
             os.close(descriptor)
             raise
-        self._held: set[int] = set()
+        self._held: set[tuple[int, int]] = set()  # slots, and which of their arrays
+        self._arrays = itertools.count()
         self._left_to_children: set[int] = set()  # no tensor of this process is over them
         self._children: list[tuple[Child, frozenset[int]]] = []
         self._is_closed = False
@@ -278,12 +279,13 @@ class Ring:
         """
         if self._left_to_children:
             self._free_left()
-        self._held.add(number)
+        held = number, next(self._arrays)
+        self._held.add(held)
         slot = self._memory.slot(number)
         array = self._memory.bytes_of(slot, num_bytes)
         if self._pinned is not None and is_for_device:
             self._pinned.pin(number, array.ctypes.data, slot.size)
-        weakref.finalize(array, self._gone, number).atexit = False
+        weakref.finalize(array, self._gone, held).atexit = False
         return array
 
     def close(self) -> None:
@@ -303,28 +305,32 @@ class Ring:
     def child_begins(self, child: Child) -> None:
         """This process is about to be forked: what tensors are over now, the child may read until it ends."""
         self._forget_children()
-        self._children.append((child, frozenset(self._held)))
+        self._children.append((child, self._held_slots()))
 
     def _unused(self) -> list[int]:
         """Return the slots that nobody can read."""
         # In this order: ``_gone``, in another thread, moves a slot from the first set to the second.
-        numbers = (slot.number for slot in self._memory.slots())
-        return [number for number in numbers if number not in self._held and number not in self._left_to_children]
+        numbers, held = (slot.number for slot in self._memory.slots()), self._held_slots()
+        return [number for number in numbers if number not in held and number not in self._left_to_children]
 
-    def _gone(self, number: int) -> None:
+    def _held_slots(self) -> frozenset[int]:
+        return frozenset(number for number, _ in self._held.copy())
+
+    def _gone(self, held: tuple[int, int]) -> None:
         """No tensor of this process is over the slot any more. Called from anywhere."""
         if not self.is_of_this_process:
             return
-        if self._pinned is None or not self._pinned.gone(number, self._not_read):
-            self._not_read(number)
+        if self._pinned is None or not self._pinned.gone(held[0], lambda _: self._not_read(held)):
+            self._not_read(held)
 
-    def _not_read(self, number: int) -> None:
+    def _not_read(self, held: tuple[int, int]) -> None:
         """Neither a tensor of this process nor a device reads the slot any more. Called from anywhere."""
+        number, _ = held
         if self._children:
             self._left_to_children.add(number)
         else:
             self._free(number)
-        self._held.discard(number)
+        self._held.discard(held)  # of the slot another array may be held by now
 
     def _free(self, number: int) -> None:
         if self._is_closed:

@@ -78,3 +78,14 @@ def test_stopped_while_it_opens_the_node(state: PlaceState) -> None:
     released.set()
     ended(joining)
     assert seen == [True]
+
+
+def test_without_a_thread_nothing_is_joined(state: PlaceState, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    calls: list[Joining] = []
+    joining = Joining(state, remembered(calls), when_slow=False)
+    assert not joining.is_running
+    assert not calls

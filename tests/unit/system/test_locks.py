@@ -172,6 +172,24 @@ def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pyte
         locks.locked_at_once(lambda: os.open(tmp_path / "file", os.O_RDWR | os.O_CLOEXEC))
 
 
+@pytest.mark.usefixtures("sandbox")
+def test_a_child_that_was_forked_meanwhile_does_not_keep_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    ours, theirs = os.pipe()
+    with locks.file_lock(path, within_seconds=0):
+        child = os.fork()
+        if not child:
+            os.close(theirs)
+            os.read(ours, 1)  # until the parent lets it end, or is gone
+            os._exit(0)
+    try:
+        os.close(_flock(path))
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        os.waitpid(child, 0)
+
+
 def test_a_file_that_lost_its_name_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     opened: list[int] = []

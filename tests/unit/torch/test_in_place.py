@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import StackDataset, Subset
+from torch.utils.data import DataLoader, StackDataset, Subset
 
 from prefeed.client import in_place as client_in_place
 from prefeed.config import resolve
 from prefeed.core.in_place import MOST_MEASURED, Storage
 from prefeed.loaders.access import Opening
+from prefeed.torch.attachment import _may_begin_in_place
 from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, InPlace, Place
 
 
@@ -203,3 +204,16 @@ def test_a_loader_whose_storage_was_slow_from_the_first_read_stays_for_an_epoch(
     one.epoch_begins(in_place=False)
     one.epoch_ended()
     assert one.begins_in_place(is_connected=True)
+
+
+def test_a_dataset_without_a_length_is_served_from_the_beginning(root: Path) -> None:
+    """It may declare its files all the same, and a sampler of the user's knows how many there are."""
+
+    class Unsized:
+        def __getitem__(self, index: int) -> bytes:
+            return (root / f"{index}").read_bytes()
+
+    config = resolve({"roots": [str(root)], "read_in_place": True})
+    for dataset, begins_in_place in ((Files(root, 40), True), (Unsized(), False)):
+        loader: Any = DataLoader(dataset, sampler=[3, 1])  # type: ignore[arg-type]
+        assert _may_begin_in_place(loader, opening(names_files=True), config) is begins_in_place

@@ -251,6 +251,24 @@ def test_no_pipe_without_a_batch(pair: Pair) -> None:
 # ---------------------------------------------------------------- the end
 
 
+def test_a_slot_that_is_used_again_at_once_is_held(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensor goes in one thread, and another one has the worker's next batch before that thread goes on."""
+    tensor = pair.receive(pair.send())
+    free, received = pair.ring._memory.free, []
+
+    def free_and_receive(number: int) -> None:
+        free(number)
+        received.append(pair.receive(pair.send()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.ring._memory, "free", free_and_receive)
+        del tensor
+    assert pair.ring.is_held
+    pair.ring.begin()
+    pair.send()
+    assert received.pop().unique().tolist() == [2]
+
+
 def test_closing_leaves_what_is_held_and_nothing_else() -> None:
     pair = Pair()
     tensor = pair.receive(pair.send())
