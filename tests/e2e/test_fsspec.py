@@ -53,6 +53,25 @@ def bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, by
         close()
 
 
+def test_names_that_a_web_server_lists_are_those_that_open(root: Path) -> None:
+    """Whatever is in them: by its name as it is, one would be another object."""
+    objects = {name: name.encode() * 30_000 for name in ("a b", "a%20b", "a%2520b", "a?b", "d%/x y")}
+    for name, data in objects.items():
+        (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "data" / name).write_bytes(data)
+    servers.write_index(root / "data")
+    with servers.http_server(root / "data") as server:
+        server.ranges = True
+        fs = fsspec.filesystem("prefeed")
+        found = fs.find(server.url)
+        assert sorted(fs.cat_file(name) for name in found) == sorted(objects.values())
+        level = fs.ls(server.url)
+        contents = [fs.cat_file(one["name"]) for one in level if one["type"] == "file"]
+        assert sorted(contents) == sorted(data for name, data in objects.items() if "/" not in name)
+        assert [one["name"] for one in level if one["type"] == "directory"] == [f"{server.url}/d%25"]
+        close()
+
+
 def test_a_bucket(bucket: dict[str, bytes]) -> None:
     fs = fsspec.filesystem("prefeed")
     names = sorted(f"s3://files/{name}" for name in bucket)

@@ -10,8 +10,9 @@ Names in listings are full URLs and absolute paths; ``glob`` returns them with `
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from fsspec.implementations.chained import ChainedFileSystem
 
@@ -28,6 +29,7 @@ _PROTOCOL: Final = "prefeed"
 _CHAIN: Final = f"{_PROTOCOL}::"
 _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
+_WEB: Final = ("http://", "https://")
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 
 
@@ -207,9 +209,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         full = self._full(path)
         infos, directories = self._level(full)
-        base = full.rstrip("/")
-        found = [_described(info, f"{base}/{_last(info.path)}") for info in infos]
-        found += [_directory(f"{base}/{_last(directory)}") for directory in directories]
+        name_of = self._names_below(full)
+        found = [_described(info, name_of(_last(info.path))) for info in infos]
+        found += [_directory(name_of(_last(directory))) for directory in directories]
         if not found:
             found = [self.info(path)]
             if found[0]["type"] == "directory":
@@ -226,9 +228,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         full = self._full(path)
         try:
             url, blocks = self._resolved(full)
-            base = full.rstrip("/")
+            name_of = self._names_below(full)
             infos = [info for batch in blocks.source(url).list_whole() for info in batch]
-            found = {name: _described(info, name) for info in infos for name in (f"{base}/{info.path}",)}
+            found = {name: _described(info, name) for info in infos for name in (name_of(info.path),)}
         except (ObjectNotFoundError, EmptyListingError, NotADirectoryError):
             found = {}
         if not found and self.exists(path):
@@ -272,6 +274,11 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return blocks.ask(lambda: blocks.source(url).list_level(""))
         except (ObjectNotFoundError, EmptyListingError):
             return [], []
+
+    def _names_below(self, full: str) -> Callable[[str], str]:
+        """Return what returns the name of a path below: by it ``open`` finds the object, which takes percents of web servers."""
+        base, is_web = full.rstrip("/"), self._resolved(full)[0].startswith(_WEB)
+        return lambda path: f"{base}/{quote(path, errors='surrogateescape') if is_web else path}"
 
     def _has_below(self, full: str) -> bool:
         infos, directories = self._level(full)
