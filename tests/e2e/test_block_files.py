@@ -22,7 +22,7 @@ import servers
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import blocks_of
 from prefeed.config import current
-from prefeed.errors import ConfigError, ObjectChangedError
+from prefeed.errors import AccessDeniedError, ConfigError, ObjectChangedError
 from prefeed.files import close
 from sandbox import Sandbox
 
@@ -227,6 +227,22 @@ def test_a_small_object_that_changes_is_an_error(root: Path, has_server: bool, m
                 file.read()
         with prefeed.open(root / "small.bin") as file:
             assert file.read() == changed
+
+
+@pytest.mark.parametrize("size", [100, SIZE])
+def test_an_open_file_outlives_a_token(root: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_ENABLED", "0")
+    expected = put(root / "x.bin", content(size))
+    refused: list[str] = []
+
+    def refuse(path: str, *_: int) -> None:
+        refused.append(path)
+        raise AccessDeniedError("its token has expired", path=path)
+
+    with opened(root) as file:
+        monkeypatch.setattr(file._opened.source._source, "fetch_range", refuse)
+        assert file.read() == expected
+        assert refused == ["x.bin"]
 
 
 def test_readers_go_on_without_a_server_and_with_the_next_one(root: Path, data: bytes, sandbox: Sandbox) -> None:

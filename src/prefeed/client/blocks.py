@@ -247,7 +247,7 @@ class Blocks:
         if dataset is None:
             entry = thing.entry(index)
             listed = Listed(entry.size_bytes, version_hash(entry.version))
-            data = read_origin(thing.source, entry.path, self.config, listed=listed)
+            data = self._let_in(thing, lambda: read_origin(thing.source, entry.path, self.config, listed=listed))
             program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
             return data
         try:
@@ -266,9 +266,19 @@ class Blocks:
     def read_part(self, thing: BlockObject, offset: int, size_bytes: int) -> Buffer:
         """Return a part of an object that is split, from the origin: nothing else is read, and nothing kept; raises as ``read_block``."""
         block = Block(thing.info.path, offset, size_bytes, version_hash(thing.info.version))
-        data: Buffer = self.ask(lambda: thing.source.fetch_part(block)).data
+        data: Buffer = self._let_in(thing, lambda: self.ask(lambda: thing.source.fetch_part(block))).data
         program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
         return data
+
+    def _let_in(self, thing: BlockObject, request: Callable[[], Result]) -> Result:
+        """Return what the origin answers; if it refuses, a token may have expired since the object was opened: it is asked anew, once."""
+        try:
+            return request()
+        except AccessDeniedError:
+            with self._lock:
+                self._sources.pop((thing.given, self.config.block_size), None)
+            thing.source = self.source(thing.given)
+        return request()
 
     # ------------------------------------------------------------ the node
 
