@@ -176,7 +176,7 @@ def test_the_loop_does_not_wait_for_a_server(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES)), truth_of(Hashed(root, NUM_SAMPLES))
     assert epoch(ours, until_joined_after=1) == list(truth)
-    assert num_reads() == NUM_SAMPLES - BATCH_SIZE
+    assert wait_until(lambda: num_reads() == NUM_SAMPLES - BATCH_SIZE, timeout_seconds=60)
     assert list(ours) == list(truth)
 
 
@@ -198,7 +198,7 @@ def test_a_server_that_runs_is_asked_at_once(root: Path, monkeypatch: pytest.Mon
     NodeClient.connect(resolve()).close()
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES)), truth_of(Hashed(root, NUM_SAMPLES))
     assert list(ours) == list(truth)
-    assert num_reads() == NUM_SAMPLES
+    assert wait_until(lambda: num_reads() == NUM_SAMPLES, timeout_seconds=60)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

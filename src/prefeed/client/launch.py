@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import socket
@@ -30,9 +31,24 @@ _LET_IN_TIME = struct.pack("@ll", 10, 0)
 """Seconds and microseconds to wait for a server that has so many waiting to be let in that it takes no more."""
 
 _launching = threading.RLock()
-"""Held while a process is started: a child that another thread forks meanwhile would keep the pipe that tells of its start."""
+"""Held while a process is started: a child that another thread forks meanwhile would keep the pipe that tells of its start.
+And while a socket is made."""
 
 os.register_at_fork(before=_launching.acquire, after_in_parent=_launching.release, after_in_child=_launching.release)
+
+
+@contextlib.contextmanager
+def _without_forks() -> Iterator[None]:
+    """Inside it no other thread forks, and nothing is collected: a finalizer could wait for who has to wait to fork."""
+    with _launching:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
+
 
 _reached: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -76,8 +92,9 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
     for place in _places(config):
         if not os.path.lexists(place / SOCKET):
             continue
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        _reached.add(sock)
+        with _launching:  # a child has none that it does not know of
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            _reached.add(sock)
         sock.setblocking(may_wait)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LET_IN_TIME)
         try:
@@ -187,7 +204,7 @@ def in_turn(config: Config) -> Iterator[None]:
 def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server, and return it with where its words begin in the log."""
     environment = server_environment(config, os.environ)
-    with log.open("ab") as output, _launching:
+    with log.open("ab") as output, _without_forks():
         start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "prefeed.server"],

@@ -126,7 +126,9 @@ class Attachment:
     def attach(self, loader: TorchDataLoader[Any]) -> Served | InPlace | None:
         """Return the served dataset, or the one that begins in place; None when this loader cannot be helped, which is said once."""
         place = self._place
-        if place is not None and place.pid == os.getpid() and self._num_workers == loader.num_workers:
+        if place is not None and place.pid != os.getpid():  # its memory is the parent's
+            place = self._place = None
+        if place is not None and self._num_workers == loader.num_workers:
             return place.dataset
         is_connected = self._consumer is None or self._consumer.is_connected
         if self.served is not None and is_connected and self._num_workers == loader.num_workers:
@@ -362,7 +364,11 @@ class Attachment:
                 self._let_go()
                 self._consumer = self.served = None
                 self._place = Place(loader, opening, config)
-            self._set_up(loader, Samples(len(loader.dataset)), Unheard(), config)
+            try:
+                self._set_up(loader, Samples(len(loader.dataset)), Unheard(), config)
+            except BaseException:
+                self._place = None  # it has no plan: the loader is left alone
+                raise
             return ""
         node = NodeClient.connect(config)
         try:

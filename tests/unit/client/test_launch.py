@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
 import threading
+import weakref
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -39,6 +43,27 @@ def test_a_second_start_says_who_runs(config: Config) -> None:
     pid = start_server(config)
     with pytest.raises(ServerAlreadyRunningError, match=f"pid {pid}"):
         start_server(config)
+
+
+def test_no_finalizer_runs_while_forks_wait_for_the_start(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a loader in garbage waits for a lock that whoever forks has by then."""
+    finalized: list[int] = []
+
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    def start(*_: Any, **__: Any) -> NoReturn:
+        weakref.finalize(Node(), finalized.append, 1)
+        kept: list[list[int]] = [[] for _ in range(100_000)]
+        del kept
+        raise OSError(f"{len(finalized)} were collected")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ServerUnavailableError, match="0 were collected"):
+        launch_and_connect(config)
+    gc.collect()
+    assert finalized
 
 
 def test_clients_that_come_at_once_share_one_server(config: Config, sandbox: Sandbox) -> None:

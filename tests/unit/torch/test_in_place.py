@@ -6,6 +6,7 @@ import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch.utils.data import DataLoader, StackDataset, Subset
@@ -14,7 +15,8 @@ from prefeed.client import in_place as client_in_place
 from prefeed.config import resolve
 from prefeed.core.in_place import MOST_MEASURED, Storage
 from prefeed.loaders.access import Opening
-from prefeed.torch.attachment import _may_begin_in_place
+from prefeed.torch import attachment as module
+from prefeed.torch.attachment import Attachment, _may_begin_in_place
 from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, InPlace, Place
 
 
@@ -217,3 +219,47 @@ def test_a_dataset_without_a_length_is_served_from_the_beginning(root: Path) -> 
     for dataset, begins_in_place in ((Files(root, 40), True), (Unsized(), False)):
         loader: Any = DataLoader(dataset, sampler=[3, 1])  # type: ignore[arg-type]
         assert _may_begin_in_place(loader, opening(names_files=True), config) is begins_in_place
+
+
+def attachment_of(root: Path) -> tuple[Attachment, Any]:
+    config = resolve({"roots": [str(root)], "read_in_place": True, "autostart": False})
+    return Attachment(config, explicit=False), DataLoader(Files(root, 40))  # type: ignore[arg-type]
+
+
+def test_a_loader_of_which_no_plan_can_be_made_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "PlannedSampler", refuse)
+    attachment, loader = attachment_of(root)
+    for _ in range(2):
+        assert attachment.attach(loader) is None
+        assert attachment.stand_in is None
+        attachment.epoch_begins(loader)
+
+
+def test_a_forked_child_has_memory_of_its_own(root: Path) -> None:
+    attachment, loader = attachment_of(root)
+    first = attachment.attach(loader)
+    assert isinstance(first, InPlace)
+    assert attachment.attach(loader) is first
+    place = attachment._place
+    assert place is not None
+    place.pid -= 1
+    second = attachment.attach(loader)
+    assert isinstance(second, InPlace)
+    assert second is not first
+
+
+def test_a_child_that_was_forked_after_joining_leaves_the_parents_memory_alone(root: Path) -> None:
+    attachment, loader = attachment_of(root)
+    attachment.attach(loader)
+    place = attachment._place
+    assert place is not None
+    attachment.served, attachment._consumer = Mock(), Mock(is_connected=True)  # as they are when it has joined
+    place.state.join(place.state.put_note(b"note"))
+    place.pid -= 1
+    assert attachment.attach(loader) is attachment.served is attachment.stand_in
+    attachment.epoch_begins(loader)
+    assert place.is_joined
+    assert place.state.epoch == 0
