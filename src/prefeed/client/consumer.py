@@ -20,6 +20,7 @@ from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.core.plan import Ids, Window
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError
+from prefeed.system.thread_lock import ThreadLock
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import put_in_transit
@@ -62,7 +63,7 @@ class Consumer:
         self._revision = 0  # another one for each epoch, and whenever more of its order is known
         self._is_busy = False
         self._announced_to: Connection | None = None
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()  # a finalizer may close this in a thread that holds it
         self._recovering: threading.Thread | None = None
         self._recover_at = 0.0
         self._closed = False
@@ -146,7 +147,7 @@ class Consumer:
             connection, self._connection = self._connection, None
             self._closed = True
         thread = self._recovering
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None and thread is not threading.current_thread() and self._pid == os.getpid():
             thread.join()
         if connection is not None:
             connection.close()

@@ -187,6 +187,15 @@ def test_a_consumer_that_was_closed_says_nothing_more(server: ScriptedServer, co
     assert len(server.heard) == 1
 
 
+def test_a_consumer_may_be_closed_by_a_finalizer_in_its_own_thread(consumer: Consumer) -> None:
+    """Garbage is collected wherever something is allocated, also while a lock is held."""
+    consumer._recovering = threading.current_thread()
+    with consumer._lock:
+        consumer.close()
+    consumer._recovering = None
+    assert not consumer.is_connected
+
+
 def test_a_forked_child_says_nothing(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
     consumer.begin(order())
     server.wait_heard(m.RegisterPlan)
