@@ -23,8 +23,6 @@ from prefeed.errors import ObjectNotFoundError
 from process.conditions import NUM_OBJECTS, kill, make_objects, server_pid, wait_for
 from sandbox import Sandbox
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(autouse=True)
 def _close_readers() -> Iterator[None]:
