@@ -171,6 +171,8 @@ class InPlace(Staged):
         before, self._served, self._note_number = self._served, None, number
         if before is not None:
             before.reader.close()
+            if before.writes is not None:
+                before.writes.end()
         try:
             access, consumer = pickle.loads(note)  # noqa: S301 - of the process that started this one, in memory of both
             access = replace(access, starts=self._starts, indices=self._indices)

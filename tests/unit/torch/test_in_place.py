@@ -150,6 +150,16 @@ def test_a_note_that_cannot_be_opened_is_no_error(root: Path, caplog: pytest.Log
     assert made[5] == b"5"
 
 
+def test_what_a_worker_opened_before_is_closed(root: Path) -> None:
+    """The loader has joined another server: the worker tells of its writes once."""
+    made, before = stand_in(Files(root, 40)), Mock()
+    made._served = before
+    made.state.join(made.state.put_note(b"no pickle"))
+    assert made[3] == b"3"
+    before.reader.close.assert_called_once()
+    before.writes.end.assert_called_once()
+
+
 def test_a_copy_has_the_same_memory_and_readers_of_its_own(root: Path) -> None:
     made = stand_in(Files(root, 40))
     made._note_number = 5
