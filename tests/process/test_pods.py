@@ -83,13 +83,13 @@ def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None
         client = boto3.client(
             "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=ACCESS, aws_secret_access_key=SECRET
         )
-        client.create_bucket(Bucket="photos")
+        client.create_bucket(Bucket="of-a-pod")  # other tests fill other buckets of the same server
         for name, data in FILES.items():
-            client.put_object(Bucket="photos", Key=name, Body=data)
+            client.put_object(Bucket="of-a-pod", Key=name, Body=data)
         client.close()
         warmup = sample_job(type="warmup", sampleSetRef={"name": "photos"})
         levels = [*LEVELS, {"mediumType": "SSD", "path": "/mnt/nvme", "cacheSize": 512}]
-        source = {"uri": "s3://photos", "secretRef": {"name": "keys"}}
+        source = {"uri": "s3://of-a-pod", "secretRef": {"name": "keys"}}
         found = sample_set("photos", source=source, cache={"levels": levels})
         documents, _ = patched([training(), found, keys(endpoint=url), warmup])
         others = json.dumps([each for each in documents if each["kind"] != "Secret"])

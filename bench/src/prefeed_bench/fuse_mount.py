@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,22 +93,24 @@ def _require_rclone() -> None:
 
 @contextlib.contextmanager
 def _running(bucket: Bucket, point: Path, cache: Path, cache_mode: CacheMode) -> Iterator[None]:
-    """Run rclone for the time of the block; it has mounted when the block begins."""
+    """Run rclone for the time of the block; it has mounted, and will unmount when it is told to end, when the block begins."""
     log = cache / "rclone.log"
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            _command(bucket, point, cache, cache_mode),
-            env=_environment(bucket),
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,  # Ctrl-C is for the process that started it, which ends it
-        )
-    try:
-        _wait_until_mounted(process, point, log)
-        yield
-    finally:
-        _stop(process, point)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+        ready.bind("")  # a name that the kernel chooses, in no directory
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                _command(bucket, point, cache, cache_mode),
+                env={**_environment(bucket), "NOTIFY_SOCKET": "@" + ready.getsockname()[1:].decode()},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is for the process that started it, which ends it
+            )
+        try:
+            _wait_until_ready(process, ready, log)
+            yield
+        finally:
+            _stop(process, point)
 
 
 def _command(bucket: Bucket, point: Path, cache: Path, cache_mode: CacheMode) -> list[str]:
@@ -138,16 +140,18 @@ def _environment(bucket: Bucket) -> dict[str, str]:
     return {**others, **remote}
 
 
-def _wait_until_mounted(process: subprocess.Popen[bytes], point: Path, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], ready: socket.socket, log: Path) -> None:
+    """Wait for what rclone tells systemd: a mount may exist before a signal would end it."""
     deadline = time.monotonic() + _START_SECONDS
-    pause = threading.Event()
-    while str(point) not in mounted():
-        if process.poll() is not None or time.monotonic() > deadline:
-            said = "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
-            status = process.poll()
-            what = "does not mount in" if status is None else f"ended with status {status} within"
-            raise BenchFailedError(f"rclone {what} {_START_SECONDS:g} s:\n{said}")
-        pause.wait(0.02)
+    ready.settimeout(0.02)
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            if b"READY=1" in ready.recv(4096).splitlines():
+                return
+    said = "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
+    status = process.poll()
+    what = "does not mount in" if status is None else f"ended with status {status} within"
+    raise BenchFailedError(f"rclone {what} {_START_SECONDS:g} s:\n{said}")
 
 
 def _stop(process: subprocess.Popen[bytes], point: Path) -> None:
