@@ -16,7 +16,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint format test test-again test-all test-frameworks test-programs soak gpu system clean
+.PHONY: help demo bench check lint format test test-all test-frameworks test-programs soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -42,9 +42,6 @@ format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the lin
 
 test: $(VENV)/.installed-dev system  ## every test, two at a time
 	$(PYTEST) $(PARALLEL)
-
-test-again: $(VENV)/.installed-dev system  ## the tests that failed in the last run, three times, alone
-	$(BIN)/python tests/again.py
 
 test-all: $(VENV)/.installed-dev system  ## every test, and every combination of parameters
 	PREFEED_TESTS=all $(PYTEST) $(PARALLEL) -m ""
