@@ -73,7 +73,7 @@ class ReadsBeside:
         return self._roots.covers(path) and not self._is_over
 
     def read_file(self, path: str) -> Answer | None:
-        """Return the bytes that a file has now, or lend them; None when whoever asks should open it."""
+        """Return the bytes that a file has now, or lend them; None when the caller should open it."""
         if not self.may_have(path):
             return None
         if self._pid != os.getpid():
@@ -102,7 +102,7 @@ class ReadsBeside:
             with self._readers.one(lambda: self._reader(dataset)) as reader:
                 data, key, outcome = self._read(reader, key, path)
         except StoreFormatError:
-            self._dataset = None  # the catalogue was made anew
+            self._dataset = None  # the catalogue was made again
             return None
         except PrefeedError:
             return None  # opened as it is, it says so in the words that the user knows
@@ -122,11 +122,11 @@ class ReadsBeside:
             return data, reader.last_key, outcome
         finally:
             reader.sample_made()
-            reader.tell_program()  # at once: nobody tells a child of a pool that it is about to be ended
+            reader.tell_program()  # at once: a child of a pool is ended without a warning
 
     def _reader(self, dataset: NodeDataset) -> ObjectReader:
         """Return a reader for one read at a time."""
-        # With a mapping of its own: a catalogue is mapped anew as it grows.
+        # With a mapping of its own: a catalogue is mapped again as it grows.
         own = Catalogue.open(dataset.manifest.directory, dataset.manifest.uid)
         return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
 

@@ -22,11 +22,11 @@ _REPORTED_HITS: Final = 64
 """Reads of the tier that are told to the server at once, where no plan waits for them."""
 
 _LARGEST_DIRECT_BYTES: Final = 8 * 1024**2
-"""A reader without a server reads so far ahead at most: one request per so many bytes."""
+"""A reader without a server reads no further ahead than this, with one request."""
 
 
 class BlockFile(io.BufferedIOBase):
-    """An object opened for reading; a binary file for whoever reads it.
+    """An object opened for reading: a binary file.
 
     Bytes are those of the version that the object had when it was opened: if it changes, reads of what is not cached raise
     ``ObjectChangedError``, whose ``errno`` is ``ESTALE``.
@@ -114,7 +114,7 @@ class BlockFile(io.BufferedIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return so many bytes, fewer at the end; all that are left for None and negative sizes."""
+        """Return ``size`` bytes, fewer at the end; all the rest for None and negative sizes."""
         self._require_open()
         left = max(0, self._size - self._position)
         data = self._bytes_at(self._position, left if size is None or size < 0 else min(size, left))
@@ -273,7 +273,7 @@ class BlockFile(io.BufferedIOBase):
         self._after(offset + len(target))
 
     def _note(self, offset: int, count: int) -> None:
-        """The reader asks for so many bytes from there on; a plan that it does not follow is over."""
+        """Note what the reader asks for; a plan that it does not follow ends."""
         self._order.note(offset, count)
         if self._consumer and not self._order.is_followed():
             self._end_plan()
@@ -377,7 +377,7 @@ class BlockFile(io.BufferedIOBase):
             self._blocks.consumed(self._opened, consumer, done, hits, num_bytes)
 
     def _taken_reads(self) -> tuple[list[int], int, int]:
-        """Return the blocks that were read to their ends, reads and bytes, of which nobody was told; now they are."""
+        """Return what was not reported yet, and count it as reported: blocks read to their ends, number of reads, bytes."""
         done, self._done = self._done, []
         hits, num_bytes = self._hits, self._hit_bytes
         self._hits = self._hit_bytes = 0

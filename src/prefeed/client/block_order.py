@@ -12,7 +12,7 @@ from typing import Final
 _MOST_AHEAD_BYTES: Final = 64 * 1024**2
 _LEAST_AHEAD_BLOCKS: Final = 2
 _STEPS: Final = 3
-"""So many equal steps are a stride."""
+"""This number of equal steps is a stride."""
 
 _OVERHEAD: Final = 1.1
 
@@ -55,11 +55,11 @@ class Order:
         return bool(self._readahead) or self.run_bytes - self._last[1] >= max(1, self.block_bytes // 4)
 
     def follows(self, offset: int) -> bool:
-        """Return whether a read there goes on where the last one has ended."""
+        """Return whether a read there continues where the last one has ended."""
         return offset == sum(self._last)
 
     def note(self, offset: int, count: int) -> None:
-        """The reader asks for so many bytes from there on."""
+        """Note what the reader asks for."""
         step = offset - self._last[0]
         self._num_strides = self._num_strides + 1 if step == self._stride and step > 0 else 0
         self._stride = step
@@ -69,7 +69,7 @@ class Order:
         self._first_block = offset // self.block_bytes
 
     def may_take(self, index: int, count: int) -> bool:
-        """Return whether a whole block may be fetched for so many bytes of it, and count it if so."""
+        """Return whether a whole block may be fetched for ``count`` bytes of it, and count it if so."""
         size = min(self.block_bytes, self._size - index * self.block_bytes)
         if index in self._planned:
             return True
@@ -81,7 +81,7 @@ class Order:
         return False
 
     def fetched(self, count: int) -> None:
-        """So many bytes came from the origin for this reader alone."""
+        """Count bytes that came from the origin for this reader alone."""
         self._fetched += count
 
     def begin(self, index: int, end: int) -> list[int]:

@@ -56,7 +56,7 @@ _log = logging.getLogger("prefeed")
 
 _DEADLINE_SECONDS = 60.0
 _ENSURED_SECONDS = 15.0
-"""A server lets go of an object that nobody has asked for in twice this time: it is told again by then."""
+"""A server lets go of an object that no reader has asked for in twice this time, so it is told again by then."""
 
 _MOST_READERS = 8
 """Of one seat: each has the tier open."""
@@ -201,7 +201,7 @@ class Blocks:
             return self.ask(lambda: self.source(root).info(path))
 
     def opened(self, root: str, info: ObjectInfo) -> BlockObject:
-        """Return an object of which is known what it is now."""
+        """Return an object whose present size and version are known."""
         key = root, info.path, info.size_bytes, info.version
         with self._lock:
             found = self._opened.get(key)
@@ -271,7 +271,7 @@ class Blocks:
         return data
 
     def _let_in(self, thing: BlockObject, request: Callable[[], Result]) -> Result:
-        """Return what the origin answers; if it refuses, a token may have expired since the object was opened: it is asked anew, once."""
+        """Return what the origin answers; if it refuses, a token may have expired since the object was opened, so it is asked once more."""
         try:
             return request()
         except AccessDeniedError:

@@ -194,14 +194,14 @@ class ReadMeter:
         return self._num_left > 0 and (self._roots is None or self._roots.covers(path))
 
     def read_file(self, path: str) -> bytes | None:
-        """Return the bytes of a file, and note how long they took; None when whoever asks should open it."""
+        """Return the bytes of a file, and note how long they took; None when the caller should open it."""
         if not self.may_have(path):
             return None
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
         try:
             data = _read(path, may_be_large=self._num_large < MOST_MEASURED)
         except (OSError, ValueError):
-            return None  # whoever opens it meets the error in Python's own words
+            return None  # the caller opens it, and gets Python's own error
         if data is None:
             return None
         # What the processor did is no waiting: a large file of the page cache is read at once.
@@ -242,7 +242,7 @@ class Unheard:
     resident = False
 
     def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
-        """Tell nobody, as all methods; see ``Consumer``."""
+        """Do nothing, as all methods; see ``Consumer``."""
 
     begin_announced = begin
 

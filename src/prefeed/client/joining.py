@@ -1,4 +1,4 @@
-"""A thread that waits until a loader should join the server, and lets it join while its loop goes on."""
+"""A thread that waits until a loader should join the server, and lets it join while its loop runs."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _close_idle(readers: ref[IdleReaders[Any]]) -> None:
 
 
 def _taken(idle: list[R]) -> Iterator[R]:
-    """Take as many readers as there are now, each of which no other thread has then."""
+    """Take as many readers as there are now; no other thread has them then."""
     with contextlib.suppress(IndexError):  # another thread may take the last one
         for _ in range(len(idle)):
             yield idle.pop(0)

@@ -13,7 +13,7 @@ QUICK_NS: Final = 250_000
 """A read that waits no longer is quick, in nanoseconds: a question to the server costs 0.2 to 1 ms."""
 
 MOST_MEASURED: Final = 16
-"""Reads that are measured before storage counts as quick, and of which each process keeps the outcome."""
+"""Reads that are measured before storage counts as quick; each process keeps that number of outcomes."""
 
 _LEAST_MEASURED: Final = 4
 _LONGEST_PAUSE: Final = 32

@@ -20,10 +20,10 @@ _MOST_AHEAD: Final = 16
 """Shards that are open behind the one that is read: each costs a request when it is opened."""
 
 _AT_ONCE: Final = 2
-"""So many are opened at a time: who waits for the one that is due waits for these requests."""
+"""Number opened at a time: a reader that waits for the one that is due waits for these requests."""
 
 _SHARE: Final = 4
-"""One part in so many of the lookahead is for the shards behind the one that is read."""
+"""This fraction of the lookahead, as a divisor, is for the shards behind the one that is read."""
 
 Item = TypeVar("Item")
 File = BlockFile | BinaryIO
@@ -58,7 +58,7 @@ def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = No
 
 
 class OpenedAhead(Generic[Item]):
-    """Items in order, and their files, of which the next ones are open already, and fetched.
+    """Items in order, and their files; the next files are open already, and fetched.
 
     What opening an item raised stands in the place of its file; None in the place of one that is not to be opened ahead. An
     error of the items themselves is raised where it is due.

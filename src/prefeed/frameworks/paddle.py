@@ -66,7 +66,7 @@ class PlannedBatches:
         inner: The user's batch sampler.
         feed: Plans it.
         num_workers: Of the loader, which take batches in turns.
-        is_known: It may be drawn from to its end when its first batch is asked for: nobody could tell.
+        is_known: It may be drawn from to its end when its first batch is asked for: no code could tell the difference.
     """
 
     def __init__(self, inner: Any, feed: Feed, *, num_workers: int, is_known: bool) -> None:

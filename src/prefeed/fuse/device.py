@@ -92,7 +92,7 @@ def mount_directly(point: str, *, subtype: str, shown: str, others: bool) -> int
 class ProgramMount:
     """A mount made and removed by the set-uid program ``fusermount3``, so that no special rights are needed.
 
-    **Ownership.** Whoever makes it closes it. ``fusermount3`` stays until then and unmounts, lazily, also when this
+    **Ownership.** Its maker closes it. ``fusermount3`` stays until then and unmounts, lazily, also when this
     process was killed, as soon as no process has the link any more.
 
     Attributes:

@@ -224,7 +224,7 @@ class _Scope:
 
 @contextmanager
 def in_sample() -> Iterator[None]:
-    """Inside it, this thread makes a sample of which nobody answers a file; nothing is put in place."""
+    """Inside it, this thread makes a sample whose files no reader answers; nothing is put in place."""
     asking.depth += 1
     try:
         yield
@@ -238,7 +238,7 @@ def answers_everywhere() -> bool:
 
 
 def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
-    """Inside it, and in this thread only, files that are read by path are asked of the reader first; of None: of nobody.
+    """Inside it, and in this thread only, files that are read by path are asked of the reader first; with None they are not.
 
     Scopes nest: the inner reader is asked alone. Entering costs about a microsecond once installed.
     """

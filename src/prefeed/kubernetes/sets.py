@@ -20,7 +20,7 @@ LEAST_MEMORY_MIB: Final = 256
 
 _LEAST_MARGIN_MIB: Final = 16
 _MARGIN: Final = 32
-"""A volume has one part in so many more than its tier: kubelet evicts a pod that exceeds the limit of a volume."""
+"""A volume is larger than its tier by the tier's size divided by this: kubelet evicts a pod that exceeds the limit of a volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ _AHEAD: Final = 1 << 16
 """Objects that are planned and not read: no more are drawn."""
 
 _OUT_OF_ORDER: Final = 1 << 12
-"""Objects by which workers may be ahead of one another: the server waits so many longer for one that is not read."""
+"""Objects by which workers may be ahead of one another: the server waits for this number more before it gives up one that is not read."""
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Feed:
     # ------------------------------------------------------------ the loop
 
     def loop_begins(self, num_batches: int | None) -> None:
-        """The loop asks for an iterator, which gives so many batches; None when that is not known."""
+        """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
         if self._report is None:
             self._report = LoaderReport(
                 self.name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
@@ -191,11 +191,11 @@ class Feed:
         return batch
 
     def read_counts(self) -> ReadCounts | None:
-        """Return how the loader's reads went so far; None when nobody tells."""
+        """Return how the loader's reads went so far; None without a server."""
         return None if self._consumer is None else self._consumer.read_counts()
 
     def publish(self, epoch: EpochWait) -> None:
-        """Tell the node how long an epoch's loop waited, or keep it here when nobody listens."""
+        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
         if self._consumer is not None and self._consumer.is_connected:
             self._consumer.epoch_ended(epoch)
         else:
@@ -229,7 +229,7 @@ class Feed:
         except (PrefeedError, OSError) as err:
             self._again.failed(began=began, now=time.monotonic())
             self._say(str(err))
-        except Exception as err:  # noqa: BLE001 - nobody asked for this: whatever the dataset does to us, it must not be noticed
+        except Exception as err:  # noqa: BLE001 - the program did not ask for this: an error of its dataset must not reach it
             _log.debug("prefeed: attaching failed", exc_info=True)
             self.leave(f"{type(err).__name__}: {err}")
         return self._source

@@ -25,7 +25,7 @@ def is_just_a(value: Any, *names: str) -> bool:
 
 
 def class_of(value: Any, *names: str) -> type | None:
-    """Return the framework's class of one of these names of which the value is an instance; None if there is none."""
+    """Return the framework's class, one of these names, that the value is an instance of; None if there is none."""
     return next((cls for cls in type(value).__mro__ if _is_named(cls, names)), None)
 
 

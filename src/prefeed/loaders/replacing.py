@@ -10,7 +10,7 @@ Method = Callable[..., Any]
 
 
 class Replaced:
-    """A method in the place of a class's own; once inactive, it does what the class's own does, whoever still holds it."""
+    """A method in the place of a class's own; once inactive, it does what the class's own does, also where it is still referred to."""
 
     def __init__(
         self, cls: type, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -20,7 +20,7 @@ _WAITING: Final = 4096
 class Ahead:
     """Follows who reads what, and has the server fetch what comes next.
 
-    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread. **Blocking.** Only the thread that tells the
+    **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** Only the thread that tells the
     server waits for it, and no other one.
     """
 
@@ -30,7 +30,7 @@ class Ahead:
         open_consumer: Callable[[], Consumer | None],
         group_of: Callable[[int], int] = os.getpgid,
     ) -> None:
-        """Follow reads of so many objects.
+        """Follow reads of ``num_objects`` objects.
 
         Args:
             num_objects: Of the manifest.
@@ -55,7 +55,7 @@ class Ahead:
                 self._lock.release()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """There are no readers any more."""
         with self._lock:
             for consumer in self._consumers.values():
                 consumer.close()

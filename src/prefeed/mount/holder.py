@@ -61,7 +61,7 @@ class Holder:
     def run(self) -> int:
         """Return the exit status once nothing is mounted any more."""
         place = os.open(self._request.point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try_flock(place)  # what is below the mount, for who waits until this process has ended
+        try_flock(place)  # below the mount: a process may wait for the end of this one
         self._mount()
         try:
             features = self._greet()
@@ -202,7 +202,7 @@ def main() -> int:
 
     def said(words: str) -> None:
         os.write(1, f"{words}\n".encode("utf-8", "replace"))
-        os.dup2(2, 1)  # whoever waits for words waits no more
+        os.dup2(2, 1)  # a reader of its output gets the end of it
 
     try:
         return Holder(request, config, said).run()

@@ -55,7 +55,7 @@ def _do_nothing() -> None:
 class Objects:
     """Reads objects of one manifest.
 
-    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread; made in the process that uses it.
+    **Ownership.** Its maker closes it. **Threads and processes.** Any thread; made in the process that uses it.
     **Blocking.** A hit never waits; else for the server, or the origin.
 
     Attributes:

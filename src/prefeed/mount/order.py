@@ -1,6 +1,6 @@
 """In which order the programs on a mount read its files, and what a program will read next. Pure.
 
-Nobody tells a file system an order. But programs read as they did before, epoch after epoch and run after run, or in the order
+A file system is told no order. But programs read as they did before, epoch after epoch and run after run, or in the order
 of names. So the order of each process group is noted; while its reads follow an order that is known, the rest of that order is
 what comes next.
 """
@@ -35,7 +35,7 @@ class Order(Protocol):
         ...
 
     def after(self, place: int, number: int) -> list[int]:
-        """Return so many objects from there on, fewer at its end."""
+        """Return the next objects from there on, fewer at its end."""
         ...
 
 
@@ -109,7 +109,7 @@ class _Following:
         return self._hits.bit_count() >= _IN_ORDER
 
     def forget_told(self) -> None:
-        """What was told has reached nobody."""
+        """What was told has reached no server."""
         self._begin = self._told = self._next
 
     def ahead(self) -> Next | None:
@@ -166,7 +166,7 @@ class Orders:
         return in_order[0].ahead() if in_order else None
 
     def untold(self, group: int) -> None:
-        """What was told last of a group has reached nobody: it is told again."""
+        """What was told last of a group has reached no server: it is told again."""
         for following in self._groups[group].following:
             following.forget_told()
 

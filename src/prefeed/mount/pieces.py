@@ -48,11 +48,11 @@ class Follower:
 class Pieces:
     """Fetches parts of objects, with threads for what is read ahead.
 
-    **Ownership.** Whoever makes it closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
+    **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
     """
 
     def __init__(self, fetch: Callable[[int, int, int], Buffer]) -> None:
-        """Read with ``fetch``: object, first byte and number of bytes, all of which the object has; it may raise."""
+        """Read with ``fetch``: object, first byte and number of bytes, which must exist; it may raise."""
         self._fetch = fetch
         self._lock = threading.Lock()
         self._followers: OrderedDict[int, Follower] = OrderedDict()
@@ -60,7 +60,7 @@ class Pieces:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-ahead")
 
     def read(self, object_id: int, offset: int, size_bytes: int, object_bytes: int) -> Buffer:
-        """Return this part of an object, all of which it has; errors are those of ``fetch``."""
+        """Return this part of an object, which must exist; errors are those of ``fetch``."""
         pieces = range(offset // PIECE_BYTES, (offset + size_bytes - 1) // PIECE_BYTES + 1)
         with self._lock:
             ahead = self._follower(object_id).read(offset, size_bytes)

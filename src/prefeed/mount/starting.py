@@ -34,7 +34,7 @@ class Mounting:
 
     Attributes:
         point: Absolute path.
-        holder: The process that keeps it; it ends when nothing is mounted any more. Whoever started it waits for it.
+        holder: The process that keeps it; it ends when nothing is mounted any more. The caller waits for it.
         log: What it says.
     """
 
@@ -153,7 +153,7 @@ def _absolute(point: str | os.PathLike[str]) -> str:
 
 
 def _usable(point: str | os.PathLike[str]) -> str:
-    """Return the absolute path of an empty directory; a mount of prefeed's for which nobody answers is taken away first."""
+    """Return the absolute path of an empty directory; a mount of prefeed's that no process answers is taken away first."""
     where = _absolute(point)
     if os.path.islink(where):
         where = os.path.realpath(where)

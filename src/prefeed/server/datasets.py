@@ -321,7 +321,7 @@ class Registry:
                 self.datasets.pop(other.number).close()
 
     def _retire_parts(self, newest: Dataset) -> None:
-        """Let go of objects opened one by one of which the tier has nothing any more; looked for once in a while."""
+        """Let go of objects opened one by one that have nothing in the tier any more; looked for at intervals."""
         now = self._clock()
         if now - self._looked_at < _RETIRE_SECONDS:
             return

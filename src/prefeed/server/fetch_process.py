@@ -24,7 +24,7 @@ PACKET_BYTES: Final = 128 * 1024
 
 _GROUP: Final = 16
 _HOLD_SECONDS: Final = 0.002
-"""An arrival that nobody waits for is told of with the next ones."""
+"""An arrival that no reader waits for is told with the next ones."""
 
 _WAIT_SECONDS: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -76,7 +76,7 @@ FROM_PROCESS: Final = msgspec.msgpack.Decoder(Arrivals)
 
 
 class _ServerGoneError(Exception):
-    """There is nobody to fetch for."""
+    """There is no one to fetch for."""
 
 
 class _FetchProcess:

@@ -187,14 +187,14 @@ class FetchProcesses(Generic[JobT]):
         return tuple(process.program.pid for process in self._processes if process.is_ready)
 
     def expect(self, num_objects: int) -> None:
-        """So many may be asked for soon: if that is worth a process, it is ready by then."""
+        """``num_objects`` may be asked for soon: if that is worth a process, it is ready by then."""
         if num_objects >= self._start_after and not self._is_closed:
             self._num_asked = max(self._num_asked, self._start_after)
             self._idle_ticks = 0
             self._start_first()
 
     def limit(self, origin: QuickOrigin, most: int) -> None:
-        """Let so many requests to a server be under way, in all processes together."""
+        """Limit the requests to a server that are under way, in all processes together."""
         self._limits[origin] = most
 
     def try_fetch(
@@ -233,7 +233,7 @@ class FetchProcesses(Generic[JobT]):
         return [self._deliveries.popleft() for _ in range(min(most, len(self._deliveries)))]
 
     def take_lost(self) -> list[JobT]:
-        """Return the jobs of processes that have died: nobody fetches them now."""
+        """Return the jobs of processes that have died: they are not being fetched any more."""
         lost, self._lost = self._lost, []
         return lost
 

@@ -59,7 +59,7 @@ class Ring:
         return start, size
 
     def release(self, start: int, size_bytes: int) -> None:
-        """Take back what ``lease`` returned: nobody uses it any more."""
+        """Take back what ``lease`` returned: it is not used any more."""
         self._free.setdefault(size_bytes, []).append(start)
         self.num_leased -= 1
         if self._is_closed and not self.num_leased:
@@ -93,7 +93,7 @@ class Ring:
 
 
 def _rounded(size_bytes: int) -> int:
-    """Return the size of the part that is leased for so many bytes: a quarter more at most, and whole pages."""
+    """Return the size of the part that is leased for this number of bytes: a quarter more at most, and whole pages."""
     size = max(size_bytes, _PAGE_BYTES)
     step = max(_PAGE_BYTES, (1 << (size - 1).bit_length()) // (2 * _SIZES_AN_OCTAVE))
     return -(-size // step) * step

@@ -188,12 +188,12 @@ class Fetchers:
                 self._queue([job])
 
     def expect(self, source: Source, num_objects: int) -> None:
-        """So many objects of a source may be wanted soon: where processes fetch them, they are started now."""
+        """Objects of a source may be wanted soon: where processes fetch them, they are started now."""
         if self._processes is not None and _quick_origin(source) is not None:
             self._processes.expect(num_objects)
 
     def limit(self, source: Source, most: int) -> int:
-        """Let so many requests to the origin be under way; return how many fetches there may be at a time.
+        """Limit the requests to the origin that are under way; return how many fetches there may be at a time.
 
         Those of fetch processes are more: one waits in the process where another ends, and is begun without a turn of the
         server.

@@ -412,7 +412,7 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
 
 
 def _fetch_processes(config: Config, loop: Loop) -> FetchProcesses[Job] | None:
-    """Return the processes that fetch, none of which runs yet; None when the server is to fetch itself."""
+    """Return the processes that fetch, not started yet; None when the server is to fetch itself."""
     if config.fetch_processes == 0:
         return None
     return FetchProcesses(number=config.fetch_processes, watcher=loop, clock=time.monotonic)

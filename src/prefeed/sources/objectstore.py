@@ -198,7 +198,7 @@ class ObjectStoreSource:
     def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return what lies right below a directory; see ``BrowsableSource.list_level``.
 
-        A web server lists everything at once, of which this is a part.
+        A web server lists everything at once; this is a part of it.
         """
         if self._is_http or runtime_is_foreign():
             return level_of(self.list_objects(), path)

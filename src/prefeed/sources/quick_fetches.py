@@ -193,7 +193,7 @@ class QuickClient:
         self._origins[number] = _Origin(origin)
 
     def limit(self, number: int, most: int) -> None:
-        """Let no more than so many requests to a server be under way, but for urgent ones; the others wait for their turn."""
+        """Limit the requests to a server that are under way; urgent ones do not count, the others wait for their turn."""
         origin = self._origins[number]
         origin.limit = most
         self._begin_waiting(origin)

@@ -13,11 +13,11 @@ _kept_bytes = 0
 
 
 def keep_freed(num_bytes: int) -> None:
-    """Have the heap of this process keep up to so many freed bytes, for who frees and allocates as much again and again.
+    """Have the heap of this process keep up to ``num_bytes`` freed bytes, for code that frees and allocates as much repeatedly.
 
-    glibc returns the end of its heap to the kernel when more than 128 KiB are free there, and the next allocation finds every
-    page anew: for bytes of 84 KB that takes longer than to copy them. When a large block is freed, glibc raises that limit to
-    twice its size. So a block is allocated and freed here, none of whose pages is touched: 5 us, once per size. Limits that
+    glibc returns the end of its heap to the kernel when more than 128 KiB are free there, and the next allocation makes every
+    page again: for bytes of 84 KB that takes longer than to copy them. When a large block is freed, glibc raises that limit to
+    twice its size. So a block is allocated and freed here, without a touch of its pages: 5 us, once per size. Limits that
     the user has set (``MALLOC_TRIM_THRESHOLD_``) stay, and other C libraries take no notice.
 
     Args:

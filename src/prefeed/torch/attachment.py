@@ -492,11 +492,11 @@ class Attachment:
         self._has_attached()
 
     def read_counts(self) -> ReadCounts | None:
-        """Return how the loader's reads went so far; None when nobody tells."""
+        """Return how the loader's reads went so far; None without a server."""
         return None if self._consumer is None else self._consumer.read_counts()
 
     def publish(self, epoch: EpochWait) -> None:
-        """Tell the node how long an epoch's loop waited, or keep it here when nobody listens."""
+        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
         if self._consumer is not None and self._consumer.is_connected:
             self._consumer.epoch_ended(epoch)
         else:

@@ -31,7 +31,7 @@ class Attachments:
         try:
             kind: tuple[Any, ...] = _kind_of(loader)
             dataset = ref(loader.dataset, lambda _: epochs.pop(kind, None))
-        except Exception:  # noqa: BLE001 - it is the user's; or nobody can refer to it weakly
+        except Exception:  # noqa: BLE001 - it is the user's; or it takes no weak reference
             dataset = None
 
         def end(_: Any) -> None:
@@ -39,7 +39,7 @@ class Attachments:
             if dataset is not None and dataset() is not None and attachment.num_epochs:
                 epochs[kind] = dataset, attachment.num_epochs
 
-        with contextlib.suppress(TypeError):  # such a loader is attached anew for each of its iterators
+        with contextlib.suppress(TypeError):  # such a loader is attached again for each of its iterators
             entries[key] = ref(loader, end), attachment
 
     def num_epochs_before(self, loader: TorchDataLoader[Any]) -> int:

@@ -132,7 +132,7 @@ class InPlace(Staged):
         return samples
 
     def _uncached(self) -> AbstractContextManager[None]:
-        """Inside it, samples are made whose files nobody answers."""
+        """Inside it, samples are made whose files no reader answers."""
         if answers_everywhere():
             return reads_from(None)
         return in_sample() if program.is_counting() else _NOTHING
@@ -267,7 +267,7 @@ class Place:
         return QUICK if self.state.num_measured() else NO_FILES
 
     def should_join(self) -> bool:
-        """Return whether storage has slowed down, and nobody is about to join; asked with each batch."""
+        """Return whether storage has slowed down, and no joining is under way; asked with each batch."""
         storage = self.state.storage() if self._measures else Storage.SLOW
         self._was_quick = self._was_quick or storage is Storage.QUICK
         is_joining = self.joining is not None and self.joining.is_running

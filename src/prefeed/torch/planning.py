@@ -178,7 +178,7 @@ class PlannedSampler:
             yield from self._passes(iter(inner), is_whole=rest is None)
 
     def leave(self) -> None:
-        """The next epoch begins in place: its order is kept, and nobody is told."""
+        """The next epoch begins in place: its order is kept, and the server is not told."""
         with self.lock:
             self._access, self._consumer, self._supposing = Samples(len(self._access)), Unheard(), None
             self._announced, self._has_begun = None, False

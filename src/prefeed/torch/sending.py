@@ -64,7 +64,7 @@ class _Part:
         value: It.
         make, facts: What makes it in the main process.
         num_bytes: It takes in the slot.
-        write: Copies it to an array of so many bytes.
+        write: Copies it to an array of that size.
     """
 
     value: Any

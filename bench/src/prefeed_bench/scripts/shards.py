@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache-dir")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--together", nargs=2, metavar=("DIR", "NUMBER"), help="begin when so many have come")
+    parser.add_argument(
+        "--together", nargs=2, metavar=("DIR", "NUMBER"), help="begin when that number of processes is there"
+    )
     options = parser.parse_args(arguments)
 
     if options.parquet:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Numbered(Dataset[int]):
-    """Checksums of files whose paths nobody writes down.
+    """Checksums of files whose paths are computed, and stand in no list.
 
     Attributes:
         first_at: When the first sample of the epoch was asked for, in any process; 0: none was yet.
