@@ -143,13 +143,14 @@ class TestHttpWithWebDav(SourceContract):
 
 class TestNginx(SourceContract):
     lists_versions = False
+    kind: type[DirectoryOrigin] = DirectoryOrigin
 
     @pytest.fixture
     def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
         root = tmp_path / "www"
         root.mkdir()
         with servers.nginx_server(root, tmp_path / "nginx") as url:
-            origin = DirectoryOrigin(root, url, index=True)
+            origin = self.kind(root, url, index=True)
             yield origin
             origin.close()
 
@@ -256,17 +257,8 @@ class TestQuick(SourceContract):
             origin.close()
 
 
-class TestQuickNginx(SourceContract):
-    lists_versions = False
-
-    @pytest.fixture
-    def origin(self, tmp_path: Path) -> Iterator[DirectoryOrigin]:
-        root = tmp_path / "www"
-        root.mkdir()
-        with servers.nginx_server(root, tmp_path / "nginx") as url:
-            origin = QuickDirectoryOrigin(root, url, index=True)
-            yield origin
-            origin.close()
+class TestQuickNginx(TestNginx):
+    kind = QuickDirectoryOrigin
 
 
 class QuickBucketOrigin(BucketOrigin):

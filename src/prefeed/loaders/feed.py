@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
-from weakref import ref
 
 import numpy as np
 
 from prefeed.client.access import AccessMap
 from prefeed.client.consumer import Consumer
-from prefeed.client.node import NodeClient, keep_untold
+from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.core.requests import Again
 from prefeed.errors import FilesUnknownError, PrefeedError
@@ -32,11 +31,10 @@ from prefeed.loaders.access import access_of, guess_of, node_settings
 from prefeed.loaders.by_identity import ByIdentity
 from prefeed.loaders.guesses import Supposing
 from prefeed.loaders.kinds import Order
-from prefeed.loaders.report import LoaderReport
+from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.sources import ServedSource
 from prefeed.loaders.stages import has_cached_stage
 from prefeed.tally import program
-from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
@@ -55,7 +53,7 @@ _OUT_OF_ORDER: Final = 1 << 12
 T = TypeVar("T")
 
 
-class Feed:
+class Feed(Reported):
     """Plans the samples of one loader, and reads them through the cache.
 
     A loader that cannot be helped is left alone, and one line of the log says why; so does the last line of ``prefeed run``.
@@ -162,7 +160,7 @@ class Feed:
         """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
         if self._report is None:
             self._report = LoaderReport(
-                self.name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
+                self.name, self.counts, self.told,
                 interval_seconds=current().report_interval, clock=time.monotonic,
                 tally=partial(program.add, program.key_of(program.LOADER, self.name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
@@ -189,17 +187,6 @@ class Feed:
         report.answered()
         self.step()
         return batch
-
-    def read_counts(self) -> ReadCounts | None:
-        """Return how the loader's reads went so far; None without a server."""
-        return None if self._consumer is None else self._consumer.read_counts()
-
-    def publish(self, epoch: EpochWait) -> None:
-        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
-        if self._consumer is not None and self._consumer.is_connected:
-            self._consumer.epoch_ended(epoch)
-        else:
-            keep_untold(epoch)
 
     # ------------------------------------------------------------ inside
 
@@ -318,15 +305,3 @@ class Feeds:
             text = f"{name} #{number}"
         self._names.add(text)
         return text
-
-
-def _read_counts(feed: ref[Feed]) -> ReadCounts | None:
-    # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
-    found = feed()
-    return None if found is None else found.read_counts()
-
-
-def _publish(feed: ref[Feed], epoch: EpochWait) -> None:
-    found = feed()  # weakly, as above
-    if found is not None:
-        found.publish(epoch)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from weakref import ref
 
+from prefeed.client.consumer import Consumer
+from prefeed.client.node import keep_untold
 from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
@@ -216,3 +220,45 @@ def _since(now: ReadCounts, then: ReadCounts) -> ReadCounts:
         direct_reads=now.direct_reads - then.direct_reads,
         best_hit_ratio=now.best_hit_ratio,
     )
+
+
+class Reported:
+    """What ties a loader to the node, as far as its ``LoaderReport`` asks it and tells it.
+
+    Its callbacks refer to it weakly: in a cycle it would be up to the garbage collector when the connection is closed, and in
+    which thread.
+    """
+
+    _consumer: Consumer | None = None
+
+    def read_counts(self) -> ReadCounts | None:
+        """Return how the loader's reads went so far; None without a server."""
+        return None if self._consumer is None else self._consumer.read_counts()
+
+    def publish(self, epoch: EpochWait) -> None:
+        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
+        if self._consumer is not None and self._consumer.is_connected:
+            self._consumer.epoch_ended(epoch)
+        else:
+            keep_untold(epoch)
+
+    @property
+    def counts(self) -> Counts:
+        """What a ``LoaderReport`` asks; None once this is gone."""
+        return partial(_read_counts, ref(self))
+
+    @property
+    def told(self) -> Publish:
+        """What a ``LoaderReport`` tells; nothing once this is gone."""
+        return partial(_publish, ref(self))
+
+
+def _read_counts(reported: ref[Reported]) -> ReadCounts | None:
+    found = reported()
+    return None if found is None else found.read_counts()
+
+
+def _publish(reported: ref[Reported], epoch: EpochWait) -> None:
+    found = reported()
+    if found is not None:
+        found.publish(epoch)

@@ -248,6 +248,13 @@ class Columns:
 
     def write_part(self, directory: Path) -> Manifest:
         """Write the listing as one of some objects of its root; the one in force in ``directory`` stays."""
+        return self._write(directory, is_part=True)
+
+    def write(self, directory: str | os.PathLike[str], *, began_at: float | None = None) -> Manifest:
+        """Bring the listing, which began then, into force in ``directory``."""
+        return bring_into_force(self._write(Path(directory), is_part=False), began_at=began_at)
+
+    def _write(self, directory: Path, *, is_part: bool) -> Manifest:
         return write_generation(
             directory,
             self.url,
@@ -256,20 +263,7 @@ class Columns:
             sizes=np.frombuffer(self._sizes, np.uint64),
             version_hashes=np.frombuffer(self._versions, np.uint64),
             keys=self._keys,
-            is_part=True,
-        )
-
-    def write(self, directory: str | os.PathLike[str], *, began_at: float | None = None) -> Manifest:
-        """Bring the listing, which began then, into force in ``directory``."""
-        return write_manifest(
-            directory,
-            self.url,
-            path_blob=self._blob,
-            offsets=np.frombuffer(self._offsets, np.uint64),
-            sizes=np.frombuffer(self._sizes, np.uint64),
-            version_hashes=np.frombuffer(self._versions, np.uint64),
-            keys=self._keys,
-            began_at=began_at,
+            is_part=is_part,
         )
 
 

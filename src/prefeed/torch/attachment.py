@@ -21,13 +21,13 @@ from prefeed.client.consumer import Consumer
 from prefeed.client.in_place import Samples, Unheard
 from prefeed.client.joining import Joining
 from prefeed.client.launch import is_listening
-from prefeed.client.node import NodeClient, keep_untold
+from prefeed.client.node import NodeClient
 from prefeed.config import Config, current
 from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
-from prefeed.loaders.report import LoaderReport
+from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
@@ -39,7 +39,6 @@ from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
-from prefeed.types import EpochWait, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
@@ -55,7 +54,7 @@ class _Refusal:
     may_pass: bool = False
 
 
-class Attachment:
+class Attachment(Reported):
     """What ties one loader to the node server; opened at its first epoch, or a later one when that could not be done.
 
     **Ownership**: ``Attachments``, while there is the loader, and iterators. When the last of them is collected, the
@@ -217,7 +216,7 @@ class Attachment:
         if self._report is None:
             self._name = name_of(loader)
             self._report = LoaderReport(
-                self._name, partial(_read_counts, ref(self)), partial(_publish, ref(self)),
+                self._name, self.counts, self.told,
                 rank=rank_of_process(), num_epochs=self.num_epochs_before, interval_seconds=self.config.report_interval,
                 clock=time.monotonic,
                 tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
@@ -491,17 +490,6 @@ class Attachment:
         program.add(program.key_of(program.LOADER, self._name), 1)
         self._has_attached()
 
-    def read_counts(self) -> ReadCounts | None:
-        """Return how the loader's reads went so far; None without a server."""
-        return None if self._consumer is None else self._consumer.read_counts()
-
-    def publish(self, epoch: EpochWait) -> None:
-        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
-        if self._consumer is not None and self._consumer.is_connected:
-            self._consumer.epoch_ended(epoch)
-        else:
-            keep_untold(epoch)
-
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
         self._let_go()
@@ -552,18 +540,6 @@ def _join(attachment: ref[Attachment], place: Place, joining: Joining) -> None:
     attached = attachment()  # weakly: the thread may wait for long
     if attached is not None:
         attached.join(place, joining)
-
-
-def _read_counts(attachment: ref[Attachment]) -> ReadCounts | None:
-    # Weakly: in a cycle it would be up to the garbage collector when the connection is closed, and by whom.
-    attached = attachment()
-    return None if attached is None else attached.read_counts()
-
-
-def _publish(attachment: ref[Attachment], epoch: EpochWait) -> None:
-    attached = attachment()  # weakly, as above
-    if attached is not None:
-        attached.publish(epoch)
 
 
 def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
