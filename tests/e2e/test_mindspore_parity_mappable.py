@@ -512,12 +512,14 @@ def test_cifar3(tmp_path: Path, session: int) -> None:
     """2,500 rows of 3 KB with 1 MB for them: two epochs, every row right; a part comes from the cache."""
     plain = readers.cifar10(tmp_path / "data", 2_500)
     cached = prefeed.map(plain, pixels_of, prefeed.DatasetCache(session, size=1))
+    kept = []
     for _ in range(2):
         found = loaded(cached, batch_size=500)
         assert all(np.array_equal(row[0], data) for row, data in zip(found, plain.data, strict=True))
+        kept.append(cached.get_stat().num_mem_cached)
     held = cached.get_stat()
-    assert 100 < held.num_mem_cached < 1000
-    assert held.hits == held.num_mem_cached
+    assert 100 < kept[0] <= kept[1] < 1000
+    assert held.hits == kept[0]  # a full store is tried again: a row that the second epoch has missed may fit
     assert held.num_mem_cached * held.avg_cache_sz < 1024**2
 
 

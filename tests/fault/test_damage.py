@@ -25,6 +25,8 @@ from sandbox import Sandbox
 pytestmark = pytest.mark.timeout(600 if "DAMAGE_TRIALS" not in os.environ else 3000)
 
 NUM_FILES = 24
+DATA_BYTES = 550_000
+"""Where the data of stores end: what comes after in their files is empty, and damage there is none."""
 
 
 class Files:
@@ -95,13 +97,13 @@ def files_below(*directories: Path) -> list[Path]:
 def _flipped(path: Path, rng: random.Random) -> None:
     content = bytearray(path.read_bytes())
     for _ in range(20 if content else 0):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        content[rng.randrange(min(len(content), DATA_BYTES))] ^= 1 << rng.randrange(8)
     with path.open("r+b") as file:
         file.write(content)
 
 
 def _cut(path: Path, rng: random.Random) -> None:
-    os.truncate(path, rng.randrange(min(path.stat().st_size, 400_000) + 1))  # the data of stores end at 550,000
+    os.truncate(path, rng.randrange(min(path.stat().st_size, 400_000) + 1))
 
 
 def _zeroed(path: Path, _: random.Random) -> None:
@@ -138,9 +140,8 @@ def test_every_file(root: Path, sandbox: Sandbox, way: Way) -> None:
     session = start(root)
     pid = server_pid()
     kill(pid)
-    rng = random.Random(1)
     for path in files_below(sandbox.home, sandbox.memory_dir):
-        way(path, rng)
+        way(path, random.Random(path.name))  # the same damage to a file, whatever other files there are
     train(root, session)
     assert server_pid() != pid
     assert prefeed.statistics().errors["store-damaged"] >= 1
