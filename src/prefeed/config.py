@@ -433,7 +433,7 @@ class Config:
     def common_runtime_dirs(self) -> tuple[Path, ...]:
         """Those of all processes of the user on this node, whatever their environment.
 
-        In the first of them that can be trusted each server says where it is. Nobody else can have taken the last one,
+        In the first of them that can be trusted each server says where it is. No other user can have taken the last one,
         which lies in the home.
         """
         return runtime_dirs("", self.home, self.node_id, os.getuid())

@@ -268,7 +268,7 @@ class CacheNotInUseError(PrefeedError, RuntimeError):
 
 
 class ResumeError(PrefeedError, ValueError):
-    """A loader cannot go on from this state."""
+    """A loader cannot resume from this state."""
 
     code = "cannot-resume"
 

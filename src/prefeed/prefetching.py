@@ -348,7 +348,7 @@ def _whole_number(name: str, value: Any) -> int:
 def num_bytes_of(item: object) -> int:
     """Return about how many bytes an item takes: those of its tensors, arrays and strings, at any depth.
 
-    What has ``nbytes`` takes that many; mappings, lists, tuples, sets, dataclasses and what has ``__dict__`` the sum of
+    An object with ``nbytes`` takes that many; mappings, lists, tuples, sets, dataclasses and what has ``__dict__`` the sum of
     what they hold, each object once; anything else what Python says of it.
     """
     num_bytes = 0

@@ -525,7 +525,7 @@ def _when(seconds: float) -> str:
 
 
 class SyncBar:
-    """A progress bar on stderr: what is to be copied grows while the listings go on."""
+    """A progress bar on stderr: the total grows while the listings run."""
 
     def __init__(self) -> None:
         columns = (

@@ -135,7 +135,7 @@ class TopApp(App[None]):
             self._draw()
 
     def action_pause(self) -> None:
-        """Stand still, or go on."""
+        """Pause, or resume."""
         self.is_paused = not self.is_paused
         if self._poller is not None:
             self._poller.is_paused = self.is_paused

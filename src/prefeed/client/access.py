@@ -71,7 +71,7 @@ class AccessMap:
         return ids, counts
 
     def base_samples(self, samples: npt.NDArray[np.integer]) -> tuple[Indices, Indices]:
-        """Return the samples of which objects are needed, without ``indices``, and where in ``samples`` each of them is."""
+        """Return the samples that need objects, without ``indices``, and where in ``samples`` each of them is."""
         found, known = self._needed(samples)
         base = found if self.indices is None else self.indices[found]
         places = np.arange(len(samples)) if known is None else np.flatnonzero(known)
@@ -205,6 +205,6 @@ class Accessible(Protocol):
         """Return the access map on this node.
 
         Raises:
-            PrefeedError: The node cannot serve it; the loader goes on without.
+            PrefeedError: The node cannot serve it; the loader continues without it.
         """
         ...

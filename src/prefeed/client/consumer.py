@@ -39,7 +39,7 @@ class Consumer:
     """One loader's plans on the node server.
 
     When the server dies, a thread starts a new one and gives it what is left of the plan; meanwhile the loader's
-    readers go on from the tier and from the origin. A server that is busy is told what it takes, and is waited for only
+    readers continue from the tier and from the origin. A server that is busy is told what it takes, and is waited for only
     where an epoch begins.
 
     **Ownership**: the loader creates it and closes it. **Threads and processes**: the loader's process only; a forked

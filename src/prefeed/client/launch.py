@@ -28,7 +28,7 @@ _ALREADY_RUNNING_STATUS = 4
 _POLL_SECONDS = 0.01
 
 _LET_IN_TIME = struct.pack("@ll", 10, 0)
-"""Seconds and microseconds to wait for a server that has so many waiting to be let in that it takes no more."""
+"""Seconds and microseconds to wait for a server whose queue of connections is full."""
 
 _launching = threading.RLock()
 """Held while a process is started: a child that another thread forks meanwhile would keep the pipe that tells of its start.
@@ -82,7 +82,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
 
     Args:
         config: Settings.
-        may_wait: For a server that has so many waiting to be let in that it takes no more.
+        may_wait: For a server whose queue of connections is full.
 
     Raises:
         ServerBusyError: That is so, and this may not wait, or waited in vain.
@@ -102,7 +102,7 @@ def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
         except BlockingIOError as err:
             sock.close()
             raise ServerBusyError("the node server accepts no connections: it is busy, or suspended") from err
-        except OSError:  # nobody listens there, or somebody else does
+        except OSError:  # no process listens there, or one of another user
             sock.close()
         else:
             say_passed_over(takewhile(place.__ne__, config.runtime_dirs))

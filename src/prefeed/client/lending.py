@@ -86,7 +86,7 @@ _LEAST_UNREAD: Final = 8
 """Files count as read in parts when this many times as much was opened as was read."""
 
 _MOST_OTHERS: Final = 16
-"""Where one of so many files that are opened is a small one, of which the cache has a copy to give, it is kept."""
+"""A scope is kept where one opened file in this number is a small one that the cache has a copy of."""
 
 
 @dataclass(slots=True)

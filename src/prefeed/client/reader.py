@@ -41,7 +41,7 @@ from prefeed.wire import messages as m
 _log = logging.getLogger("prefeed")
 
 _LENT_FROM_BYTES = 256 * 1024
-"""Of a file of so many bytes parts are copied as they are read: a copy of all of it takes longer than to open it."""
+"""From this size on, parts of a file are copied as they are read: copying all of it takes longer than opening it."""
 
 _REPORT_EVERY = 16
 """Most reads between two reports to the server: it frees what was consumed by these."""
@@ -50,7 +50,7 @@ _REPORTS_A_LOOKAHEAD = 8
 _LARGE_REPORT_PAUSE_SECONDS = 0.002
 """Large objects are reported sooner: the server fetches no further while a whole lookahead is not known to be read.
 
-Of objects of which parts are read many come within this pause, and none of them is waited for.
+Many objects that are read in parts come within this pause, and none of them is waited for.
 """
 
 _RECONNECT_SECONDS = 5.0
@@ -58,7 +58,7 @@ _MOST_TIMES = 9
 """The pause is this many times what looking for the server took: to find out that it is held up takes seconds."""
 
 _REPORT_SECONDS = 1.0
-"""A server that takes no report for so long is left alone: nobody waits for it who has found what was asked for."""
+"""A server that takes no report for this long is left alone: a reader that has found its object does not wait for it."""
 
 _RENEW_SECONDS = 60.0
 """Pause between two times that a reader tells the server how to reach the origin."""
@@ -80,7 +80,7 @@ class Shared:
 
     It is one connection per home, and one record of written files per server's directory.
 
-    **Ownership.** Whoever makes it closes it; readers that have it close nothing of it but a connection that broke.
+    **Ownership.** Its maker closes it; readers that use it close only a connection that broke.
     **Threads and processes.** One reader at a time; a forked child makes its own.
     """
 
@@ -319,7 +319,7 @@ class ObjectReader:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
         if self._pid != os.getpid():
             return
-        self._retry_at = 0.0  # what is not told now is told by nobody
+        self._retry_at = 0.0  # what is not reported now is never reported
         self.report()
         if self._shared is None:
             self._disconnect()
@@ -449,7 +449,7 @@ class ObjectReader:
     def _may_be_granted(self, error: PrefeedError) -> TypeGuard[SourceError]:
         """Return True for what this process may read although the server may not: it has rights and tokens of its own.
 
-        Of a catalogue, whoever opens the file does so itself when the server has not read it.
+        With a catalogue, the reader opens the file itself when the server has not read it.
         """
         if self.dataset.manifest.grows:
             return False
@@ -559,7 +559,7 @@ _said: set[str] = set()
 
 
 def _say_closed(tier: TierReader) -> None:
-    """Say, once a process and tier, that it cannot be opened here, although its server can be asked."""
+    """Say, once per process and tier, that it cannot be opened here, while its server can be asked."""
     name = os.fspath(tier.directory)
     if name not in _said:
         _said.add(name)

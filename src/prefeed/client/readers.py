@@ -57,7 +57,7 @@ class Readers:
 
 
 class Reports(Protocol):
-    """What reads for one thread at a time: an ``ObjectReader``, or what has one."""
+    """A reader for one thread at a time: an ``ObjectReader``, or an object that has one."""
 
     def report(self) -> None:
         """The server knows of all reads that have ended."""

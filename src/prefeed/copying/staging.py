@@ -498,7 +498,7 @@ class Comparison:
         total_bytes: Their size.
         to_copy: What gets a copy and has none, or an old one, first to last.
         bytes_to_copy: Its size.
-        left: What has no room for a copy.
+        left: Objects for whose copies there is no room.
         dropped: The copies of ``left`` that are there: they make room for others.
         vanished: Files and links that are there and are not listed.
         refused: Paths that can be no file there, and why.

@@ -46,7 +46,7 @@ class Consumers:
     # ------------------------------------------------------------ plans
 
     def register(self, plan: Plan) -> None:
-        """The plan's consumer begins an epoch; what it had registered before is over, its counts go on."""
+        """The plan's consumer begins an epoch; its earlier plan is over, its counts continue."""
         old = self._consumers.pop(plan.consumer, None)
         entry = _Consumer(plan.dataset)
         if old is not None:

@@ -17,7 +17,7 @@ from prefeed.core.plan import Ids, Plan
 _NEVER: Final = np.iinfo(np.uint32).max
 _LEAST_CANDIDATES: Final = 64
 _PART: Final = 16
-"""So many parts of the residents are put in order at a time."""
+"""Number of parts into which the residents are split; one is put in order at a time."""
 
 Ranks = npt.NDArray[np.uint32]
 

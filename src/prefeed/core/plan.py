@@ -110,7 +110,7 @@ _NO_LIMIT = 1 << 62
 class Plan:
     """Object ids in reading order; ids may repeat, and more may be appended while the sampler continues.
 
-    Indices count from the beginning of the order, of which what the position has passed may be dropped.
+    Indices count from the beginning of the order; the part that the position has passed may be dropped.
 
     Args:
         consumer: Whose plan it is.

@@ -84,7 +84,7 @@ class Scheduler:
             self._lookahead.plan_room()
 
     def forget_dataset(self, dataset: int) -> bool:
-        """Nobody will ask for the objects of this manifest again; False when some are in the tier, or on their way."""
+        """Forget a manifest whose objects are not asked for again; False when some are in the tier, or on their way."""
         table = self.tables[dataset]
         if dataset in self.live_datasets() or len(table) != table.num_in(states.ABSENT) + table.num_in(states.FAILED):
             return False
@@ -118,7 +118,7 @@ class Scheduler:
         """The consumer begins an epoch; what it had registered before is over.
 
         Args:
-            consumer: Whose plan it is; its counts go on.
+            consumer: Whose plan it is; its counts continue.
             dataset: Number of the manifest that the ids belong to.
             ids: Object ids in reading order, shape (num_accesses,); more may follow by ``extend_plan``.
             warm: Fill the cache with these and expect no reader.
@@ -179,7 +179,7 @@ class Scheduler:
         self._consumers.advance(consumer, position)
 
     def count_reads(self, consumer: int, hits: int, direct_reads: int) -> None:
-        """So many of the consumer's reads needed no question, or had no answer; what asks is counted by ``demand``."""
+        """Count reads of the consumer that needed no question, or had no answer; ``demand`` counts those that ask."""
         self._consumers.count(consumer, hits=hits, direct_reads=direct_reads)
 
     def end_consumer(self, consumer: int) -> None:

@@ -81,7 +81,7 @@ class Place:
         self.is_replaced = False
 
     def restore(self) -> None:
-        """Put the original back, unless someone has put theirs over ours: theirs goes on calling ours."""
+        """Put the original back, unless other code has replaced ours: theirs still calls ours."""
         if getattr(self.owner, self.name, None) is self.replacement:
             setattr(self.owner, self.name, self.original)
         for functions in _ABILITIES if self.owner is os else ():
@@ -112,7 +112,7 @@ class Places:
         """Replace what the modules imported by now have, and is not replaced yet.
 
         Args:
-            finished: Name of a module of which the caller knows that all of it is there, whatever it says.
+            finished: Name of a module that the caller knows to be imported completely, whatever it says.
         """
         num_modules = len(sys.modules)
         for module_name, find, name, make in (*_PLACES, *_OF_WRITERS) if observers else _PLACES:
@@ -132,7 +132,7 @@ class Places:
         if place is not None and place.owner is owner:
             return place
         if place is not None and place.is_replaced:
-            place.restore()  # the module was thrown away and imported anew
+            place.restore()  # the module was thrown away and imported again
         place = self._places[module_name, name] = Place(owner, name)
         return place
 
@@ -246,7 +246,7 @@ def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
 
 
 def answer_everywhere(reader: FileReader | None) -> None:
-    """Outside of every scope, in all threads and in forks, this reader is asked; None: nobody, as at first.
+    """Outside of every scope, in all threads and in forks, this reader is asked; None: no reader, as at first.
 
     It takes effect where the replacements are in place; see ``install``.
     """
@@ -254,7 +254,7 @@ def answer_everywhere(reader: FileReader | None) -> None:
 
 
 def current_reader() -> FileReader | None:
-    """Return who is asked in this thread; None where nobody is."""
+    """Return the reader that is asked in this thread; None where there is none."""
     return asking.reader
 
 
@@ -272,7 +272,7 @@ def install(*, finished: str = "") -> None:
 def uninstall() -> None:
     """Everything is as it was before ``install``, as soon as no thread is inside a scope. Idempotent.
 
-    What someone else has put over a replacement is left alone, and goes on working.
+    A function that other code has put over a replacement is left alone, and keeps working.
     """
     with _process.lock:
         _process.is_for_good = False

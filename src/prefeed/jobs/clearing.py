@@ -46,7 +46,7 @@ def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) ->
     Args:
         place: The root.
         paths: Below the root; none, or an empty one: all of it.
-        entries: Free them; if not, what has not changed stays, for its key is the same in the new listing.
+        entries: Free them; if not, unchanged objects stay, because their keys are the same in the new listing.
     """
     root, settings = place.url, place.settings
     freed = ClearResult(entries=0, bytes=0)

@@ -163,7 +163,7 @@ class Records:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Nobody else changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
+        """No other process changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self.directory / ".records", within_seconds=_PATIENCE_SECONDS):
             yield

@@ -185,7 +185,7 @@ def _entries_of(value: Any) -> list[Any]:
 
 
 def _names_in(entry: Any, *, with_numbers: bool, depth: int = 2) -> Iterator[str]:
-    """Yield the strings, paths and perhaps whole numbers of which an entry is made."""
+    """Yield the strings, paths and perhaps whole numbers that make up an entry."""
     if isinstance(entry, str | bytes | os.PathLike):
         yield os.fsdecode(entry)[:_LONGEST]
     elif isinstance(entry, int) and not isinstance(entry, bool):
@@ -204,7 +204,7 @@ def _names_in(entry: Any, *, with_numbers: bool, depth: int = 2) -> Iterator[str
 
 
 def _is_dataset(value: Any) -> bool:
-    """Return True of what has samples, whatever class it is of; layers have none."""
+    """Return whether an object has samples, whatever its class; layers have none."""
     kind = type(value)
     has_samples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     return has_samples and not isinstance(value, bytes | bytearray) and not is_a(value, "Module", "Layer")
@@ -311,7 +311,7 @@ def access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
 
 
 def guess_of(dataset: Any, access: AccessMap, config: Config) -> Guess | None:
-    """Return what is guessed of samples of which nothing is known; None where all is known, or nothing can be guessed.
+    """Return the guesses for samples that are not known; None where all are known, or nothing can be guessed.
 
     Args:
         dataset: The user's, map-style.

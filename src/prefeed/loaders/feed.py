@@ -294,7 +294,7 @@ class Feeds:
         return kept[0]
 
     def clear(self) -> None:
-        """Let all loaders go; iterators that are in use go on to their end."""
+        """Let all loaders go; iterators that are in use run to their end."""
         self._feeds.clear()
 
     def _name_of(self, dataset: Any) -> str:

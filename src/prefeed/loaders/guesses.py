@@ -1,7 +1,7 @@
-"""What samples of which nothing is known probably open, planned only so far as it proves right.
+"""Guesses: files that unknown samples probably open, planned only as far as they prove right.
 
 A dataset that declares nothing mostly keeps its paths somewhere (``searching``). That is a guess: some lists are of files
-that nobody opens, and some are right for a while. So a guess is tried, and what samples really open is the judge:
+that are never opened, and some are right for a while. So a guess is tried, and what samples really open is the judge:
 
     files of the first samples → planned → made → seen: opened? ─yes→ as many again → …
                                                         └─no→ the column is dropped
@@ -113,10 +113,10 @@ class Guess:
         return sample in self._pending or any(tried.files_of(sample) for tried in self._columns)
 
     def take(self, samples: Iterable[int]) -> tuple[list[tuple[int, int]], list[str]]:
-        """Give out the files of these samples, in order, as long as so many may be tried.
+        """Give out the files of these samples, in order, as long as that number may be tried.
 
         Returns:
-            Samples with their number of files, without those of which nothing is guessed or whose files were given out before;
+            Samples with their number of files, without those that have no guess or whose files were given out before;
             and all paths.
         """
         counts: list[tuple[int, int]] = []
@@ -166,7 +166,7 @@ class Guess:
 
 
 class Supposing:
-    """Plans samples of which nothing is known by a guess: tells the server, and learns from it how right that was.
+    """Plans unknown samples by a guess: tells the server, and learns from it how right that was.
 
     Args:
         access: Of a dataset whose files are learned; it takes in what was supposed.
@@ -203,7 +203,7 @@ class Supposing:
         return reached
 
     def _reached(self, order: Order) -> tuple[int, npt.NDArray[np.int64]]:
-        """Return how many samples come before the first without a record of which something is guessed.
+        """Return how many samples come before the first that has no record but a guess.
 
         And the samples without a record, from that one on.
         """

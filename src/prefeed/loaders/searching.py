@@ -249,7 +249,7 @@ class _Search:
     def _of(
         self, holder: Any, length: int, mappings: tuple[_Mapping, ...], directories: tuple[str, ...], depth: int
     ) -> Iterator[Files]:
-        """Yield what an object, the dataset or one that it holds, has as files of so many samples."""
+        """Yield the lists of an object, the dataset or one that it holds, that may be the files of this number of samples."""
         if depth <= 0 or length <= 0 or id(holder) in self._visiting or self._num_visited >= _MOST_VISITED:
             return
         self._check_time()
@@ -385,7 +385,7 @@ def _parts_in_a_row(dataset: Any, length: int) -> list[tuple[Any, int]]:
 def _declared(holder: Any, length: int) -> Iterator[Files]:
     """Yield what a held dataset declares, or torchvision's list of it."""
     if is_a(holder, "Dataset") and length <= _MOST_DECLARED:
-        with contextlib.suppress(Exception):  # it is the user's, and nobody has asked it
+        with contextlib.suppress(Exception):  # it is the user's, and was not asked for
             declared = declared_paths(holder)
             if declared is not None and declared.num_samples == length:
                 yield declared.paths_of

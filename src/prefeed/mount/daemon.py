@@ -107,7 +107,7 @@ class Daemon:
     def _outcome(self, request: Request) -> Buffer | int:
         try:
             return self._answer(request)
-        except Exception:  # noqa: BLE001 - the reader gets an error, and the others go on
+        except Exception:  # noqa: BLE001 - the reader gets an error, and the others continue
             _log.exception("prefeed: request %d failed", request.operation)
             return errno.EIO
 

@@ -117,7 +117,7 @@ class Tree:
         return self.links[index] if 0 <= index < len(self.links) else None
 
     def look_up(self, directory: Directory, name: bytes) -> int:
-        """Return the number of what has this name there; 0 when nothing has."""
+        """Return the number of the node with this name; 0 when there is none."""
         if not directory.depth:
             for index, link in enumerate(self.links):
                 if link.name == name:

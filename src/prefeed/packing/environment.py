@@ -31,7 +31,7 @@ _MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ")
 class EnvironmentWriter:
     """Writes values, a batch in one transaction: killed at any instant, whole batches are there.
 
-    **Ownership.** Whoever makes it closes it; the environment is not changed afterwards.
+    **Ownership.** Its maker closes it; the environment is not changed afterwards.
     """
 
     def __init__(self, directory: Path, map_bytes: int) -> None:

@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     """The journal of a directory, held with a lock that goes with the process.
 
-    **Ownership.** Whoever opens closes; ``finish`` removes the file. **Threads and processes.** One at a time.
+    **Ownership.** The code that opens it closes it; ``finish`` removes the file. **Threads and processes.** One at a time.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -116,7 +116,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let another process go on."""
+        """Let another process continue."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -20,7 +20,7 @@ class Record(NamedTuple):
 class ShardWriter(ABC):
     """Writes one data file.
 
-    **Ownership.** Whoever makes it closes it; a file that was not flushed is not whole.
+    **Ownership.** Its maker closes it; a file that was not flushed is not whole.
 
     Attributes:
         suffix: Ending of the data file's name.

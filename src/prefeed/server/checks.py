@@ -139,7 +139,7 @@ class Checks:
         """These files have been written since: what is held of them counts no longer. None: any may have been moved."""
         if ids is None or len(ids):
             self._withdraw(dataset, ids)
-        for object_id in () if ids is None else ids.tolist():  # what has the same size and time may be other bytes
+        for object_id in () if ids is None else ids.tolist():  # equal size and time do not prove equal bytes
             self._scheduler.invalidate(dataset, object_id)
 
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
@@ -179,7 +179,7 @@ class Checks:
                 self._ask(dataset, ids.tolist())
 
     def take(self, result: CheckResult) -> None:
-        """The files were asked: publish what is as it was, free what is not, and let those who wait go on."""
+        """Publish the entries whose files are as they were, free the others, and answer those who wait."""
         dataset, ids = result.job.dataset, result.job.ids
         catalogue = result.job.catalogue
         self._batches -= 1

@@ -229,7 +229,7 @@ class FetchProcesses(Generic[JobT]):
             self._send_batch(process)
 
     def take(self, most: int) -> list[Delivery[JobT]]:
-        """Return what has come, at most that many; each lease is for the caller to release."""
+        """Return arrivals, at most that many; the caller releases each lease."""
         return [self._deliveries.popleft() for _ in range(min(most, len(self._deliveries)))]
 
     def take_lost(self) -> list[JobT]:

@@ -34,7 +34,7 @@ _GROUP_BYTES = 2 * 1024**2
 """What one thread asks the pool for at once."""
 
 _LARGE_BYTES = 1024**2
-"""Such an object lies in the pool in parts, of which one question finds the first."""
+"""Such an object lies in the pool in parts; one question finds the first of them."""
 
 _QUEUED: Final = 64
 """Fetches that wait in fetch processes for their turn, per dataset."""
@@ -413,7 +413,7 @@ def _delivered(delivery: Delivery[Job]) -> Result | None:
 
 
 def _asked(job: Job) -> FetchedObject:
-    """Return what the origin gives: the object that it lists, or another one of which it says so."""
+    """Return what the origin gives: the listed object, or another one that it says is another."""
     path = job.manifest.path(job.ticket.object_id)
     fetched = job.source.fetch(path)
     if (listed := job.manifest.listed(job.ticket.object_id)) is not None:

@@ -131,7 +131,7 @@ class Handlers:
         self._warm_ups.report_done()
 
     def on_message(self, connection: Connection, message: m.AnyMessage) -> None:
-        """A client said something; a request that fails is refused, and the server goes on."""
+        """Handle what a client said; a request that fails is refused, and the server continues."""
         try:
             if isinstance(message, m.Hello):
                 self._hello(connection, message)
@@ -288,7 +288,7 @@ class Handlers:
             self.node.scheduler.foresee(request.consumer, ids)
 
     def _take_ids(self, name: str, most_bytes: int | None = None) -> npt.NDArray[np.integer]:
-        """Return the ids in a file, which is removed; of more than may be kept so many that it can be told."""
+        """Return the ids in a file, and remove it; of too many, only enough to see that they are too many."""
         path = self._in_transit(name)
         dtype = np.dtype(np.uint32 if path.suffix == ".u32" else np.int64)
         count = -1 if most_bytes is None else most_bytes // dtype.itemsize + 1
@@ -468,10 +468,10 @@ class Rewritten:
             self._written.drop(end, [*kept, *self._forget(closed)])
 
     def _forget(self, changes: Sequence[Change]) -> list[Change]:
-        """Take what is cached of these files for out of date: it is asked for anew before anybody is given it.
+        """Take what is cached of these files for out of date: it is checked again before a reader gets it.
 
         Returns:
-            Those of manifests. What these list never changes: their readers go on reading the file itself.
+            Those of manifests. The files that these list never change: their readers keep reading the file itself.
         """
         listed: list[Change] = []
         names = {name for change in changes for name in (change.path, change.real)}

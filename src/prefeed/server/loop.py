@@ -199,7 +199,7 @@ class Loop:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there are no descriptors left: the others are served all the same
+        except OSError:  # it is gone already, or there are no descriptors left: the others are still served
             return
         if peer_process(sock)[1] != os.geteuid():
             sock.close()

@@ -169,11 +169,11 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
                     return
                 idle_since = now
             if not busy and not loop.owns_socket():
-                return  # the socket was removed, or another server listens there: nobody can reach this one
+                return  # the socket was removed, or another server listens there: no client can reach this one
 
 
 def _remove_unused(config: Config, own: NodeDirectory, runtime_dir: Path, tier_dir: Path) -> None:
-    """What nobody asks for again: plans and lists that a server before this one was killed over, and what is old."""
+    """Remove files that are not asked for again: plans and lists of a server that was killed, and old ones."""
     remove_in_transit(runtime_dir)
     remove_unused_catalogues(own.path)
     remove_unused_catalogues(config.home)  # of versions that kept them there
@@ -257,7 +257,7 @@ def _locked_within(within: int, home: Path, runtime_dir: Path) -> int:
 
 @contextmanager
 def _held_port(config: Config) -> Iterator[None]:
-    """Hold the port, if there is one, so that nobody else takes it for free; nothing listens there.
+    """Hold the port, if there is one, so that no other process takes it; nothing listens there.
 
     Raises:
         ServerError: Somebody has it.

@@ -165,7 +165,7 @@ class Node:
         self, consumer: int, dataset: int, ids: npt.NDArray[np.integer], *, upcoming: bool, resident: bool,
         recheck: bool, goes_on: bool = False,
     ) -> None:  # fmt: skip
-        """A consumer begins an epoch in this order, or will probably do so next; it goes on by ``extend_plan``."""
+        """A consumer begins an epoch in this order, or will probably do so next; ``extend_plan`` continues it."""
         self.registry.require_ids(dataset, ids)
         window = self._window(ids)
         if dataset not in self.scheduler.live_datasets():
@@ -263,7 +263,7 @@ class Node:
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 
     def count_error(self, code: str) -> None:
-        """Something failed that nobody is told of otherwise."""
+        """Record a failure that is not reported otherwise."""
         self._counts.errors[code] += 1
 
     # ------------------------------------------------------------ the ring
@@ -383,7 +383,7 @@ class Node:
                 self.checks.stored(ticket.dataset, ticket.object_id)
                 shared.append(result)
             elif result.where == Where.MEMORY and result.job.held.data is None:
-                self.fetchers.submit([self._job(ticket)])  # the entry went meanwhile, and nobody has the bytes
+                self.fetchers.submit([self._job(ticket)])  # the entry went meanwhile, and the bytes are held nowhere
             else:
                 rest.append(result)
         self._go_on(shared)
@@ -451,7 +451,7 @@ class Node:
             self.scheduler.set_budget(self.scheduler.residency.budget_bytes)
 
     def _empty_tier(self, why: str) -> None:
-        """What the tier holds cannot be used: begin anew."""
+        """Drop what the tier holds, which cannot be used, and start empty."""
         self._counts.errors[StoreDamagedError.code] += 1
         _log.warning(
             "prefeed: the memory tier in %s is damaged (%s): it is emptied, and lost objects are fetched again",
@@ -541,7 +541,7 @@ class Node:
 
 
 def _changed_in_one_view(result: Result) -> PassedThroughError:
-    """Return what readers of several mount namespaces are told of a file that changed in that of whoever was asked."""
+    """Return what readers of several mount namespaces are told of a file that changed in the namespace that was asked."""
     path = result.job.manifest.path(result.job.ticket.object_id)
     return PassedThroughError(
         f"{path} is another file now, at least for one process that listed it: open it", path=path

@@ -137,7 +137,7 @@ class SessionFiles:
         return self.session_path(session).is_dir()
 
     def remove_cache(self, key: CacheKey) -> None:
-        """The cache is gone, at once for everybody who looks for it; open handles and views go on working."""
+        """Remove the cache: nothing finds it any more; open handles and views keep working."""
         self._remove_at_once(self.path(key))
 
     def remove_session(self, session: int) -> None:
@@ -281,7 +281,7 @@ class Room:
         return is_open_elsewhere(self.files.path(key))
 
     def settle(self, key: CacheKey) -> bool:
-        """Nobody uses the cache: lower its limit to what its files take. False when some process has it open."""
+        """Lower the limit of an unused cache to what its files take. False when some process has it open."""
         trimmed = self._try_trim(key)
         self._resize_objects(self.shares.objects_limit_bytes)
         return trimmed

@@ -116,12 +116,12 @@ class WarmUps:
         return consumer
 
     def abandon(self, consumer: int) -> None:
-        """Whoever asked is gone."""
+        """The client that asked is gone."""
         if self._warm_ups.pop(consumer, None) is not None:
             self._node.scheduler.end_consumer(consumer)
 
     def report_done(self) -> None:
-        """Go on with each, and report those that are over; called whenever all that followed from the last events was done."""
+        """Continue each, and report those that are over; called when all consequences of the last events are done."""
         over = [consumer for consumer, warm_up in self._warm_ups.items() if self._goes_over(consumer, warm_up)]
         for consumer in over:
             warm_up = self._warm_ups.pop(consumer)

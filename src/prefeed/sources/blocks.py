@@ -37,7 +37,7 @@ _ASKING_THREADS: Final = 32
 
 
 class Block(NamedTuple):
-    """Which bytes of which version of an object: from ``offset`` on, ``size_bytes``."""
+    """A part of one version of an object: ``size_bytes`` from ``offset`` on."""
 
     path: str
     offset: int

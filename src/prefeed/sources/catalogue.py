@@ -185,7 +185,7 @@ class Catalogue(Listing):
         return {directory.decode(*ENCODING) for directory in found}
 
     def withdraw_all(self) -> None:
-        """Let no reader find an object without asking a server: for a client that has none to tell what has changed.
+        """Let no reader find an object without asking a server: for a client that has no server to report changes to.
 
         A file that is gone, or may not be written, is left alone.
         """

@@ -2,7 +2,7 @@
 
 Names come and go with a change of their directory's time, so where all directories are as they were the names are those of
 the last manifest, and only the files' sizes and times are asked for, and compared with the manifest's ``stamps``. Both times of a
-directory count: who unpacks a second archive into it sets one of them back, and nobody the other (``ctime``). A file beside
+directory count: unpacking a second archive into it can set one of them back, and never the other (``ctime``). A file beside
 the columns of a generation says what was found; without it all is listed::
 
     directories   8 bytes     xxh3-64 of the rest

@@ -41,7 +41,7 @@ _MAX_DIRECTORIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A line of mountinfo: where, of which type, its place in the tree of mounts, and the part of the file system that is there."""
+    """A line of mountinfo: where it is mounted, its type, its place in the tree of mounts, and the part of the file system that is there."""
 
     point: str
     type: str

@@ -357,7 +357,7 @@ class ObjectStoreSource:
 def _open(
     url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int = 0
 ) -> ObjectStore:
-    """Return a client for the root, or for the whole server to list plain HTTP; it tries a request again so many times.
+    """Return a client for the root, or for the whole server to list plain HTTP; ``retries`` is how often it tries a request again.
 
     From here on the native runtime belongs to this process.
     """

@@ -54,7 +54,7 @@ def is_young(status: os.stat_result, now_ns: int) -> bool:
 def is_open_for_writing(descriptor: int) -> bool:
     """Return whether any process of this machine has the file open for writing; False where that is not to be had.
 
-    The kernel gives a read lease to the owner of a file that no process writes to. It is given back at once; whoever opens the file
+    The kernel gives a read lease to the owner of a file that no process writes to. It is given back at once; a process that opens the file
     for writing in between waits these microseconds, and the signal that tells of it is one that is ignored.
 
     Args:

@@ -224,7 +224,7 @@ def is_store_variable(name: str) -> bool:
 def forget_store_environment() -> None:
     """Take the variables that say who speaks to stores, and by which proxies, out of this process's environment.
 
-    A server speaks for its clients, each of which says how: it must not speak as the user who started it. What the home's
+    A server speaks for its clients, and each of them says how: it must not speak as the user who started it. What the home's
     ``credentials.json`` names is still found.
     """
     for name in list(os.environ):

@@ -1,4 +1,4 @@
-"""``DatasetCache``: which cache of which session a stage uses, with the arguments of MindSpore's class of that name."""
+"""``DatasetCache``: the cache and the session that a stage uses, with the arguments of MindSpore's class of that name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DatasetCache:
         session_id: From ``prefeed session new`` or ``cache_admin -g``.
         size: Most that its entries may take in memory, in MB (2**20 bytes); 0: what the node can spare. More than the node server
             has is said, once, and what it has is taken.
-        spilling: What has no room in memory goes to the node's disk tier.
+        spilling: Values that do not fit into memory go to the node's disk tier.
         hostname: ``127.0.0.1``; anything else is refused: a cache is on the host that it serves.
         port: Names the server, as in ``cache_admin -p``; default: the environment's MS_CACHE_PORT, or 50052.
         num_connections, prefetch_size: Checked and of no effect: entries are mapped into the reading process, so there is

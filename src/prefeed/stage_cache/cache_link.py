@@ -41,7 +41,7 @@ class CacheName:
         cache: 32 bits that stand for everything below it.
         description: For people.
         size_bytes: Most bytes in memory; 0: what the node can spare.
-        spilling: What has no room in memory goes to disk.
+        spilling: Values that do not fit into memory go to disk.
     """
 
     session: int
@@ -112,7 +112,7 @@ class CacheLink:
         """Open the cache, and return what the server said; None when nothing is new, or to be heard.
 
         Args:
-            again: Although it is connected: the cache is not where it was.
+            again: Even if it is connected: the cache is not where it was.
         """
         if self.is_dropped or time.monotonic() < self._retry_at or (self.is_connected() and not again):
             return None

@@ -29,7 +29,7 @@ __all__ = ["CacheName", "CacheStore", "Views"]
 _log = logging.getLogger("prefeed")
 
 _SKIPPED_WHEN_FULL: Final = 64
-"""So many values are not offered to a cache that had no room: room comes seldom, and encoding costs."""
+"""This number of values is not offered to a cache that had no room: room comes seldom, and encoding costs."""
 
 _NEARLY_FULL: Final = 0.9
 

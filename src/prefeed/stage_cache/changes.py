@@ -192,7 +192,7 @@ class Changes:
         return any(not _is_opened(old, new) for *_, old, new in changed)
 
     def note(self, snapshot: Snapshot) -> None:
-        """From now on, what has changed since this counts."""
+        """Count changes from now on."""
         self._noted = snapshot
 
     @contextmanager

@@ -53,7 +53,7 @@ class Encoder:
             sample: Any nesting of numbers, texts, bytes, tuples, lists, dicts, named tuples, dataclasses, enum members,
                 paths, numpy arrays and scalars, CPU tensors and PIL images.
             note: Bytes of the caller's own, found again with ``note_of``.
-            allow_pickle: Pickle what has no other encoding.
+            allow_pickle: Pickle values that have no other encoding.
 
         Raises:
             CannotEncodeError: Something in the sample has no encoding. The message says what and where.

@@ -34,7 +34,7 @@ _log = logging.getLogger("prefeed")
 _WAIT_SECONDS: Final = 0.001
 _LEAST_PATIENCE_SECONDS: Final = 1.0
 _MOST_TIMES: Final = 4.0
-"""An entry that another process is making is waited for so long, or so many times what making one took here at most; then it
+"""An entry that another process is making is waited for this long, or at most this multiple of what making one took here; then it
 is made here too: the other may be stopped."""
 
 Making = Callable[[int], AbstractContextManager[None]]
@@ -90,13 +90,13 @@ class CachedDataset:
         version: Stands for the code of ``dataset``, and for unknown parts of its content; change it whenever these
             change, and let it name the data: ``"cifar10-train v2"``. What can be told of the content counts as well.
             None: all of it is looked at.
-        codec: ``"pickle"``: what has no encoding of its own is pickled, and users who may write the cache may run
+        codec: ``"pickle"``: values without an encoding of their own are pickled, and users who may write the cache may run
             code in those who read it.
         config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
 
     Raises:
         RandomStageError: A step draws random numbers.
-        CannotFingerprintError: Nobody can tell whether it is the same the next time; pass ``version``.
+        CannotFingerprintError: It cannot be told whether it is the same the next time; pass ``version``.
         SessionNotFoundError: The cache names a session that is not there.
 
     **Threads and processes.** Any thread, if the dataset below allows it; may be forked and pickled.
@@ -401,7 +401,7 @@ class CachedDataset:
         batch.made.append(at)
 
     def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
-        """Return samples of which some have an index that cannot be told from others: these are made each time."""
+        """Return samples when some have an index that cannot be told from others: these are made each time."""
         samples = []
         for at, index in enumerate(indices):
             try:
@@ -460,13 +460,13 @@ def map(
         dataset: Map-style.
         fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
         cache: Keeps what ``fn`` returns; None: it is called each time.
-        version: Stands for the code of ``fn``, of which only the name and what it was made with count then; change it
+        version: Stands for the code of ``fn``: then only its name and what it was made with count; change it
             whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
-        codec: ``"pickle"``: what has no encoding of its own is pickled.
+        codec: ``"pickle"``: values without an encoding of their own are pickled.
 
     Raises:
         RandomStageError: A cached step draws random numbers.
-        CannotFingerprintError: Nobody can tell whether ``fn`` is the same the next time; pass ``version``.
+        CannotFingerprintError: It cannot be told whether ``fn`` is the same the next time; pass ``version``.
     """
     mapped = MappedDataset(dataset, fn, version=version)
     return mapped if cache is None else CachedDataset(mapped, cache, codec=codec)

@@ -95,7 +95,7 @@ def key_now(path: str) -> bytes:
 def is_being_written(path: str) -> bool:
     """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new.
 
-    Nobody can tell that of a file that other machines may write; it is not opened to find out.
+    That cannot be told of a file that other machines may write; it is not opened to find out.
     """
     try:
         if not is_young(os.stat(path), time.time_ns()) or not is_on_own_disk(Path(path)):
@@ -212,7 +212,7 @@ class FilesSeen:
                 self._reader.saw(path)
 
     def saw_unknown(self) -> None:
-        """Nobody can tell which file is opened."""
+        """Note that it cannot be told which file is opened."""
         self.is_complete = False
         if isinstance(self._reader, FilesSeen):
             self._reader.saw_unknown()
@@ -287,7 +287,7 @@ _MANY_UNTRIED: Final = 64
 class Standing:
     """Which files this process has kept something of, and by which ways of calls such files are opened.
 
-    A file may be opened for one sample and serve later ones, which then depend on it, too. Nobody can see whether a dataset
+    A file may be opened for one sample and serve later ones, which then depend on it, too. It cannot be seen whether a dataset
     kept what it read: in an attribute, a global, an ``lru_cache``. So it is tried: a sample is made twice, and a file that
     is opened only the first time was kept. By which way of calls each file was opened is noted: a sample that opens one by
     a way that was not tried yet is made twice as well.

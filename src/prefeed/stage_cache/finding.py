@@ -23,7 +23,7 @@ ABSENT: Final = object()
 class Finder:
     """Reads samples from caches of one stage.
 
-    **Threads and processes.** Any thread; may go on after a fork.
+    **Threads and processes.** Any thread; works on after a fork.
     """
 
     def __init__(self, *, revalidates: bool, allow_pickle: bool) -> None:

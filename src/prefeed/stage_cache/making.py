@@ -136,7 +136,7 @@ _FIRST_SAMPLES: Final = 16
 """What is wrong with a stage is an error while one of its first samples is made; later its samples are no longer kept."""
 
 _TWICE: Final = 4
-"""So many of the first samples that a process makes of a stage are made twice and compared..."""
+"""This number of the first samples that a process makes of a stage are made twice and compared..."""
 
 _LEAST_TWICE: Final = 2
 _LONG_SECONDS: Final = 0.5
@@ -164,7 +164,7 @@ class Attempt(NamedTuple):
 class Maker:
     """Makes samples of one stage.
 
-    **Threads and processes.** Any thread, if the dataset allows it; may go on after a fork.
+    **Threads and processes.** Any thread, if the dataset allows it; works on after a fork.
     """
 
     def __init__(self, dataset: Any, changes: Changes, *, is_watched: bool, allow_pickle: bool) -> None:
@@ -175,7 +175,7 @@ class Maker:
             changes: Of the dataset.
             is_watched: The global generators are watched while a sample is made, and a stage whose samples differ when they
                 are made again is refused. False: the user has said that chance does not matter.
-            allow_pickle: Pickle what has no encoding of its own.
+            allow_pickle: Pickle values without an encoding of their own.
         """
         self._dataset = dataset
         self._changes = changes

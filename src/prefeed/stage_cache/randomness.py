@@ -201,7 +201,7 @@ class Verdict(Enum):
     """What is known of a name.
 
     Attributes:
-        DRAWS: Whoever calls it draws, or changes what others draw.
+        DRAWS: A call draws, or changes what others draw.
         SEEDED: It makes a generator, which draws its seed from the system when none is given.
         STILL: It draws nothing.
     """
@@ -276,7 +276,7 @@ _TRAINING_CLASSES: Final = frozenset({"RReLU", "FractionalMaxPool2d", "Fractiona
 def not_random(fn: T) -> T:
     """Mark a function, class or instance: its result does not depend on chance, whatever its code looks like.
 
-    To be used as a decorator or a call. What has no room for a mark (a builtin function, a bound method, an instance
+    To be used as a decorator or a call. An object without room for a mark (a builtin function, a bound method, an instance
     with ``__slots__``) is returned wrapped in something that is called in its stead.
 
     One mark vouches for the whole of each stage that it is a part of: the generators are then not watched while samples

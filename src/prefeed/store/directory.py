@@ -125,7 +125,7 @@ def require_private(directory: Path) -> None:
 
 
 def require_trusted(directory: Path) -> None:
-    """Nobody but this user and root can put what they like in the place of this user's part of a directory.
+    """Return whether only this user and root can replace this user's part of a directory.
 
     Such are this user's own, which others may not write to from now on, and those where all may but as in /tmp.
 
@@ -231,7 +231,7 @@ def allocated_bytes(directory: Path) -> int:
 
 
 def remove_files(directory: Path) -> None:
-    """Unlink the store's data; open handles and views go on working."""
+    """Unlink the store's data; open handles and views keep working."""
     own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
     for path in (*own, *namespace_paths(directory)):
         _remove_unless_file(path)
@@ -240,7 +240,7 @@ def remove_files(directory: Path) -> None:
 
 
 def remove_unusable(directory: Path) -> list[str]:
-    """Remove what has the name of one of the store's files, and is no file; returns the names of what was removed."""
+    """Remove things that are no files but have the name of one of the store's files; return their names."""
     own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
     return [path.name for path in own if _remove_unless_file(path)]
 

@@ -34,7 +34,7 @@ DAMAGE: Final = (
 """What LMDB says of files that are not, or no longer, what they should be: the first time, or when it is asked again."""
 
 MAX_TABLES: Final = 4
-"""So many an environment may have; LMDB wants to know."""
+"""Named databases per environment, which LMDB has to be told."""
 
 
 def open_to_read(directory: Path, layout: Layout, *, adopts: bool, shown: Path) -> lmdb.Environment | None:
@@ -359,7 +359,7 @@ def remap_when_idle(shared: SharedEnvironment, remap: Callable[[], None]) -> boo
 
 
 def _reopen(shared: SharedEnvironment, open_writing: Callable[[Path], SharedEnvironment]) -> bool:
-    """Give a handle, which its holders go on using, an environment that can write; call with the lock held."""
+    """Give a handle, which its holders keep, an environment that can write; call with the lock held."""
     return _when_idle(shared, lambda: None if shared.written else _replace_environment(shared, open_writing))
 
 

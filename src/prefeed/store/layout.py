@@ -86,7 +86,7 @@ MIN_BUDGET_BYTES: Final = 4 * 1024**2
 
 _SUMS_BYTES: Final = 16 * 1024
 _SUMS_SHARE: Final = 1024
-"""Of a budget of so many bytes one is for sums: enough for values of 8 KiB, of smaller ones the last that were stored."""
+"""One byte of this number of a budget's bytes is for sums: enough for values of 8 KiB; of smaller values the last that were stored have one."""
 
 PIECE_PAGES: Final = (4, 1)
 """Sizes of the pieces of a split value, tried in this order; pieces of one page fit wherever a page is free."""

@@ -143,7 +143,7 @@ def remove_unused(parent: Path, *, keep: Path) -> None:
 
 
 def remove_from_killed(parent: Path, pattern: str, *, keep: Path) -> None:
-    """Remove what has that name in directories of this kernel's servers that do not run any more."""
+    """Remove files of that name in directories of this kernel's servers that do not run any more."""
     for path in of_this_kernel(parent):
         if path != keep and any(path.glob(pattern)):
             with contextlib.suppress(OSError):

@@ -147,7 +147,7 @@ def _look_through(path: Path, *, on_disk: bool, is_suspect: bool) -> None:
 
 
 def remove_store(directory: Path) -> None:
-    """Remove a store and its directory; open handles and views go on working, and what they hold is freed with them.
+    """Remove a store and its directory; open handles and views keep working, and what they hold is freed with them.
 
     The store cannot be made again once this has returned, unless a process makes the directory. Files that are not the
     store's are left, and the directory with them.

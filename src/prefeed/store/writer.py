@@ -396,7 +396,7 @@ class TierWriter:
     # ------------------------------------------------------------ one group
 
     def _note_sums(self, puts: Sequence[Put]) -> None:
-        """Write the sums of residents before these are stored: what has none is not taken over."""
+        """Write the sums of residents before these are stored: a value without a sum is not taken over."""
         if self._sums is not None:
             for key, value, transient in puts:
                 if not transient:

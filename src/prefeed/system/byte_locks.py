@@ -62,7 +62,7 @@ class ByteLocks:
 
     They are seen in every container that has the file, whatever namespaces it has.
 
-    **Ownership.** Whoever makes it closes it, and with it gives all its locks back. A forked child has none: its copy
+    **Ownership.** Its maker closes it, and with it gives all its locks back. A forked child has none: its copy
     of the file is closed, which takes nothing from the parent.
     **Threads and processes.** Any thread. Each call takes the kernel's lock over all locks of the file: what one did
     before it, another sees after it.

@@ -149,7 +149,7 @@ def make_private(directory: Path) -> None:
 
 
 def close_to_others(directory: Path) -> None:
-    """Nobody else can enter the directory or read what is in it, whatever mode it was made with; links are not followed.
+    """Make a directory private: no other user can enter it or read its files, whatever mode it had; links are not followed.
 
     What belongs to somebody else, or is not there, stays as it is. One that is closed already is not looked through.
     """

@@ -183,7 +183,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the process that has this number here and now; one that is nobody's if there is none."""
+        """Return the process that has this number here and now; one that stands for no process if there is none."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:

@@ -44,14 +44,14 @@ Failed = Callable[[str, OSError], None]
 def removed_at(
     parent: int, name: str, where: str, *, within: Boundary | None, failed: Failed
 ) -> Generator[int, None, bool]:  # fmt: skip
-    """Remove what has a name in an open directory, with all below it; yield the size of each file and link that went.
+    """Remove a name in an open directory, with all below it; yield the size of each file and link that went.
 
     Args:
         parent: Descriptor of the directory.
         name: In it.
         where: The same as a path, for ``failed``.
         within: Directories that are of another mount or file system stay, with all above them; None: none are.
-        failed: Told what stays. What has vanished meanwhile does not count.
+        failed: Told what stays. Names that have vanished meanwhile do not count.
 
     Returns:
         Whether it is gone.

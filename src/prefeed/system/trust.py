@@ -152,7 +152,7 @@ def beneath(held: int, name: str = "") -> str:
 
 
 def require_kept(directory: str | os.PathLike[str]) -> None:
-    """Nobody but this user and root can have put anything into a directory, or it is not there.
+    """Return whether only this user and root can have put anything into a directory, or it is not there.
 
     Raises:
         UnsafeDirectoryError: Somebody could, or it cannot be looked at.

@@ -41,7 +41,7 @@ class Counts:
     _file = -1
 
     def __init__(self, file: int) -> None:
-        """Go on in a file, which is this process's alone; its descriptor may be closed afterwards."""
+        """Continue in a file of this process alone; its descriptor may be closed afterwards."""
         self._file = os.dup(file)
         os.ftruncate(file, _FILE_BYTES)  # a hole: it takes no memory
         self._map = mmap.mmap(file, _FILE_BYTES)

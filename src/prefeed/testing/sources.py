@@ -251,13 +251,13 @@ class FaultySource(_Passing):
                 raise TimeoutError(f"{len(self.stalled)} of {count} fetches are stalled")
 
     def release(self) -> None:
-        """Let all fetches go on that wait now."""
+        """Release all fetches that wait now."""
         with self._changed:
             self._releases += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let all fetches go on and close the source behind."""
+        """Release all fetches and close the source behind."""
         self.release()
         super().close()
 

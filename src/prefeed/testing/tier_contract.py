@@ -42,7 +42,7 @@ class WritableTier(Protocol):
 
     @property
     def is_scattered(self) -> bool:
-        """Whether ``give_back`` gives no more, although not all that is taken holds values."""
+        """Whether ``give_back`` gives no more, even when not all that is taken holds values."""
         ...
 
     def capacity_within(self, budget_bytes: int) -> int:

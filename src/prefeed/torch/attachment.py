@@ -43,7 +43,7 @@ from prefeed.torch.serving import Served, Staged
 _log = logging.getLogger("prefeed")
 
 _TRY_AGAIN_TIMES: Final = 20
-"""A loader that the cache made slower is served again after so many times what that epoch took: storage may have become slower."""
+"""A loader that the cache made slower is served again after this multiple of that epoch's time: storage may have become slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Attachment(Reported):
         Args:
             loader: The user's.
             served: What ``serve`` gave.
-            rest: Of an epoch that goes on.
+            rest: Of an epoch that is resumed.
         """
         view: Any = LoaderView(loader)
         sampler: Any = None
@@ -211,7 +211,7 @@ class Attachment(Reported):
 
         Args:
             loader: The user's.
-            num_seen: Batches of the epoch that the loop had before, when it goes on with one.
+            num_seen: Batches of the epoch that the loop had before, when it resumes one.
         """
         if self._report is None:
             self._name = name_of(loader)
@@ -346,7 +346,7 @@ class Attachment(Reported):
         except Exception as err:
             if self.explicit:
                 raise
-            # Nobody asked for this loader to be served: whatever its dataset does to us, it must not be noticed.
+            # The user did not ask for this loader to be served: an error of its dataset in our code must not be noticed.
             _log.debug("prefeed: attaching failed", exc_info=True)
             return _Refusal(f"{type(err).__name__}: {err}")
 
@@ -511,7 +511,7 @@ class Attachment(Reported):
 class LoaderView:
     """What torch's iterators read of a loader: attributes that were set here, and for all others those of the loader.
 
-    It is of no class of the user's, and no copy: whoever has a ``__del__`` would see one that he never made.
+    It is of no class of the user's, and no copy: a class with ``__del__`` would see an object that its user never made.
     """
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
@@ -543,7 +543,7 @@ def _join(attachment: ref[Attachment], place: Place, joining: Joining) -> None:
 
 
 def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
-    """Return after how many batches a new epoch begins, if the iterator goes on."""
+    """Return after how many batches a new epoch begins, if the iterator continues."""
     if isinstance(loader.dataset, IterableDataset):
         return None
     num_samples = length_of(loader.dataset)

@@ -39,7 +39,7 @@ class Mark(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Return when the device has come to it; other threads go on."""
+        """Return when the device has come to it; other threads run."""
         ...
 
 

@@ -164,7 +164,7 @@ class InPlace(Staged):
         return self._served
 
     def _open(self, number: int) -> None:
-        """Read through what the loader has opened; where that cannot be opened here, go on in place."""
+        """Read through what the loader has opened; where that cannot be opened here, continue in place."""
         note = self.state.note()
         if note is None:
             return  # it is about to be seen

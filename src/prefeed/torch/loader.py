@@ -58,7 +58,7 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
         **kwargs: As torch's.
 
     **Threads and processes**: as torch's; workers may be forked, spawned or served. The main process never touches
-    an object store, whose threads would not survive a fork. A copy, or what was pickled, begins anew.
+    an object store, whose threads would not survive a fork. A copy, or an unpickled one, starts afresh.
     """
 
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
         return self._position().state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there: the next iterator's first batch is the one that would have come next.
+        """Resume from there: the next iterator's first batch is the one that would have come next.
 
         No sample is made that was seen before, unless the dataset is an ``IterableDataset``, which has to be iterated up
         to the place. A state taken after the last batch gives a whole new epoch. The default random generator is
@@ -106,7 +106,7 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
 
 
 def _signature() -> inspect.Signature:
-    """Return torch's signature and ``config``: tools and frameworks look at it to make loaders anew."""
+    """Return torch's signature and ``config``: tools and frameworks look at it to make loaders again."""
     torchs = inspect.signature(TorchDataLoader.__init__)
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config | None)
     return torchs.replace(parameters=[*torchs.parameters.values(), config])
@@ -118,10 +118,10 @@ DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 def begin_iterator(
     iterator: _BaseDataLoaderIter, loader: Any, torchs: Callable[[Any], None], *, explicit: bool = False
 ) -> None:
-    """An iterator of torch's is being made, by whoever: it is served where that is possible.
+    """Serve an iterator of torch's that is being made, where that is possible.
 
     Args:
-        iterator: It, nothing of which is set yet.
+        iterator: The iterator, with no attribute set yet.
         loader: What it is made from; nothing of it is changed. As a rule a loader of torch's.
         torchs: Sets the iterator up as torch does, from the loader or from what stands in for it.
         explicit: The user asked for this loader to be served; it is not one of all.
@@ -187,8 +187,8 @@ def _serve(view: Any, loader: Any, attachment: Attachment, served: Served | Stag
 def set_all_loaders(served: bool) -> None:
     """Every loader of torch's counts as ``prefeed.DataLoader``, or only those that were made as such.
 
-    In the latter case the others are let go: their next epochs are torch's own. Iterators that are in use go on to
-    their end. Workers that were kept between epochs are started anew, which draws one more base seed.
+    In the latter case the others are let go: their next epochs are torch's own. Iterators that are in use run to
+    their end. Workers that were kept between epochs are started again, which draws one more base seed.
     """
     global _all_loaders
     _all_loaders = served

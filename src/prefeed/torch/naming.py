@@ -32,7 +32,7 @@ _COLLECTS: Final = frozenset({"LIST_APPEND", "MAP_ADD", "SET_ADD"})
 _COMPREHENSIONS: Final = frozenset({"<dictcomp>", "<listcomp>", "<setcomp>"})
 _CONSTANTS: Final = ("LOAD_CONST", "LOAD_SMALL_INT")
 _MOST_LOADS: Final = 8
-"""So many instructions at most say where a value is put."""
+"""At most this number of instructions say where a value is put."""
 
 
 class _Use(NamedTuple):

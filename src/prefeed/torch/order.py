@@ -138,7 +138,7 @@ def as_order(drawn: list[Any] | Order) -> Order:
 
 
 def with_inner(chain: list[Any], innermost: Any) -> Any:
-    """Return copies of samplers that draw from one another, the last of which draws from this one."""
+    """Return copies of samplers that draw from one another; the last copy draws from this one."""
     for wrapper in reversed(chain[:-1]):
         inner, innermost = innermost, copy.copy(wrapper)
         setattr(innermost, _WRAPPERS[_name_of(wrapper)], inner)
@@ -191,7 +191,7 @@ FIRST: Final = 1 << 13
 """Samples read first of a sampler that draws one after the other: some milliseconds."""
 
 CHUNK: Final = 1 << 16
-"""Most samples read at a time while the loop goes on: some 10 ms."""
+"""Most samples read at a time while the loop runs: some 10 ms."""
 
 WINDOW: Final = 1 << 21
 """Samples read first of a sampler that has drawn all of its order by then; an epoch that is no longer is one window."""
@@ -234,7 +234,7 @@ class Shadow:
             self._drawn = _begun(innermost if self._is_flat else with_inner(chain, innermost))
 
     def read(self, most: int) -> Order:
-        """Return the next samples of the order, so many or the last batch more; fewer at the end.
+        """Return the next samples of the order, ``most`` or up to a batch more; fewer at the end.
 
         Args:
             most: A multiple of the batch size; shape of the result (most,).
@@ -244,7 +244,7 @@ class Shadow:
         return _in_batches(as_order(drawn), self._index_sampler if self._is_flat and not self.has_more else None)
 
     def skip(self, num_samples: int) -> None:
-        """Torch has drawn so many by itself."""
+        """Note how many torch has drawn by itself."""
         for left in range(num_samples, 0, -CHUNK):
             _take(self._drawn, min(left, CHUNK))
 
@@ -316,7 +316,7 @@ class Buffered:
         return operator.length_hint(self._given) + sum(map(len, self._kept))
 
     def skip(self, num_samples: int) -> None:
-        """Torch has drawn so many by itself: from this reader, which knows."""
+        """Note what torch has drawn by itself, from this reader, which knows it."""
 
     def __iter__(self) -> Iterator[Any]:
         """Return what torch draws: always the same iterator."""
@@ -458,7 +458,7 @@ def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any] | Order, int]:
 
 
 def _take_into(items: list[Any], drawn: Iterator[Any], most: int) -> int:
-    """Append what comes, single indices or batches, until there are so many samples; return how many there are."""
+    """Append what comes, single indices or batches, until there are enough samples; return how many there are."""
     for item in itertools.islice(drawn, min(1, most)):
         items.append(item)
         if not isinstance(item, int):

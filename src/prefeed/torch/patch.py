@@ -1,6 +1,6 @@
 """Every loader of the process is served: torch's own classes are changed in place.
 
-All ways to a batch of torch's lead through its two classes of iterators, whoever makes them: torch's ``DataLoader`` and its
+All ways to a batch of torch's lead through its two classes of iterators: torch's ``DataLoader`` and its
 subclasses, a ``_get_iterator`` of somebody's own, a library that is handed no loader of torch's at all, as fastai's. So
 ``__init__`` of these is replaced. Loaders that were made before, names that were bound before and subclasses all gain,
 and ``type(loader)`` is torch's still.

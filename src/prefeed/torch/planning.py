@@ -3,7 +3,7 @@
 torch asks the sampler for a batch whenever one was consumed, so what it draws also tells how far the loop has come:
 when it draws batch k, batch k - (prefetch_factor * num_workers) has been handed over; k - 1 without workers.
 
-A sampler may go on for ever, its iterator for the whole run. Each pass over it is an epoch then: it begins when its first
+A sampler may never end, and its iterator may last for the whole run. Each pass over it is an epoch then: it begins when its first
 batch is drawn, and, where workers are ahead of the loop, once more when the loop comes to it.
 
 Workers take batches in turns and read them side by side, so objects are needed in the order
@@ -101,10 +101,10 @@ class PlannedSampler:
         inner: The user's sampler or batch sampler.
         access: Access map of the dataset.
         consumer: Where plans go.
-        trust: Read the sampler ahead although its class is not known to allow it.
+        trust: Read the sampler ahead even if its class is not known to allow it.
         num_workers, batches_ahead: Of the loader; batches torch has asked for and not yet handed over.
         seed_source: What torch draws an epoch's base seed from; see ``windows.Shadow``.
-        guess: What samples probably open of which it is not known.
+        guess: What unknown samples probably open.
 
     **Invariants**: the batches, their order and every random generator are as without it.
     **Threads**: batches are drawn by the loop; ``join`` may be called by another thread.
@@ -214,7 +214,7 @@ class PlannedSampler:
         consumer.begin(plan, goes_on=self._ahead is None or self._has_more)
 
     def pass_begins(self) -> None:
-        """The loop has all batches of a pass over a sampler that goes on: files count as they are from now on.
+        """The loop has all batches of a pass over a sampler that never ends: files count as they are from now on.
 
         Nothing happens before torch has asked for a batch of the next pass: that is its beginning then.
         """
@@ -225,7 +225,7 @@ class PlannedSampler:
                 self._read_at = read_at
 
     def resume(self, rest: Any, *, num_seen: int = 0) -> None:
-        """The epoch that begins next is one that goes on: these are the batches, or indices, that are left of it.
+        """The epoch that begins next is resumed: these are the batches, or indices, that are left of it.
 
         Args:
             rest: Batches, or indices, or what reads them ahead; None: all of them.
@@ -248,7 +248,7 @@ class PlannedSampler:
     def epoch_ended(self) -> None:
         """The loop has the last batch: if the next order can be foreseen, announce it."""
         if self._consumer.reads_once:
-            return  # after the last epoch a whole lookahead would have been fetched for nobody
+            return  # after the last epoch a whole lookahead would have been fetched in vain
         # A distributed sampler's next order is another one than it would draw now.
         if self._announced is None and is_readable_ahead(self.inner) and distributed_sampler(self.inner) is None:
             self._announce_drawn_by(self.inner, self._seed_source)
@@ -334,7 +334,7 @@ class PlannedSampler:
         return self._fitting(order, num_asked=self._batches_ahead * (self._batch_size() or 1), may_wait=True)
 
     def _whole_groups(self, num_samples: int) -> int:
-        """Return about so many samples, in whole groups of batches that workers read side by side."""
+        """Return about ``num_samples``, in whole groups of batches that workers read side by side."""
         group = self._group
         return -(-num_samples // group) * group
 
@@ -348,7 +348,7 @@ class PlannedSampler:
 
         Args:
             order: Of samples that are not planned.
-            num_asked: So many of them torch has asked for, or asks for at once.
+            num_asked: How many of them torch has asked for, or asks for at once.
             may_wait: An epoch is about to begin.
         """
         most = len(order)
@@ -377,7 +377,7 @@ class PlannedSampler:
         return len(order)
 
     def _read_on(self, num_drawn: int) -> None:
-        """Read another window, when the loop has come so far that one is due; torch has so many samples of the pass."""
+        """Read another window, when the loop has come so far that one is due; ``num_drawn``: samples of the pass that torch has."""
         ahead = self._ahead
         if ahead is None or not self._has_more or (num_drawn < self._read_at and not self._is_guessed):
             return

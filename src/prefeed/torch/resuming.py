@@ -203,7 +203,7 @@ class Position:
         return _Watched(loader._index_sampler if sampler is None else sampler, self)
 
     def draws(self) -> deque[Any]:
-        """Return where a sampler puts what it draws from now on: an iterator of before may go on with its own."""
+        """Return where a sampler puts what it draws from now on: an earlier iterator may continue with its own."""
         self._last, self._ahead = [], deque()
         return self._ahead
 
@@ -285,7 +285,7 @@ class Position:
         }
 
     def load(self, loader: TorchDataLoader[Any], state: Mapping[str, Any]) -> None:
-        """Go on from there at the next iterator.
+        """Resume from there at the next iterator.
 
         Raises:
             ResumeError: It is another kind of state, or of a loader whose batches are others.

@@ -30,9 +30,9 @@ class Child:
     A child has the parent's memory as it was at the fork, shared mappings included. What it may look at must not be used
     for something else before it has ended.
 
-    It has one end of a pipe, which the kernel closes when it ends or runs another program; nobody writes into it.
+    It has one end of a pipe, which the kernel closes when it ends or runs another program; nothing is written into it.
 
-    **Ownership**: whoever keeps the object; the descriptor is closed with it.
+    **Ownership**: the holder of the object; the descriptor is closed with it.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Child:
             pass  # no descriptor left: it counts as one that never ends
 
     def has_ended(self) -> bool:
-        """Return True when nobody is left who has the memory of the fork; does not block."""
+        """Return True when no process is left that has the memory of the fork; does not block."""
         return self._ours is not None and self._ours.poll()
 
     def _was_forked(self) -> None:
-        """In the parent; also when the fork failed, and then nobody has the other end."""
+        """Call it in the parent; also when the fork failed, and then no process has the other end."""
         if self._theirs is not None:
             self._theirs.close()
 
@@ -118,7 +118,7 @@ class Driver(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when the devices have done all that they were asked for until now; other threads go on."""
+        """Return when the devices have done all that they were asked for until now; other threads run."""
         ...
 
 
@@ -264,7 +264,7 @@ class Ring:
         return bool(self._held)
 
     def begin(self) -> None:
-        """A worker is about to be started, and the one before has ended: what it sent and nobody received is free."""
+        """Free what an ended worker sent and the loop did not receive, before another worker is started."""
         self._forget_children()
         for slot in self._unused():
             self._memory.free(slot)
@@ -291,7 +291,7 @@ class Ring:
     def close(self) -> None:
         """Give the memory back, except what tensors are over; that follows when they are gone.
 
-        Nobody receives from it any more.
+        The loop does not receive from it any more.
         """
         if not self.is_of_this_process:
             return
@@ -308,7 +308,7 @@ class Ring:
         self._children.append((child, self._held_slots()))
 
     def _unused(self) -> list[int]:
-        """Return the slots that nobody can read."""
+        """Return the slots that no process can read."""
         # In this order: ``_gone``, in another thread, moves a slot from the first set to the second.
         numbers, held = (slot.number for slot in self._memory.slots()), self._held_slots()
         return [number for number in numbers if number not in held and number not in self._left_to_children]

@@ -355,7 +355,7 @@ class Lent:
     **Threads and processes**: one thread at a time; picklable while nothing is lent.
 
     Attributes:
-        is_allowed: Whoever asks for samples copies them, and says when that is done.
+        is_allowed: The caller copies the samples, and says when that is done.
     """
 
     def __init__(self) -> None:
@@ -476,7 +476,7 @@ def samples_of(
         dataset: Without a method of its own that makes a batch.
         indices: Of the batch.
         making: Opens the scope of a sample, by its position in the batch.
-        lent: Whoever gets the samples may be lent what a cache holds; None: functions of the user's get them.
+        lent: The receiver of the samples may be lent what a cache holds; None: functions of the user's get them.
     """
     if type(dataset) is Subset and callable(getattr(dataset.dataset, "__getitems__", None)):
         return samples_of(dataset.dataset, [dataset.indices[index] for index in indices], making, lent)

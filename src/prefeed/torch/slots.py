@@ -3,7 +3,7 @@
     memory of one worker    | header: flags, sizes, offsets | slot 3 | slot 0 |   hole   | slot 1 | ...
 
     slot      FREE ── worker: take ──→ TAKEN ── the storage over it is gone ──────→ FREE
-                                         └───── nobody has received it, when another worker starts ──→ FREE
+                                         └───── not received, when another worker starts ──→ FREE
 
 The memory is a memfd of the main process, ``ring.Ring``: it has no name, so nothing is left of it when every process
 was killed.
@@ -74,7 +74,7 @@ class Slot:
 
 
 def memory_bytes(max_bytes: int) -> int:
-    """Return how long the memory is that holds slots of so many bytes; most of it never has pages."""
+    """Return how long the memory is that holds slots of ``max_bytes`` together; most of it never has pages."""
     return _HEADER_BYTES + _ADDRESSES_A_BYTE * _whole_pages(max_bytes)
 
 
@@ -177,7 +177,7 @@ class RingWriter:
         self._close()
 
     def try_take(self, num_bytes: int, *, num_before: int = 0) -> Slot | None:
-        """Take a slot of at least so many bytes; None when all are taken and no other can be made.
+        """Take a slot of at least that size; None when all are taken and no other can be made.
 
         Args:
             num_bytes: At least 1.
@@ -232,7 +232,7 @@ class RingWriter:
 
 
 def _place_for(num_bytes: int, slots: Iterable[Slot], end: int) -> int | None:
-    """Return the lowest offset where so many bytes lie between the slots; None when there is none. Pure."""
+    """Return the lowest offset with a gap of that size between the slots; None when there is none. Pure."""
     start = _HEADER_BYTES
     for slot in sorted(slots, key=lambda slot: slot.offset):
         if slot.offset - start >= num_bytes:

@@ -543,7 +543,7 @@ def _made_and_held(holder: RootedDir, name: str) -> int:
 
 
 def _empty(work: int) -> None:
-    # Nobody makes directories here; a stranger's go too, but not what is mounted there.
+    # Directories are not made here by us; a stranger's are removed too, but not what is mounted there.
     for _ in emptied(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
         pass
 

@@ -49,7 +49,7 @@ def decode_jpeg(data: Buffer, min_size: int | tuple[int, int] | None = None) -> 
             below it. A pair: (height, width), neither below its own. None, and a picture that is smaller: full size.
 
     Returns:
-        Shape (height, width, 3), RGB, writable and nobody else's. A scaled side is rounded up.
+        Shape (height, width, 3), RGB, writable and not shared. A scaled side is rounded up.
 
     Raises:
         ImageDecodeError: It is no picture, or one that is truncated or damaged, or has more than twice

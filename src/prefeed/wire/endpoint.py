@@ -122,7 +122,7 @@ def connect_in(directory: Path, sock: socket.socket) -> None:
 
     Raises:
         UnsafeDirectoryError: The directory, or the process that listens there, is somebody else's.
-        OSError: Nobody listens there.
+        OSError: No process listens there.
     """
     held = open_own(directory)
     try:

@@ -174,7 +174,7 @@ _NARROW: Final = 1.3
 _USUAL_NOISE: Final = 0.1
 _ITS_WEIGHT: Final = 3
 """Two or three pairs say little of their own spread: with it goes what the ratio of two runs on a machine that is not idle
-usually deviates by, as so many pairs more would (a moderated t-statistic: Smyth, 2004)."""
+usually deviates by, as that number of further pairs would (a moderated t-statistic: Smyth, 2004)."""
 
 _STUDENT: Final = (2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
 """Student's t, two-sided 95 %, from 4 degrees of freedom on; more than 12 are taken as 12."""

@@ -431,7 +431,7 @@ def _look_at_instance(value: Any) -> Anatomy:
 
 
 def _look_at_ordered(value: OrderedDict[Any, Any]) -> Anatomy:
-    """Look at a dictionary of which each module of torch's has a dozen, most of them empty."""
+    """Look at a dictionary; each module of torch's has a dozen of them, mostly empty."""
     return _look_at_instance(value) if value or vars(value) else Anatomy(kind="empty OrderedDict")
 
 
