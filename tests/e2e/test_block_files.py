@@ -180,7 +180,7 @@ def _compare(file: BlockFile, data: bytes, seed: int) -> None:
         assert file.read_range(start, BLOCK) == data[start : start + BLOCK]
 
 
-def test_an_open_file_goes_on_in_a_forked_child(root: Path, data: bytes) -> None:
+def test_an_open_file_continues_in_a_forked_child(root: Path, data: bytes) -> None:
     with opened(root) as file:
         assert file.read(3 * BLOCK + 100) == data[: 3 * BLOCK + 100]
 
@@ -245,7 +245,7 @@ def test_an_open_file_outlives_a_token(root: Path, size: int, monkeypatch: pytes
         assert refused == ["x.bin"]
 
 
-def test_readers_go_on_without_a_server_and_with_the_next_one(root: Path, data: bytes, sandbox: Sandbox) -> None:
+def test_readers_continue_without_a_server_and_with_the_next_one(root: Path, data: bytes, sandbox: Sandbox) -> None:
     from sandbox import end_all, servers_of
 
     with opened(root) as file:

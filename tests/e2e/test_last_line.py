@@ -84,7 +84,7 @@ def test_said_however_the_program_ends(run: Run, tmp_path: Path, end: str) -> No
         assert (tmp_path / "other").read_bytes() == b"own"
 
 
-def test_nobody_reads_its_output(run: Run, tmp_path: Path) -> None:
+def test_its_output_is_not_read(run: Run, tmp_path: Path) -> None:
     program = written(tmp_path, "for n in range(100000): print(n)\n")
     ended = []
     for line in (f"{sys.executable}", f"{sys.executable} -m prefeed run --quiet", f"{sys.executable} -m prefeed run"):

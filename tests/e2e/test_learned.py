@@ -199,7 +199,7 @@ def change(file: Path, *, more_bytes: int) -> None:
 
 
 @workers
-def test_rewritten_file_is_served_anew(root: Path, workers: dict[str, Any]) -> None:
+def test_rewritten_file_is_served_again(root: Path, workers: dict[str, Any]) -> None:
     """As large as before, and larger: within the room that it had, and beyond."""
     dataset = Hashed(root, NUM_SAMPLES)
     ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)

@@ -138,7 +138,7 @@ def num_files_below(root: Path) -> int:
     return sum(path.is_file() for path in root.rglob("*"))
 
 
-def test_nobody_gets_what_is_of_another_node(
+def test_a_node_gives_nothing_of_another_node(
     nodes: list[HomeNode], files: Path, pictures: Path, sandbox: Sandbox
 ) -> None:
     nothing_wrong = [0] * len(nodes)

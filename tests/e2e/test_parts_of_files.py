@@ -206,7 +206,7 @@ class Kept(Slices):
 
 
 @pytest.mark.parametrize("resident", ["1", "0"])
-def test_a_file_that_is_kept_goes_on_working(
+def test_a_file_that_is_kept_continues_working(
     source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, resident: str
 ) -> None:
     """Over samples and epochs, when the cache has freed it, and when the server is gone and its memory with it."""
@@ -226,7 +226,7 @@ def test_a_file_that_is_kept_goes_on_working(
     truth.close()
 
 
-def test_a_file_that_is_open_in_a_fork_goes_on_working(source: Path, slow: SlowDirectory) -> None:
+def test_a_file_that_is_open_in_a_fork_continues_working(source: Path, slow: SlowDirectory) -> None:
     """Its parent's snapshot is none of the child's: each reads the tier by itself."""
     kept = Kept(slow.path)
     list(loader_of(kept))

@@ -105,7 +105,7 @@ def test_two_processes(root: Path, tmp_path: Path) -> None:
     assert (saved["epoch"], saved["step"], saved["loaders"]) == (2, 0, [None, None])
 
 
-def test_it_goes_on_in_the_middle_of_an_epoch(
+def test_it_continues_in_the_middle_of_an_epoch(
     example: ModuleType, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["resnet50.py", str(root), *SMALL, "--num-workers", "0"])

@@ -142,7 +142,7 @@ def test_workers_that_stay(root: Path, build: Build) -> None:
     compare(prefeed.datasets.ImageFolder(root, thumbnail), build, num_workers=2, persistent_workers=True)
 
 
-def test_augmentation_in_the_main_process_goes_on_too(root: Path) -> None:
+def test_augmentation_in_the_main_process_continues_too(root: Path) -> None:
     compare(prefeed.datasets.ImageFolder(root, Augment()), samplers.shuffle, num_workers=0)
 
 

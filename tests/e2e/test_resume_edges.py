@@ -107,7 +107,7 @@ def test_it_is_the_last_iterator_that_counts(sampler: Any) -> None:
     assert len(prefeed.statistics().epochs) == before
 
 
-def test_an_epoch_of_which_nothing_was_seen_just_begins() -> None:
+def test_an_epoch_that_was_not_seen_just_begins() -> None:
     """With all generators as they were; else what is drawn after it would be other than it was."""
     loader = loader_of()
     state, generator = loader.state_dict(), torch.get_rng_state()
@@ -120,7 +120,7 @@ def test_an_epoch_of_which_nothing_was_seen_just_begins() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("num_seen", [3, LENGTH // BATCH_SIZE])
-def test_an_iterator_that_nobody_asks_changes_nothing(num_workers: int, num_seen: int) -> None:
+def test_an_iterator_that_is_not_asked_changes_nothing(num_workers: int, num_seen: int) -> None:
     """Lightning makes one of the epoch that its checkpoint ended, and then another one for the next epoch."""
     loader = loader_of(generator=torch.Generator().manual_seed(3), num_workers=num_workers)
     iterator = iter(loader)

@@ -203,7 +203,7 @@ def test_workers_that_are_threads_are_served(root: Path, cls: Any) -> None:
 # ---------------------------------------------------------------- loaders made anew
 
 
-def test_loader_of_each_epoch_goes_on_counting(root: Path) -> None:
+def test_loader_of_each_epoch_continues_counting(root: Path) -> None:
     """DeepSpeed makes a loader for each epoch: what was learned is known, the plan is there, and epochs have numbers."""
     known = untold_epochs()
     with auto():

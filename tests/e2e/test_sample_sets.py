@@ -181,7 +181,7 @@ def test_roots_that_name_a_store_say_what_to_use(directory: Path, monkeypatch: p
     assert "its objects cannot be opened by path" in result.stderr
 
 
-def test_a_program_that_is_run_is_told_and_goes_on(directory: Path) -> None:
+def test_a_program_that_is_run_is_told_and_continues(directory: Path) -> None:
     script = directory.parent / "train.py"
     script.write_text(
         "import torch\nfrom torch.utils.data import DataLoader\n"

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_it_at_once(paths: list[str]) -> None:
     ahead.close()
 
 
-def test_files_that_nobody_comes_to_are_closed(paths: list[str]) -> None:
+def test_files_that_are_not_reached_are_closed(paths: list[str]) -> None:
     opened: list[Any] = []
 
     def open_one(path: str) -> Any:

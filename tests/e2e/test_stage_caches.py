@@ -384,7 +384,7 @@ def test_any_index_counts_as_a_whole_and_one_that_cannot_be_told_is_not_kept() -
 
 @pytest.mark.parametrize("make_loader", LOADERS)
 @pytest.mark.parametrize("workers", [*WORKERS[:2], WORKERS[3]])  # kept ones have a dataset of their own
-def test_an_attribute_that_is_set_anew(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
+def test_an_attribute_that_is_set_again(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
     cached = prefeed.CachedDataset(Subset(files, range(8)))
     loader = make_loader(cached, **workers)
     assert batches(loader) == ALL[:8]
@@ -399,7 +399,7 @@ def test_an_attribute_that_is_set_anew(files: Files, log: Log, make_loader: Any,
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_what_is_set_anew_does_not_change_what_others_find(files: Files, session: int, explicit: bool) -> None:
+def test_what_is_set_again_does_not_change_what_others_find(files: Files, session: int, explicit: bool) -> None:
     def cache() -> Any:
         return prefeed.DatasetCache(session) if explicit else None
 
@@ -576,7 +576,7 @@ def test_a_mark_allows_it(files: Files) -> None:
     assert cached[0] == cached[0]
 
 
-def test_a_global_that_is_set_anew_as_in_a_notebook(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_that_is_set_again_as_in_a_notebook(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = prefeed.CachedDataset(prefeed.map(files, shifted))
     loader = prefeed.DataLoader(cached, batch_size=4, num_workers=2)
     for number in (0, 100, 0):
@@ -621,7 +621,7 @@ def test_one_cache_is_of_one_pipeline(files: Files, session: int) -> None:
 
 @pytest.mark.parametrize("make_loader", LOADERS)
 @pytest.mark.parametrize("workers", WORKERS[:3])
-def test_a_dropped_session_is_missed_by_nobody(
+def test_a_dropped_session_is_not_missed(
     files: Files, log: Log, session: int, make_loader: Any, workers: dict[str, Any]
 ) -> None:
     cached = prefeed.CachedDataset(files, prefeed.DatasetCache(session))
@@ -636,7 +636,7 @@ def test_a_dropped_session_is_missed_by_nobody(
 
 @pytest.mark.parametrize("make_loader", LOADERS)
 @pytest.mark.parametrize("workers", WORKERS[:3])
-def test_a_stopped_server_is_missed_by_nobody(files: Files, make_loader: Any, workers: dict[str, Any]) -> None:
+def test_a_stopped_server_is_not_missed(files: Files, make_loader: Any, workers: dict[str, Any]) -> None:
     loader = make_loader(prefeed.CachedDataset(files), **workers)
     iterator = iter(loader)
     next(iterator)

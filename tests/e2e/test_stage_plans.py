@@ -76,7 +76,7 @@ def forgetful(source: Path) -> Iterator[SlowDirectory]:
         yield slow
 
 
-def test_a_changed_file_is_fetched_and_made_anew(source: Path, forgetful: SlowDirectory) -> None:
+def test_a_changed_file_is_fetched_and_made_again(source: Path, forgetful: SlowDirectory) -> None:
     slow, folder = forgetful, datasets.ImageFolder(str(forgetful.path), STEPS)
     cached = prefeed.CachedDataset(folder)
     loader = prefeed.DataLoader(cached, batch_size=4, num_workers=2)

@@ -79,7 +79,7 @@ def test_not_forked(root: Path, method: str, own: bool) -> None:
     assert prefeed.statistics().direct_reads == 0
 
 
-def test_spawned_anew_each_epoch(root: Path) -> None:
+def test_spawned_again_each_epoch(root: Path) -> None:
     kwargs = {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context("spawn")}
     reference = torchvision_datasets.ImageFolder(str(root), Augment())
     expected = see(torch.utils.data.DataLoader, reference, epochs=2, num_workers=1)

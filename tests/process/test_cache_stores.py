@@ -122,7 +122,7 @@ def test_without_a_server_the_limit_stands() -> None:
 # ---------------------------------------------------------------- a server that hangs
 
 
-def test_a_stopped_server_holds_nobody_up(sandbox: Sandbox) -> None:
+def test_a_stopped_server_does_not_delay_others(sandbox: Sandbox) -> None:
     """A full cache asks for more room, is not answered, and goes on without for a while."""
     with opened(name(1)) as store:
         fill(store)

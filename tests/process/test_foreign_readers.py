@@ -139,7 +139,7 @@ def test_without_pins_they_would_see_other_bytes(
         assert not all(all(each) for each in churn(writer, [pipe]))
 
 
-def test_the_store_holds_nothing_for_a_container_that_nobody_expects(writer: TierWriter, directory: Path) -> None:
+def test_the_store_holds_nothing_for_a_container_that_is_not_expected(writer: TierWriter, directory: Path) -> None:
     with container_running(_read_when_told, directory) as (_, pipe):
         writer.put_many([(key_of(0), value(0), False)])
         assert tell(pipe) == (False, False)
@@ -396,7 +396,7 @@ def test_readers_in_the_table_of_another_namespace_are_not_taken_for_dead(direct
         process.kill()
 
 
-def test_a_store_that_nobody_has_open_is_taken_over_as_it_is(directory: Path) -> None:
+def test_a_store_that_is_not_open_is_taken_over_as_it_is(directory: Path) -> None:
     with container_running(_write_and_wait, directory) as (process, pipe):
         assert pipe.recv() == "written"
         process.kill()

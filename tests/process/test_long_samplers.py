@@ -129,7 +129,7 @@ def test_a_sampler_of_the_users_without_end(root: Path, trust: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["replacement", "its own generator", "says too little"])
-def test_it_goes_on_where_it_was(root: Path, kind: str) -> None:
+def test_it_continues_where_it_was(root: Path, kind: str) -> None:
     """A training that was saved in the middle of an order of 10⁸ gives the batches that it would have given."""
     objects = prefeed.datasets.Objects(root)
     config = resolve({"trust_samplers": True})

@@ -223,7 +223,7 @@ def test_a_read_under_way_outlives_the_daemon(web: FileServer, point: Path) -> N
         assert (point / "b.bin").read_bytes() == SMALL[::-1]
 
 
-def test_reads_go_on_without_the_node_server(web: FileServer, point: Path) -> None:
+def test_reads_continue_without_the_node_server(web: FileServer, point: Path) -> None:
     with mounted(web.url, point):
         assert (point / "a.bin").read_bytes() == SMALL
         kill(server_pid())

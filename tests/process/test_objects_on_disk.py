@@ -355,9 +355,7 @@ def test_the_budget_holds(root: Path, origin: servers.FileServer, monkeypatch: p
     assert failures() == {}
 
 
-def test_other_data_take_the_room_of_what_nobody_uses(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_take_the_room_of_unused_data(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_DISK", "4MiB")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -67,7 +67,7 @@ def _run_and_die(work: Callable[[], None], die_at: int) -> bool:
     return status != 0
 
 
-def test_killed_at_each_file_it_goes_on(documents: tuple[dict[str, Any], ...], sandbox: Sandbox) -> None:
+def test_killed_at_each_file_it_continues(documents: tuple[dict[str, Any], ...], sandbox: Sandbox) -> None:
     killed = 0
     for die_at in range(1, 20):
         was_killed = _run_and_die(lambda: _apply_and_bring_up(documents), die_at)

@@ -114,7 +114,7 @@ def test_a_server_that_hangs_is_named_and_killed(hanging: subprocess.Popen[str])
 
 
 @pytest.mark.parametrize("flags", ["rb", "none"])
-def test_nobody_is_ended_but_who_owns_the_lock(flags: str) -> None:
+def test_only_the_owner_of_the_lock_is_ended(flags: str) -> None:
     """The lock of a server that was killed names a number that another process has by now, which may even read it."""
     directory = make_runtime_dir(resolve({}).runtime_dirs)
     lock = directory / "server.lock"

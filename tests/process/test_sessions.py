@@ -43,7 +43,7 @@ def cache_of(connection: Connection, session: int) -> CacheInfo:
     return found.caches[0]
 
 
-def test_sessions_go_on_after_the_server_was_killed() -> None:
+def test_sessions_continue_after_the_server_was_killed() -> None:
     with connected() as connection:
         session, empty = NodeClient(connection).new_session(), NodeClient(connection).new_session()
         opened = open_cache(connection, session, 1, description="decode")

@@ -115,7 +115,7 @@ def _write_forever(tier: SharedTier, seed: int, pipe: Connection) -> None:
         seed += 1000
 
 
-def test_killed_at_any_instant_the_others_go_on(tier: SharedTier) -> None:
+def test_killed_at_any_instant_the_others_continue(tier: SharedTier) -> None:
     rng = random.Random(7)
     with child_running(_write_forever, tier, 500) as (_, survivor):
         for number in range(25):

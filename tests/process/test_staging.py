@@ -99,7 +99,7 @@ STEPS = ["the first record", "a file is half written", "a file is written", "a f
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_killed_run_leaves_whole_files_and_the_next_goes_on(origin: Path, sandbox: Sandbox, step: str) -> None:
+def test_a_killed_run_leaves_whole_files_and_the_next_continues(origin: Path, sandbox: Sandbox, step: str) -> None:
     with child_running(_stage_and_die, origin, sandbox, step) as (process, _):
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
@@ -165,7 +165,7 @@ def copied_to(sandbox: Sandbox) -> dict[str, bytes]:
     }
 
 
-def test_ctrl_c_says_how_to_go_on(server: FileServer, sandbox: Sandbox) -> None:
+def test_ctrl_c_says_how_to_resume(server: FileServer, sandbox: Sandbox) -> None:
     server.answers["/class%201/1.jpg"] = silent
     with command("stage", server.url) as first:
         wait_for(lambda: len(copied_to(sandbox)) == len(FILES) - 1, "all files but one are copied")

@@ -293,7 +293,7 @@ def is_served(loader: Any) -> bool:
     return _attachment_of(loader, explicit=True).served is not None
 
 
-def test_who_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_lets_no_client_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is suspended while so many come that its queue is full: who comes then goes on without it."""
     monkeypatch.setattr("prefeed.client.launch._LET_IN_TIME", struct.pack("@ll", 0, 50_000))
     config = resolve()

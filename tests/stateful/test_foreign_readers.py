@@ -384,7 +384,7 @@ def test_pins_move_on_however_long_batches_overlap() -> None:
     assert moves_on(world)
 
 
-def test_the_writer_maps_the_file_anew_only_where_no_pin_is_needed_for_an_earlier_snapshot() -> None:
+def test_the_writer_maps_the_file_again_only_where_no_pin_is_needed_for_an_earlier_snapshot() -> None:
     """That ends its pins; the next one can only be of the last snapshot."""
     world = World()
     environment = world.reader()
@@ -407,7 +407,7 @@ def test_the_writer_maps_the_file_anew_only_where_no_pin_is_needed_for_an_earlie
     assert moves_on(world)
 
 
-def test_nobody_comes_in_before_the_writer_knows() -> None:
+def test_no_client_comes_in_before_the_writer_knows() -> None:
     world = World()
     with pytest.raises(OSError, match="has let no reader"):
         SnapshotLocks(ModelLocks(world.kernel))

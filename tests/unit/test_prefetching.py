@@ -128,7 +128,7 @@ def test_whatever_is_raised_comes_in_its_place_with_its_traceback(error: type[Ba
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration])
-def test_an_error_is_kept_by_nobody(error: type[Exception]) -> None:
+def test_an_error_is_not_kept(error: type[Exception]) -> None:
     """Its traceback has the frames of the iterator, and these the frames that called them."""
 
     class Rows:
@@ -161,7 +161,7 @@ def test_what_cannot_be_iterated_over_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("max_prefetch", [1, 2, 7])
-def test_exactly_so_many_items_ahead(max_prefetch: int) -> None:
+def test_exactly_that_number_of_items_ahead(max_prefetch: int) -> None:
     source = Source()
     with BackgroundGenerator(source, max_prefetch) as items:
         for number in range(5):

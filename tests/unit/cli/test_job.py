@@ -58,7 +58,7 @@ def sync_spec(source: object, target: object, more: str = "") -> str:
 # ---------------------------------------------------------------- at once
 
 
-def test_sync_prints_what_it_did_and_goes_on(run: Run, source: Path, tmp_path: Path) -> None:
+def test_sync_prints_what_it_did_and_continues(run: Run, source: Path, tmp_path: Path) -> None:
     first = run(None, "job", "sync", str(source), str(tmp_path / "t"), "--exclude", "*.tmp")
     second = run(None, "job", "sync", str(source), str(tmp_path / "t"), "--json")
 
@@ -93,7 +93,7 @@ def test_a_dry_run_says_what_it_would_do(run: Run, source: Path, tmp_path: Path)
     assert "30 objects, 29.3 KiB would be copied" in result.stdout
 
 
-def test_rmr_wants_a_yes_where_nobody_can_be_asked(run: Run, source: Path) -> None:
+def test_rmr_wants_a_yes_where_there_is_no_terminal(run: Run, source: Path) -> None:
     asked = run(None, "job", "rmr", str(source), "c0")
     assert (asked.exit_code, len(tree(source))) == (2, 30)
     assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
@@ -190,7 +190,7 @@ def test_a_job_whose_process_is_gone_has_failed(run: Run) -> None:
     assert "has ended already" in run(None, "job", "terminate", "lost").stdout
 
 
-def test_a_process_number_that_was_given_anew_is_not_hit() -> None:
+def test_a_process_number_that_was_given_again_is_not_hit() -> None:
     own = Process.of(os.getpid())
 
     assert own.is_alive

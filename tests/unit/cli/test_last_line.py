@@ -111,7 +111,7 @@ def test_what_a_killed_program_left_is_removed(tmp_path: Path) -> None:
     assert not half.exists()
 
 
-def test_a_process_that_goes_on_finds_no_directory(tmp_path: Path) -> None:
+def test_a_process_that_continues_finds_no_directory(tmp_path: Path) -> None:
     directory = directory_of(Process(), tmp_path)
     counts = claim(str(directory))
     assert counts is not None

@@ -38,7 +38,7 @@ def test_packs_and_prints_the_url(run: Run, tmp_path: Path) -> None:
     assert json.loads(other.stdout)["error"]["code"] == "pack-occupied"
 
 
-def test_a_pack_made_anew_is_listed_anew(run: Run, tmp_path: Path) -> None:
+def test_a_pack_made_again_is_listed_again(run: Run, tmp_path: Path) -> None:
     make_files(tmp_path / "src")
     arguments = ("pack", str(tmp_path / "src"), str(tmp_path / "out"), "--format", "lmdb")
     assert run(None, *arguments).exit_code == 0

@@ -258,7 +258,7 @@ def test_a_set_at_work_is_not_deleted(run: Any, write: Any, document: dict[str, 
     assert run(None, "sampleset", "get", "imagenet").exit_code == 1
 
 
-def test_a_changed_size_starts_the_server_anew_when_nobody_uses_it(
+def test_a_changed_size_starts_the_server_again_when_it_is_unused(
     run: Any, write: Any, document: dict[str, Any]
 ) -> None:
     run(None, "sampleset", "apply", "-f", write(document), "--wait")

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_said(run, origin: Path) -> None:
     assert "--size allows no more; the others are links to the origin; each GiB saves" in result.stderr
 
 
-def test_a_failure_ends_with_1_and_the_path_is_there_all_the_same(run, origin: Path) -> None:
+def test_a_failure_ends_with_1_and_the_path_is_still_there(run, origin: Path) -> None:
     (origin / "made up").symlink_to("/proc/self/status")
     result = run(None, "stage", str(origin))
 

@@ -75,7 +75,7 @@ def test_history_keeps_rates_of_one_server_only() -> None:
     assert history.series(lambda r: r.hits) == ()
 
 
-def test_history_without_a_server_says_why_and_begins_anew() -> None:
+def test_history_without_a_server_says_why_and_begins_again() -> None:
     history = History()
     for look in (*looks(5), NO_SERVER):
         history.add(look)

@@ -94,7 +94,7 @@ def test_an_error_of_the_wire_is_the_error_it_names(cls: type[PrefeedError]) -> 
     assert (type(error), str(error)) == (cls, "text")
 
 
-def test_an_error_that_is_not_known_is_an_error_all_the_same() -> None:
+def test_an_error_that_is_not_known_is_still_an_error() -> None:
     assert type(error_of("of-the-future", "text", PrefeedError)) is PrefeedError
 
 

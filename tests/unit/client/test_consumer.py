@@ -240,7 +240,7 @@ def test_an_epoch_that_is_about_to_begin_is_asked_once(server: ScriptedServer, c
     assert [message.recheck for message in server.of(m.AdoptUpcoming)] == [False, False]  # type: ignore[union-attr]
 
 
-def test_an_announcement_that_was_wrong_is_asked_anew(server: ScriptedServer, consumer: Consumer) -> None:
+def test_an_announcement_that_was_wrong_is_asked_again(server: ScriptedServer, consumer: Consumer) -> None:
     consumer.announce(order(), begins=True)
     consumer.begin(ids(1, 2))
     assert [(plan.upcoming, plan.recheck) for plan in plans_of(server, 2)] == [(True, True), (False, True)]
@@ -286,7 +286,7 @@ def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, c
     wait_position(server, 30 - 24)
 
 
-def test_an_order_that_goes_on_is_told_in_files(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
+def test_an_order_that_continues_is_told_in_files(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
     consumer.begin(order(20), goes_on=True)
     consumer.extend(ids(1, 2, 3), are_read_soon=False)
     consumer.announce(order(20), goes_on=True)
@@ -326,7 +326,7 @@ def held_up(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
     goes_on.set()
 
 
-def test_nobody_waits_for_a_server_that_is_busy_and_it_hears_the_rest_later(
+def test_a_busy_server_is_not_awaited_and_it_hears_the_rest_later(
     held_up: Callable[[], None], server: ScriptedServer, consumer: Consumer, config: Config,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -485,7 +485,7 @@ def test_without_a_server_nothing_is_left_and_nothing_raised(
     assert files_in_transit(consumer.dataset.config) == []
 
 
-def test_a_killed_server_is_started_again_and_goes_on(config: Config, origin: Path) -> None:
+def test_a_killed_server_is_started_again_and_continues(config: Config, origin: Path) -> None:
     node = NodeClient.connect(config)
     consumer = Consumer(node, open_node_dataset(node, str(origin), config))
     consumer.begin(order())

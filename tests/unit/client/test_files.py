@@ -171,14 +171,14 @@ def test_any_other_file_below_the_roots_is_asked_for_by_path(server: Server) -> 
 
 
 @pytest.mark.parametrize("path", ["/else/a", "/datax/a", "/data", "/data/../else/a", ""])
-def test_a_file_outside_the_roots_is_for_whoever_asks(server: Server, path: str) -> None:
+def test_a_file_outside_the_roots_is_for_the_process_that_asks(server: Server, path: str) -> None:
     files = declared(server)
     with files.sample(0):
         assert files.read_file(path) is None
     assert (server.by_id, server.by_path) == ([], [])
 
 
-def test_an_error_of_the_origin_is_for_whoever_asks(server: Server) -> None:
+def test_an_error_of_the_origin_is_for_the_caller(server: Server) -> None:
     files = declared(server)
     del server.bytes_of["/data/0"]
     with files.sample(0):
@@ -187,7 +187,7 @@ def test_an_error_of_the_origin_is_for_whoever_asks(server: Server) -> None:
         assert files.read_file("/data/1") == b"/data/1"
 
 
-def test_without_a_server_files_are_for_whoever_asks(server: Server) -> None:
+def test_without_a_server_files_are_for_the_caller(server: Server) -> None:
     files = declared(server)
     server.is_gone = True
     with files.sample(0):
@@ -196,7 +196,7 @@ def test_without_a_server_files_are_for_whoever_asks(server: Server) -> None:
 
 
 @pytest.mark.parametrize("sample", [99, "key", None, 1.5])
-def test_a_sample_that_nobody_knows_reads_its_files_by_path(server: Server, sample: Any) -> None:
+def test_a_sample_that_is_not_known_reads_its_files_by_path(server: Server, sample: Any) -> None:
     files = declared(server)
     with files.sample(sample):
         assert files.read_file("/data/0") == b"/data/0"
@@ -224,7 +224,7 @@ def test_a_second_open_in_a_sample_is_answered_from_memory(server: Server, name:
 
 
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "no server"])
-def test_a_second_open_of_what_the_cache_does_not_have_asks_nobody(server: Server, is_missing: bool) -> None:
+def test_a_second_open_of_what_the_cache_does_not_have_asks_no_server(server: Server, is_missing: bool) -> None:
     files = declared(server)
     if is_missing:
         del server.bytes_of["/data/0"]
@@ -304,7 +304,7 @@ def test_a_sample_that_is_made_in_parts_is_reported_whole(learning: Learning) ->
     assert learning.server.learned == [(0, [0, 2]), (1, [1])]
 
 
-def test_a_sample_of_which_a_part_failed_is_not_reported(learning: Learning) -> None:
+def test_a_sample_with_a_failed_part_is_not_reported(learning: Learning) -> None:
     with pytest.raises(ZeroDivisionError), learning.files.parts():
         learning.make(0, "0")
         raise ZeroDivisionError

@@ -50,7 +50,7 @@ def test_ranks_that_multiprocessing_has_started_are_siblings(world_size: int, ex
     )  # others of the test's
 
 
-def test_a_process_that_nobody_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_not_started_here_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(8))
     assert _local_ranks() == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -267,7 +267,7 @@ def test_what_was_stored_meanwhile_is_looked_at_again(
     assert reader_of(readers, dataset).read(3) == b"late"
 
 
-def test_a_store_that_was_replaced_is_looked_for_anew(
+def test_a_store_that_was_replaced_is_looked_for_again(
     server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
 ) -> None:
     reader = reader_of(readers, dataset)
@@ -290,7 +290,7 @@ def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
     assert (lost.dataset, lost.object_id) == (1, 3)  # type: ignore[union-attr]
 
 
-def test_a_tier_that_cannot_be_opened_is_said_once_and_nobody_is_told_that_it_lost_anything(
+def test_a_tier_that_cannot_be_opened_is_said_once_and_no_loss_is_reported(
     server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in a container that has no part in the server's /dev/shm: what the tier holds is there for others."""
@@ -392,7 +392,7 @@ def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[O
         assert report.hits == 2
 
 
-def test_the_dataset_is_named_anew_on_another_server(
+def test_the_dataset_is_named_again_on_another_server(
     dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
@@ -649,7 +649,7 @@ def test_records_of_what_samples_opened_are_sent_once(
     assert np.frombuffer(message.records, np.int64).tolist() == [7, 2, 1, 0, 2, 0]
 
 
-def test_a_catalogue_that_was_made_anew_is_not_read_by_its_old_ids(
+def test_a_catalogue_that_was_made_again_is_not_read_by_its_old_ids(
     node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)

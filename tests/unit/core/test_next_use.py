@@ -119,7 +119,7 @@ def test_what_is_still_to_be_read_in_this_epoch_stays() -> None:
     assert before <= kept(ring)
 
 
-def test_two_consumers_of_which_one_does_not_say_exchange_nothing() -> None:
+def test_two_consumers_exchange_nothing_when_one_does_not_answer() -> None:
     ring = ring_with_full_tier()
     before = kept(ring)
     ring.plan(2, 0, range(10))
@@ -137,7 +137,7 @@ def test_a_guess_ends_with_the_plan_that_it_follows() -> None:
     assert kept(ring) == before
 
 
-def test_a_guess_goes_on_when_the_announced_plan_begins() -> None:
+def test_a_guess_continues_when_the_announced_plan_begins() -> None:
     ring = ring_with_full_tier()
     ring.upcoming(1, 0, list(range(40, 60)))
     ring.scheduler.foresee(1, as_ids([59, 55]))

@@ -30,7 +30,7 @@ def test_scan_passes_what_is_resident_and_repeats_what_repeats() -> None:
     assert plan.cursor == len(plan)
 
 
-def test_scan_that_was_stopped_goes_on_at_the_same_entry() -> None:
+def test_scan_that_was_stopped_continues_at_the_same_entry() -> None:
     plan = plan_of(0, 1, 2)
     states = np.array([RESIDENT, ABSENT, ABSENT], dtype=np.uint8)
     assert next(iter(plan.scan(WANTED, states))) == (1, 1)
@@ -172,7 +172,7 @@ def test_a_loop_that_lags_behind_its_workers_leaves_nothing_of_what_was_read() -
     plan.validate()
 
 
-def test_what_was_read_of_an_order_that_goes_on_is_dropped() -> None:
+def test_what_was_read_of_an_order_that_continues_is_dropped() -> None:
     plan = plan_of()
     for start in range(0, 10**5, 10**3):
         plan.extend(np.arange(start, start + 10**3) % 7)

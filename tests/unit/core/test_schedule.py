@@ -81,7 +81,7 @@ def test_no_more_is_fetched_ahead_than_the_lookahead() -> None:
     assert ring.consume(READER, 1, [0]) == [(1, 3)]
 
 
-def test_one_object_larger_than_the_lookahead_is_fetched_all_the_same() -> None:
+def test_one_object_larger_than_the_lookahead_is_still_fetched() -> None:
     ring = Ring(budget=1000, lookahead=1)
     ring.add(1, [SIZE] * 2)
     assert ring.plan(READER, 1, [1, 0]) == [(1, 1)]
@@ -127,7 +127,7 @@ def test_a_transient_stays_until_its_last_reader() -> None:
     assert state(ring, 26) == ABSENT
 
 
-def test_a_transient_that_is_being_freed_is_fetched_anew_if_it_comes_again() -> None:
+def test_a_transient_that_is_being_freed_is_fetched_again_if_it_comes_again() -> None:
     ring = filled()
     ring.scheduler.extend_plan(READER, as_ids([26]))
     ring.scheduler.consumed(READER, 1, range(27, 50))

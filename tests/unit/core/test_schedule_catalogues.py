@@ -75,7 +75,7 @@ def test_residents_give_way_when_the_dataset_outgrows_the_budget() -> None:
     assert ring.scheduler.num_transients == 24
 
 
-def test_growth_of_a_dataset_that_nobody_reads_changes_no_room() -> None:
+def test_growth_of_a_dataset_that_is_not_read_changes_no_room() -> None:
     ring = ring_of(100, 0)
     grow(ring, 1000)
     assert ring.scheduler.residency.lent_bytes == 0
@@ -164,7 +164,7 @@ def test_reads_are_counted_by_consumer() -> None:
     assert counts.reads == 5
 
 
-def test_counts_go_on_from_one_epoch_to_the_next_and_end_with_the_consumer() -> None:
+def test_counts_continue_from_one_epoch_to_the_next_and_end_with_the_consumer() -> None:
     ring = ring_of(100, 10)
     ring.upcoming(A, 1, [0])
     ring.demand(1, 1, consumer=A)

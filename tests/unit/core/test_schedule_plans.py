@@ -210,7 +210,7 @@ def test_one_consumer_cannot_consume_what_another_waits_for() -> None:
 # ------------------------------------------------------------ two datasets
 
 
-def test_a_dataset_that_nobody_reads_any_more_makes_room() -> None:
+def test_a_dataset_that_is_no_longer_read_makes_room() -> None:
     ring = ring_of(10, 10, 10)
     ring.plan(A, 1, range(10))
     ring.arrive_all()
@@ -307,7 +307,7 @@ def test_a_warm_plan_ends_when_the_cache_is_full() -> None:
     assert not ring.scheduler.has_work(A)
 
 
-def test_a_warm_plan_keeps_to_what_the_origin_takes_and_frees_what_nobody_reads() -> None:
+def test_a_warm_plan_keeps_to_what_the_origin_takes_and_frees_the_rest() -> None:
     ring = ring_of(11, 10, 10)
     ring.plan(A, 1, range(10))
     ring.arrive_all()

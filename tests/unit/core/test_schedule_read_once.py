@@ -101,7 +101,7 @@ def test_residents_of_the_same_dataset_leave_the_part_that_is_always_lent() -> N
     assert residents(ring, 1) == kept
 
 
-def test_residents_that_nobody_reads_make_room() -> None:
+def test_residents_that_are_not_read_make_room() -> None:
     ring = ring_of(50, 40, 100)
     ring.plan(A, 1, range(40))
     ring.arrive_all()
@@ -114,7 +114,7 @@ def test_residents_that_nobody_reads_make_room() -> None:
     assert residents(ring, 2) == []
 
 
-def test_residents_that_nobody_reads_stay_while_there_is_room() -> None:
+def test_residents_that_are_not_read_stay_while_there_is_room() -> None:
     ring = ring_of(100, 40, 60)
     ring.plan(A, 1, range(40))
     ring.arrive_all()
@@ -145,7 +145,7 @@ def test_what_is_kept_has_its_room_before_what_is_read_once() -> None:
     assert len(residents(ring, 1)) == 76
 
 
-def test_the_room_is_planned_anew_when_the_last_plan_that_reads_once_ends() -> None:
+def test_the_room_is_planned_again_when_the_last_plan_that_reads_once_ends() -> None:
     ring = ring_of(100, 90, 1000)
     ring.plan(A, 1, range(90))
     plan_once(ring, B, 2, range(1000))
@@ -187,7 +187,7 @@ def test_an_object_that_is_larger_than_what_live_residents_leave_is_passed_over(
 # ------------------------------------------------------------ readers that ask
 
 
-def test_a_reader_that_nobody_expected_gets_the_bytes_and_nothing_is_kept() -> None:
+def test_a_reader_that_was_not_expected_gets_the_bytes_and_nothing_is_kept() -> None:
     ring = ring_of(1000, 10)
     plan_once(ring, A, 1, [0])
     token = ring.demand(1, 5, consumer=A)

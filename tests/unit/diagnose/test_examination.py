@@ -282,7 +282,7 @@ def test_a_twin_has_the_settings_of_its_loader(root: Path) -> None:
     assert "_prefeed_config" not in vars(twin_of(DataLoader(Files(root), batch_size=4), [[0, 1]]))
 
 
-def test_files_that_nobody_reads_whole(tmp_path: Path) -> None:
+def test_files_that_are_not_read_whole(tmp_path: Path) -> None:
     files = TimedFiles()
     large = tmp_path / "large"
     with large.open("wb") as file:

@@ -53,7 +53,7 @@ def test_run(workers: int) -> None:
     assert run.memory_bytes > 0 if workers else run.memory_bytes == 0
 
 
-def test_runs_go_on_where_the_last_one_ended() -> None:
+def test_runs_continue_where_the_last_one_ended() -> None:
     """A sample is read again only when all have been read, for the page cache must help no run more than another."""
     seen: list[Any] = []
     trials = trials_of(DataLoader(Instant(100_000), batch_size=2), seen)

@@ -247,7 +247,7 @@ def test_everything_fails() -> None:
     assert (found.best, found.ratio) == (TWO, None)
 
 
-def test_workers_leave_a_processor_when_nobody_knows_what_the_training_needs() -> None:
+def test_workers_leave_a_processor_when_the_needs_of_the_training_are_unknown() -> None:
     machine = Machine(lambda settings: computing(settings, cores=8), cpus=lambda settings: min(8, settings.num_workers))
     assert machine.answer(NONE, Space(cores=8)).best.num_workers in (6, 7)
     with_step = Machine(lambda settings: computing(settings, cores=8), cpus=machine.cpus)

@@ -72,7 +72,7 @@ def test_a_picture_that_is_opened_in_a_sample_is_decoded_after_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("num_read", [0, 10, 40_000, len(CONTENT)])
-def test_it_goes_on_in_the_real_file(path: Path, lending: LendingFiles, num_read: int) -> None:
+def test_it_continues_in_the_real_file(path: Path, lending: LendingFiles, num_read: int) -> None:
     with reads_from(lending):
         file = open(path, "rb")
     assert file.read(num_read) == CONTENT[:num_read]
@@ -83,7 +83,7 @@ def test_it_goes_on_in_the_real_file(path: Path, lending: LendingFiles, num_read
     file.close()
 
 
-def test_it_goes_on_in_a_changed_file_when_nothing_was_read(path: Path, lending: LendingFiles) -> None:
+def test_it_continues_in_a_changed_file_when_nothing_was_read(path: Path, lending: LendingFiles) -> None:
     with reads_from(lending):
         file = open(path, "rb")
     lending.lent[0].is_gone = True
@@ -115,7 +115,7 @@ def everywhere(reader: KeptFiles, path: Path) -> KeptFiles:
     return reader
 
 
-def test_whoever_is_asked_everywhere(path: Path, everywhere: KeptFiles, lending: LendingFiles) -> None:
+def test_the_reader_that_is_asked_everywhere(path: Path, everywhere: KeptFiles, lending: LendingFiles) -> None:
     try:
         assert path.read_bytes() == CONTENT
         with reads_from(lending):
@@ -131,7 +131,7 @@ def test_whoever_is_asked_everywhere(path: Path, everywhere: KeptFiles, lending:
     assert "reader" not in vars(asking), "this thread would never hear of the next one"
 
 
-def test_a_scope_that_was_entered_before_hides_nobody(path: Path, reader: KeptFiles, lending: LendingFiles) -> None:
+def test_a_scope_that_was_entered_before_hides_no_other(path: Path, reader: KeptFiles, lending: LendingFiles) -> None:
     reader.keep(path)
     install()
     with reads_from(lending):

@@ -175,7 +175,7 @@ def test_they_look_like_what_they_replace(observer: Observer) -> None:
         assert not isinstance(raw, Own)
 
 
-def test_nobody_is_told_when_nobody_observes(tmp_path: Path) -> None:
+def test_nothing_is_reported_without_an_observer(tmp_path: Path) -> None:
     install()
     try:
         assert os.open is OS_OPEN

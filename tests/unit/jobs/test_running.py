@@ -89,7 +89,7 @@ def test_every_set_of_a_job_is_held_while_it_runs(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_one_home_remembers_the_mounts_of_two_places_whoever_syncs_them(
+def test_one_home_remembers_the_mounts_of_two_places_from_any_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job of a set would else delete what a sync without it has copied from a mount that is gone now."""

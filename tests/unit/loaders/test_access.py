@@ -213,7 +213,7 @@ def test_declared_files_below_another_root_are_left_alone(files: list[str]) -> N
         access_of(Listed(files), resolve({"roots": ["/usr"]}), explicit=False)
 
 
-def test_declared_files_of_which_some_are_on_network_storage_are_cached(tmp_path: Path, files: list[str]) -> None:
+def test_declared_files_with_some_on_network_storage_are_cached(tmp_path: Path, files: list[str]) -> None:
     many = [f"/local/{index}" for index in range(1000)] + files * 100
     assert callable(access_of(Listed(many), resolve({"roots": [str(tmp_path)]}), explicit=False))
 

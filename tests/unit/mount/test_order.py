@@ -82,7 +82,7 @@ def test_files_that_are_read_in_several_goes_begin_no_pass() -> None:
     assert ids == list(range(ids[0], NUM))
 
 
-def test_what_has_reached_nobody_is_told_again() -> None:
+def test_a_report_that_did_not_arrive_is_told_again() -> None:
     orders = Orders(NUM)
     first = told(orders, 1, list(range(20)))
     orders.untold(1)

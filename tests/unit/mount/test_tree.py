@@ -121,7 +121,7 @@ NAMES = st.sampled_from(["a", "a-", "a.", "a0", "b", "B", "-", "0", "\udcff"])
 
 @settings(max_examples=examples(200))
 @given(st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=30))
-def test_a_tree_shows_each_path_of_which_no_other_one_makes_a_directory(
+def test_a_tree_shows_each_path_that_no_other_one_makes_a_directory(
     tmp_path_factory: pytest.TempPathFactory, paths: set[str]
 ) -> None:
     tree = Tree(manifest_of(tmp_path_factory.mktemp("m"), sorted(paths)))

@@ -157,7 +157,7 @@ print(steps, kept)
 
 
 @layouts
-def test_killed_at_every_step_it_goes_on(tmp_path: Path, layout: str, sandbox: Sandbox) -> None:
+def test_killed_at_every_step_it_continues(tmp_path: Path, layout: str, sandbox: Sandbox) -> None:
     """SIGKILL before each call that changes something: the next run ends with the same pack, and keeps what was done."""
     files = make_files(tmp_path / "src")
     out = sandbox.memory_dir / "out"  # where fsync, which each step waits for, costs nothing
@@ -215,7 +215,7 @@ def test_what_was_packed_is_not_read_again(
 
 
 @layouts
-def test_files_that_changed_meanwhile_are_packed_anew(
+def test_files_that_changed_meanwhile_are_packed_again(
     tmp_path: Path, layout: str, interrupted: Callable[..., Path]
 ) -> None:
     files = make_files(tmp_path / "src")
@@ -281,7 +281,7 @@ def test_a_sample_that_has_grown_is_not_split(tmp_path: Path, interrupted: Calla
     assert read_back(out) == {**files, added: b"more"}
 
 
-def test_other_options_do_not_go_on(tmp_path: Path, interrupted: Callable[..., Path]) -> None:
+def test_other_options_do_not_resume(tmp_path: Path, interrupted: Callable[..., Path]) -> None:
     make_files(tmp_path / "src")
     out = interrupted("tfrecord", 1)
     with pytest.raises(PackOccupiedError, match=r"unfinished pack of .* --shard-size 60000"):
@@ -462,7 +462,7 @@ def test_into_and_from_a_bucket(tmp_path: Path, layout: str, bucket: Any) -> Non
         packed(tmp_path / "src", f"{bucket.url}/src", layout)
 
 
-def test_a_pack_in_a_bucket_goes_on(tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_in_a_bucket_continues(tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files = make_files(tmp_path / "src")
     real = Journal.add
 

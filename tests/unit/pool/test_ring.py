@@ -350,7 +350,7 @@ def test_a_write_that_was_on_its_way_when_another_was_refused_says_nothing_of_ro
         assert only(ring).read(b"k") is None
 
 
-def test_the_end_does_not_wait_for_a_name_that_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_for_a_name_that_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     is_asked, is_over = threading.Event(), threading.Event()
 
     def resolve(*_: object, **__: object) -> list[object]:

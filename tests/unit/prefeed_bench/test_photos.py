@@ -41,7 +41,7 @@ def test_pictures_are_what_imagenet_is_like(tmp_path: Path) -> None:
     assert told[-1] == (100, 100)
 
 
-def test_equal_recipes_give_equal_bytes_whoever_writes_them(tmp_path: Path) -> None:
+def test_equal_recipes_give_equal_bytes_from_any_writer(tmp_path: Path) -> None:
     recipe = PhotoRecipe(num_photos=60)
 
     alone = make_photos(recipe, cache_dir=tmp_path / "a", num_processes=1)

@@ -48,7 +48,7 @@ def test_a_document_that_a_cluster_wrote_out_is_taken(sandbox: Sandbox) -> None:
     assert [a.action for a in apply(sample_set(**DATA, nodeAffinity={}))] == ["unchanged"]
 
 
-def test_nobody_else_looks_into_the_directory_of_a_set(sandbox: Sandbox) -> None:
+def test_no_other_user_looks_into_the_directory_of_a_set(sandbox: Sandbox) -> None:
     directory = applied(keys(), sample_set(source={"uri": "s3://photos", "secretRef": {"name": "keys"}})).directory
     assert {path.stat().st_mode & 0o077 for path in (directory, *directory.rglob("*"))} == {0}
 

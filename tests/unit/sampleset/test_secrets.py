@@ -12,7 +12,7 @@ from sandbox import Sandbox
 from unit.sampleset.documents import ACCESS, SECRET, apply, files_below, keys, secret
 
 
-def test_a_secret_is_kept_where_nobody_else_can_read_it(sandbox: Sandbox) -> None:
+def test_a_secret_is_kept_where_no_other_user_can_read_it(sandbox: Sandbox) -> None:
     assert [(a.kind, a.name, a.action) for a in apply(keys(bucket="s3://photos"))] == [("Secret", "keys", "created")]
     path = sandbox.home / "secrets" / "keys.json"
     assert path.stat().st_mode & 0o777 == 0o600

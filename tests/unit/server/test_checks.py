@@ -100,7 +100,7 @@ def test_without_a_recheck_nothing_is_withdrawn(node: Rig, files: list[Path]) ->
 
 
 @pytest.mark.parametrize("change", ["size", "time"])
-def test_a_changed_file_is_freed_and_fetched_anew_when_its_reader_comes(
+def test_a_changed_file_is_freed_and_fetched_again_when_its_reader_comes(
     node: Rig, files: list[Path], change: str
 ) -> None:
     dataset = node.open_catalogue(*files)
@@ -251,7 +251,7 @@ def test_an_announced_epoch_is_asked_when_it_begins(node: Rig, files: list[Path]
     assert published(dataset) == list(range(NUM_FILES))
 
 
-def test_an_announced_epoch_without_recheck_is_asked_only_what_nobody_knows(node: Rig, files: list[Path]) -> None:
+def test_an_announced_epoch_without_recheck_is_asked_only_what_is_not_known(node: Rig, files: list[Path]) -> None:
     dataset = node.open_catalogue(*files)
     first_epoch(node, dataset)
     node.begin(READER, dataset, range(NUM_FILES), upcoming=True, recheck=False)
@@ -292,7 +292,7 @@ def test_what_the_sampler_drew_late_is_asked_at_once(node: Rig, files: list[Path
     assert published(dataset) == [1, 4]
 
 
-def test_an_order_that_goes_on_has_its_files_asked_ahead_of_each_window(node: Rig, files: list[Path]) -> None:
+def test_an_order_that_continues_has_its_files_asked_ahead_of_each_window(node: Rig, files: list[Path]) -> None:
     """Which files the later windows name is not known when the epoch begins: no reader finds any of before."""
     dataset = node.open_catalogue(*files)
     first_epoch(node, dataset)
@@ -336,7 +336,7 @@ def test_what_the_sampler_drew_late_is_taken_as_it_was_without_a_recheck(node: R
 # ------------------------------------------------------------ bounds and ends
 
 
-def test_no_more_than_so_many_files_are_asked_at_a_time(sandbox: Sandbox) -> None:
+def test_files_that_are_asked_at_a_time_have_a_limit(sandbox: Sandbox) -> None:
     count = 2 * FIRST_BATCH * _MAX_BATCHES
     with rig(sandbox.home, capacity=PLENTY) as node:
         files = write_files(sandbox.root / "origin", count)
@@ -450,7 +450,7 @@ def test_a_request_of_the_last_epoch_is_checked_before_its_reader_is_answered(
     assert published(dataset)[-1] == NUM_FILES - 1
 
 
-def test_a_request_of_the_last_epoch_that_failed_leaves_nobody_waiting(node: Rig, files: list[Path]) -> None:
+def test_a_request_of_the_last_epoch_that_failed_leaves_no_reader_waiting(node: Rig, files: list[Path]) -> None:
     dataset = node.open_catalogue(*files)
     files[0].unlink()
     node.begin(READER, dataset, [0], upcoming=True, recheck=False)

@@ -276,7 +276,7 @@ def test_what_lies_outside_the_home_is_refused(server: Desk, sandbox: Sandbox) -
     assert "must lie below" in refused.text
 
 
-def test_a_damaged_catalogue_is_made_anew(sandbox: Sandbox, files: list[str]) -> None:
+def test_a_damaged_catalogue_is_made_again(sandbox: Sandbox, files: list[str]) -> None:
     with desk() as server:
         opened = open_files(server.connect(), files)
     directory = Path(opened.manifest_dir)
@@ -391,7 +391,7 @@ def test_a_kernel_that_cannot_read_below_another_root_says_so(
     server.connect()
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(server: Desk, jail: Path) -> None:
+def test_descriptors_that_were_not_asked_for_are_closed(server: Desk, jail: Path) -> None:
     """The leak check of the sandbox looks at it: a client that is cut off, and one that shows two."""
     cut = server.connect(greet=False)
     root = os.open(jail, os.O_PATH)

@@ -247,7 +247,7 @@ def test_the_budget_holds_and_nothing_in_use_goes(tiers: list[DiskTier], directo
     assert tier.file_bytes <= BUDGET_BYTES
 
 
-def test_what_nobody_uses_makes_room(tiers: list[DiskTier], directory: Path) -> None:
+def test_unused_data_makes_room(tiers: list[DiskTier], directory: Path) -> None:
     tier = open_tier(tiers, directory)
     kept = fill(tier)
     tier.keys_in_use = lambda: named(range(100), range(1000, 5000))
@@ -405,7 +405,7 @@ def test_a_directory_that_somebody_removes(tiers: list[DiskTier], directory: Pat
     assert not directory.parent.exists()
 
 
-def test_a_store_of_garbage_is_made_anew(tiers: list[DiskTier], directory: Path) -> None:
+def test_a_store_of_garbage_is_made_again(tiers: list[DiskTier], directory: Path) -> None:
     directory.mkdir(parents=True)
     for name in ("data.mdb", "lock.mdb"):
         (directory / name).write_bytes(os.urandom(100_000))

@@ -89,7 +89,7 @@ def test_take_gives_no_more_than_asked_for(pool: Pool) -> None:
     assert len(pool.fetchers.take(10)) == 3
 
 
-def test_errors_come_back_and_the_thread_goes_on(pool: Pool) -> None:
+def test_errors_come_back_and_the_thread_continues(pool: Pool) -> None:
     class Broken(CountingSource):
         def fetch(self, path: str) -> Any:
             if path == "00001.bin":
@@ -112,7 +112,7 @@ def test_a_reader_that_waits_is_woken_for_at_once(pool: Pool) -> None:
     assert pool.fetchers.has_results
 
 
-def test_arrivals_that_nobody_waits_for_wake_in_groups(pool: Pool) -> None:
+def test_arrivals_that_are_not_awaited_wake_in_groups(pool: Pool) -> None:
     first = FaultySource(memory_source(100), {f"{i:05d}.bin": Fault("stall") for i in range(4)})
     rest = FaultySource(memory_source(100), {f"{i:05d}.bin": Fault("stall") for i in range(15, 19)})
     pool.submit(first, *range(4))  # all threads are busy: the others wait in line

@@ -196,7 +196,7 @@ def test_a_consumer_s_reports_reach_the_scheduler(server: Desk, origin: Path) ->
     assert client.ask(m.GetStatus(), m.StatusReport).status.plans == 0
 
 
-def test_an_order_that_goes_on_comes_in_files(server: Desk, origin: Path) -> None:
+def test_an_order_that_continues_comes_in_files(server: Desk, origin: Path) -> None:
     client = server.connect()
     dataset = open_dataset(client, origin).dataset
     register(client, dataset, [0, 1], suffix=".u32")

@@ -479,7 +479,7 @@ def test_a_file_that_is_gone_when_it_is_asked_keeps_its_place_and_nothing_is_kep
 
 
 @pytest.mark.parametrize("column", ["paths", "offsets", "sizes", "keys"])
-def test_a_listing_that_is_damaged_under_a_server_is_made_anew(
+def test_a_listing_that_is_damaged_under_a_server_is_made_again(
     server: Desk, files: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server has it mapped and goes on with a whole one; one line says so, and nobody opens the damaged one."""
@@ -506,7 +506,7 @@ def test_a_listing_that_is_damaged_under_a_server_is_made_anew(
 # ------------------------------------------------------------ older listings
 
 
-def test_listings_that_nobody_has_open_are_let_go_of(server: Desk, clock: Seconds, files: Path) -> None:
+def test_listings_that_are_not_open_are_let_go_of(server: Desk, clock: Seconds, files: Path) -> None:
     """A server that sees many listings of one root keeps those that are in use, and what they have in common."""
     client = server.connect()
 

@@ -60,7 +60,7 @@ def owner(sandbox: Sandbox) -> Iterator[Owner]:
     owner.loop.close()
 
 
-def test_nobody_else_can_reach_the_socket(owner: Owner) -> None:
+def test_no_other_user_can_reach_the_socket(owner: Owner) -> None:
     assert stat.S_ISSOCK(owner.path.stat().st_mode)
     for directory in (owner.path.parent, owner.path.parent.parent):
         assert (directory.stat().st_mode & 0o777, directory.stat().st_uid) == (0o700, os.getuid())

@@ -166,7 +166,7 @@ def test_it_does_not_end_while_a_client_is_there(servers: list[Server]) -> None:
     assert server.wait_ended() == (0, "")
 
 
-def test_it_ends_when_nobody_can_reach_it_any_more(servers: list[Server]) -> None:
+def test_it_ends_when_it_can_no_longer_be_reached(servers: list[Server]) -> None:
     server, node = start_and_connect(servers, idle_timeout=0.3)
     with node:
         server.config.socket_path.unlink()

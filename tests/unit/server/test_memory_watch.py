@@ -145,7 +145,7 @@ def test_the_smallest_tier_stays_whatever_happens(server: Server) -> None:
     assert server.node.tier_bytes <= MIN_BUDGET_BYTES
 
 
-def test_caches_that_nobody_uses_go_when_they_have_all_that_is_left(server: Server) -> None:
+def test_unused_caches_go_when_they_have_all_that_is_left(server: Server) -> None:
     """And those grow no more that somebody has open."""
     opened = server.sessions.open_cache("client", OpenCache(DEFAULT_SESSION, 1, "", 0, False))
     directory = Path(opened.memory_dir)

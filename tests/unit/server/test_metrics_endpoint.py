@@ -113,7 +113,7 @@ def test_a_request_may_come_in_pieces(endpoint: MetricsEndpoint) -> None:
         assert is_closed(sock)
 
 
-def test_clients_that_say_nothing_hold_nobody_up(endpoint: MetricsEndpoint) -> None:
+def test_clients_that_say_nothing_do_not_delay_others(endpoint: MetricsEndpoint) -> None:
     silent = [connect(endpoint) for _ in range(5)]
     try:
         assert status_of(endpoint) == 200

@@ -230,7 +230,7 @@ def test_what_the_tier_refuses_waits_for_its_reader_and_is_not_asked_for_again(n
     assert not node.node._aside
 
 
-def test_a_file_that_changed_while_its_bytes_were_set_aside_is_read_anew(node: Rig, tmp_path: Path) -> None:
+def test_a_file_that_changed_while_its_bytes_were_set_aside_is_read_again(node: Rig, tmp_path: Path) -> None:
     path = tmp_path / "label"
     path.write_bytes(b"old")
     dataset = node.open_catalogue(path)
@@ -402,7 +402,7 @@ def test_clear_frees_what_lies_at_or_below_a_url(sandbox: Sandbox) -> None:
         assert node.node.clear(None).entries == 0
 
 
-def test_clear_counts_what_it_freed_although_a_plan_goes_on_filling(sandbox: Sandbox) -> None:
+def test_clear_counts_what_it_freed_while_a_plan_keeps_filling(sandbox: Sandbox) -> None:
     with rig(sandbox.home, capacity=60 * COST) as node:
         dataset = node.open(memory_source(100))
         node.plan(READER, dataset, range(100))
@@ -443,7 +443,7 @@ def test_a_tier_that_is_gone_does_not_end_the_server(node: Rig, monkeypatch: pyt
     assert node.node.statistics().errors == {"store-error": 1}
 
 
-def test_a_retry_that_nobody_waits_for_any_more_changes_nothing(node: Rig) -> None:
+def test_a_retry_that_is_no_longer_awaited_changes_nothing(node: Rig) -> None:
     fault = Fault("error", times=1, error=TransientSourceError("gone for a moment"))
     dataset = node.open(FaultySource(memory_source(1), {"00000.bin": fault}))
     node.plan(READER, dataset, [0])

@@ -126,7 +126,7 @@ def test_values_of_another_entry_and_parts_of_another_write_are_wrong(server: Me
         assert read(tier, OTHER) == VALUE
 
 
-def test_an_object_with_a_missing_part_is_a_miss_and_is_stored_anew(server: Memcached) -> None:
+def test_an_object_with_a_missing_part_is_a_miss_and_is_stored_again(server: Memcached) -> None:
     with tier_of(server.address) as tier:
         store(tier, KEY, LARGE)
         raw(server, b"delete %s\r\n" % pool_key(KEY, 3))
@@ -214,7 +214,7 @@ def test_a_server_that_was_started_empty_is_filled_again(server: Memcached) -> N
         assert read(tier, KEY) == VALUE
 
 
-def test_a_full_pool_refuses_is_counted_and_goes_on_serving() -> None:
+def test_a_full_pool_refuses_is_counted_and_continues_serving() -> None:
     with memcached(memory_mib=2) as server, tier_of(server.address) as tier:
         keys = [bytes([number]) * 16 for number in range(60)]
         for key in keys:
@@ -274,7 +274,7 @@ def test_without_threads_nothing_is_stored_and_nothing_breaks(
         assert read(tier, OTHER) == VALUE
 
 
-def test_nobody_waits_for_what_a_full_server_will_not_take() -> None:
+def test_reports_that_a_full_server_does_not_take_are_not_awaited() -> None:
     with memcached(memory_mib=2) as full, tier_of(full.address) as first, tier_of(full.address) as second:
         for number in range(60):
             first.offer(number.to_bytes(16, "big"), VALUE)

@@ -34,7 +34,7 @@ def read_many(tier: PoolTier, *keys: bytes) -> dict[bytes, bytes]:
     return {key: bytes(data) for key, data in tier.read_many(keys, expected_bytes=len(VALUE)).items()}
 
 
-def test_what_is_there_is_returned_and_counted_and_nobody_is_told_of_the_rest(server: Memcached) -> None:
+def test_what_is_there_is_returned_and_counted_and_the_rest_is_not_reported(server: Memcached) -> None:
     with tier_of(server.address) as tier:
         store(tier, KEY, VALUE)
         assert read_many(tier, ABSENT, KEY) == {KEY: VALUE}

@@ -109,7 +109,7 @@ def test_damaged_records_are_refused(node: Rig, files: list[Path], damaged: np.n
     assert dataset.learned.num_known == 0
 
 
-def test_what_nobody_learns_is_passed_over(node: Rig, files: list[Path]) -> None:
+def test_samples_that_are_not_learned_are_passed_over(node: Rig, files: list[Path]) -> None:
     dataset = node.open_catalogue(*files)
     node.node.registry.learn(dataset.number, words(0, 1, 2))
     assert dataset.learned is None

@@ -225,7 +225,7 @@ def test_opened_with_two_sizes_the_larger_limit_holds(diskless: Bench) -> None:
     assert grown.memory_limit_bytes >= 64 * MIB
 
 
-def test_a_cache_that_nobody_uses_keeps_what_its_file_takes(diskless: Bench) -> None:
+def test_a_cache_that_is_unused_keeps_what_its_file_takes(diskless: Bench) -> None:
     opened = diskless.open(client="one")
     diskless.open(client="two")
     with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:
@@ -340,7 +340,7 @@ def test_growing_a_dropped_cache_is_refused(diskless: Bench) -> None:
 # ------------------------------------------------------------ after a crash
 
 
-def test_everything_goes_on_after_a_crash(bench: Bench) -> None:
+def test_everything_continues_after_a_crash(bench: Bench) -> None:
     session = bench.sessions.new_session()
     opened = bench.open(session, 1, size_bytes=8 * MIB)
     with cache_user(opened.memory_dir, opened.memory_limit_bytes) as user:

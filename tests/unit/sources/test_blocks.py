@@ -68,7 +68,7 @@ def source(root: Path) -> BlockSource:
         (-1, "v", 1),
     ],
 )
-def test_an_object_has_so_many_entries(size: int, version: str, count: int) -> None:
+def test_an_object_has_this_number_of_entries(size: int, version: str, count: int) -> None:
     one = info("x", size, version)
     entries = list(entries_of(one, BLOCK))
     assert len(entries) == num_entries(one, BLOCK) == count
@@ -76,7 +76,7 @@ def test_an_object_has_so_many_entries(size: int, version: str, count: int) -> N
     assert is_split(one) == (size > 0 and bool(version))
 
 
-def test_the_name_of_a_block_says_which_bytes_of_which_version() -> None:
+def test_the_name_of_a_block_says_which_bytes_and_which_version() -> None:
     entry = entry_of(info("d/x", 2 * BLOCK + 7), 2, BLOCK)
     assert parse_block(entry.path) == Block("d/x", 2 * BLOCK, 7, version_hash("v1"))
     assert parse_block("d/x") is None

@@ -186,7 +186,7 @@ def test_what_another_catalogue_knows_is_taken_over(tmp_path: Path) -> None:
         assert new.known_key(3) == NO_KEY
 
 
-def test_another_number_of_declared_paths_starts_anew(tmp_path: Path) -> None:
+def test_another_number_of_declared_paths_starts_again(tmp_path: Path) -> None:
     with opened(tmp_path / "c", ["/a", "/b"]) as first:
         first.append(["/c"])
     reader = Catalogue.open(tmp_path / "c")
@@ -234,7 +234,7 @@ def test_nothing_is_made_for_one_who_expects_it_to_be_there(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["gone", "empty", "short"])
-def test_a_damaged_catalogue_is_made_anew(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_catalogue_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
     declared = [f"/{i}" for i in range(5000)]
     with opened(tmp_path / "c", declared) as writer:
         uid = writer.uid
@@ -272,7 +272,7 @@ def test_half_a_key_at_the_end_is_damage(tmp_path: Path) -> None:
             open_it(tmp_path / "c")
 
 
-def test_another_layout_is_refused_and_made_anew(tmp_path: Path) -> None:
+def test_another_layout_is_refused_and_made_again(tmp_path: Path) -> None:
     with opened(tmp_path / "c", ["/a"]):
         pass
     header = tmp_path / "c" / "header.json"

@@ -101,7 +101,7 @@ def test_few_of_many_files_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_catalogue_whose_files_were_read_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalogue_whose_files_were_read_asks_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_files(tmp_path, [100, 200])
     with opened(tmp_path / "c" / "files-0", paths) as (catalogue, _):
         catalogue.observe(0, "1-100", 100)
@@ -142,7 +142,7 @@ def test_one_that_is_not_there_is_not_made_for_who_holds_ids_of_it(tmp_path: Pat
     assert not (tmp_path / "c" / "learned-0").exists()
 
 
-def test_what_nobody_opened_for_a_month_is_removed(tmp_path: Path) -> None:
+def test_data_not_opened_for_a_month_is_removed(tmp_path: Path) -> None:
     """Nor wrote to: another node's server of an earlier version may have had one open for longer."""
     ages = {"files-11111111": 31, "files-22222222": 29, "learned-33333333": 400, "learned-44444444": 400}
     for name, days in ages.items():

@@ -191,7 +191,7 @@ def test_a_listing_that_is_left_early_does_not_mix_with_the_next_answer(
     assert reader.fetch("a.bin").data == b"first"
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+def test_an_answer_that_was_not_awaited_is_not_taken_for_the_next(
     reader: ForkedReader, server: servers.FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(pipe: Any) -> bytes:

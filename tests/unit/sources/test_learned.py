@@ -53,7 +53,7 @@ def test_what_samples_open_is_kept(tmp_path: Path) -> None:
     assert "2 of 9" not in repr(reader)
 
 
-def test_a_guess_is_planned_and_was_seen_by_nobody(tmp_path: Path) -> None:
+def test_a_guess_is_planned_and_was_not_seen(tmp_path: Path) -> None:
     """It gives way to what a sample really opens, also where that is the same, and takes the place of nothing."""
     samples = np.arange(5)
     with opened(tmp_path / "m", 5) as writer:

@@ -133,7 +133,7 @@ def test_one_line_says_that_a_listing_was_damaged(
     assert len(caplog.messages) == 2
 
 
-def test_a_home_of_an_earlier_version_is_listed_anew_and_closed_to_others(
+def test_a_home_of_an_earlier_version_is_listed_again_and_closed_to_others(
     library: ManifestLibrary, source: CountingSource, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Its manifests had the umask's mode, and a layout that is not misread."""
@@ -306,7 +306,7 @@ def test_a_listing_in_force_is_not_removed_however_old(library: ManifestLibrary,
     assert library.open("s3://bucket/p", listing_age=math.inf).uid == found.uid
 
 
-def test_who_stopped_while_it_removed_a_listing_holds_up_nobody(
+def test_a_process_stopped_while_it_removes_a_listing_does_not_delay_others(
     library: ManifestLibrary, source: CountingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_module, "_REMOVAL_SECONDS", 0.0)
@@ -320,7 +320,7 @@ def test_who_stopped_while_it_removed_a_listing_holds_up_nobody(
 
 
 @pytest.mark.parametrize("error", [OSError(37, "No locks available"), BlockingIOError()])
-def test_a_lock_that_nobody_gives_back_holds_up_nobody_for_ever(
+def test_a_lock_that_is_not_given_back_is_waited_for_with_a_limit(
     library: ManifestLibrary, source: CountingSource, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     def refuse(*_: object) -> None:

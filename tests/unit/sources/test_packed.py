@@ -285,7 +285,7 @@ def test_lost_data_is_said_with_the_objects_path(packed: PackedSource, tmp_path:
         packed.fetch("a.bin")
 
 
-def test_a_pack_that_was_replaced_is_read_anew(packed: PackedSource, tmp_path: Path) -> None:
+def test_a_pack_that_was_replaced_is_read_again(packed: PackedSource, tmp_path: Path) -> None:
     assert bytes(packed.fetch("a.bin").data) == b"a" * 50
     data_file(tmp_path / "p").unlink()
     write_pack(tmp_path / "p", {"a.bin": b"other", "c.bin": b"c"})
@@ -423,7 +423,7 @@ def test_a_helper_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
         source.close()
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+def test_an_answer_that_was_not_awaited_is_not_taken_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(range(100)))

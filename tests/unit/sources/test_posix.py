@@ -138,7 +138,7 @@ def test_stat_paths_of_nothing() -> None:
 # ------------------------------------------------------------ what is read past the cache
 
 
-def test_a_pipe_is_passed_through_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+def test_a_pipe_is_passed_through_and_its_writer_is_not_awaited(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PassedThroughError, match="not a regular file") as caught:
         PosixSource(str(tmp_path)).fetch("pipe")

@@ -208,7 +208,7 @@ def test_answer_that_does_not_come_is_given_up(server: servers.FileServer, answe
     assert other.failure in ("", TIMED_OUT)  # on a machine that is busy enough
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     client = Client(origin_of(f"http://127.0.0.1:{servers.free_port()}"))
     (arrival,) = client.fetch(("/x", 1))
     client.close()

@@ -93,7 +93,7 @@ def test_a_server_that_falls_silent(server: servers.FileServer, root: str, answe
     assert "0.2 s" in str(error)
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     error = fetch_error(f"http://127.0.0.1:{servers.free_port()}/bucket")
     assert type(error) is TransientSourceError
 

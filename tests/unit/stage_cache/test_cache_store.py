@@ -73,7 +73,7 @@ def test_a_size_that_the_node_does_not_have_is_said_once(
     assert ("go to disk. " in said, "spilling=True" in said) == (spilling, not spilling)
 
 
-def test_without_a_server_what_it_said_last_goes_on(store: CacheStore) -> None:
+def test_without_a_server_what_it_said_last_continues(store: CacheStore) -> None:
     assert put(store, 1)
     assert store.get(key_of(1)) == value_of(1, VALUE)
     assert store.get(key_of(2)) is None
@@ -112,7 +112,7 @@ def test_a_fresh_value_on_disk_hides_what_memory_cannot_let_go_of(
     assert store.get(key_of(1)) == value_of(10, VALUE)
 
 
-def test_a_child_forked_while_a_thread_is_at_it_goes_on_by_itself(store: CacheStore) -> None:
+def test_a_child_forked_while_a_thread_is_at_it_continues_by_itself(store: CacheStore) -> None:
     held, go = threading.Event(), threading.Event()
 
     def hold() -> None:

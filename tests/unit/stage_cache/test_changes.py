@@ -76,7 +76,7 @@ CHANGES: dict[str, Any] = {
         pytest.param(lambda rows: Rows(inner=[rows]), id="in a list"),
     ],
 )
-def test_what_is_set_anew_is_a_change_once(name: str, around: Any) -> None:
+def test_what_is_set_again_is_a_change_once(name: str, around: Any) -> None:
     rows = Rows(a=1, items=[1], transform=Steps([Step(1), Step(2)]))
     changes = Changes(around(rows), CachedDataset)
     assert not changes.is_any()
@@ -185,7 +185,7 @@ class Scaled(Step):
 
 @pytest.mark.parametrize("name", ["factor", "offset", "helper"])
 @pytest.mark.parametrize("step", [scaled, partial(scaled)], ids=["function", "partial"])
-def test_a_global_that_is_set_anew_is_a_change(monkeypatch: pytest.MonkeyPatch, step: Any, name: str) -> None:
+def test_a_global_that_is_set_again_is_a_change(monkeypatch: pytest.MonkeyPatch, step: Any, name: str) -> None:
     changes = Changes(MappedDataset(Rows(), step), CachedDataset)
     assert not changes.is_any()
     monkeypatch.setitem(globals(), name, lambda value: value)

@@ -373,7 +373,7 @@ def test_a_dataclass_with_other_fields_is_another(monkeypatch: pytest.MonkeyPatc
         decode(entry)
 
 
-def test_a_class_defined_anew_is_the_one_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_defined_again_is_the_one_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = encoded(Point(1, 2))
     assert type(decode(entry)) is Point
 

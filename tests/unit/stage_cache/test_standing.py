@@ -44,7 +44,7 @@ def test_what_an_audit_opened_by_a_way_that_is_read_each_time_does_not_count() -
     assert made(standing, opened("/z", way=1)) == ["/kept", "/z"]
 
 
-def test_a_file_of_the_note_that_nobody_saw_opened_counts_as_kept() -> None:
+def test_a_file_of_the_note_that_was_not_seen_opened_counts_as_kept() -> None:
     standing = Standing()
     assert standing.audited(opened("/x", way=1), note("/x", "/kept"))  # by a function that was bound before, say
     assert not standing.audited(opened("/x", way=1), note("/x", "/kept"))

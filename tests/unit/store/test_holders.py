@@ -54,7 +54,7 @@ def test_it_is_seen_after_the_files_are_gone(directory: Path) -> None:
     assert Holders.of(directory) is None
 
 
-def test_a_store_that_nobody_has_open_is_cut_to_what_its_values_take(directory: Path) -> None:
+def test_a_store_that_is_not_open_is_cut_to_what_its_values_take(directory: Path) -> None:
     with cache_user(directory, LIMIT) as user:
         assert user.put(0, 10, VALUE) == 10
         assert not try_trim(directory)

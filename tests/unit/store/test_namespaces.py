@@ -38,7 +38,7 @@ def test_one_is_recorded_at_a_time(tmp_path: Path) -> None:
     assert namespace_of(tmp_path) == "", "whoever recorded it was killed over it"
 
 
-def test_a_table_that_nobody_uses_may_be_taken(tmp_path: Path) -> None:
+def test_a_table_that_is_unused_may_be_taken(tmp_path: Path) -> None:
     (tmp_path / "namespace-another-1").touch()
     (tmp_path / "lock.mdb").touch()
     assert try_take_table(tmp_path)

@@ -117,7 +117,7 @@ def test_what_may_be_in_use_is_left_alone(
     assert left.path.is_dir()
 
 
-def test_locks_that_exclude_nobody_do_not_matter_between_kernels(
+def test_locks_that_exclude_no_process_do_not_matter_between_kernels(
     tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
@@ -126,7 +126,7 @@ def test_locks_that_exclude_nobody_do_not_matter_between_kernels(
     assert claim(tmp_path).path != one.path
 
 
-def test_without_locks_each_server_begins_anew(tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_each_server_begins_again(tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_server_that_left_nothing(tmp_path: Path, boot: Boo
     assert not (tmp_path / "new").exists()
 
 
-def test_what_nobody_uses_is_removed_after_thirty_days(tmp_path: Path, boot: Boot) -> None:
+def test_unused_data_is_removed_after_thirty_days(tmp_path: Path, boot: Boot) -> None:
     directories = []
     for name in "abcd":
         boot(name)
@@ -190,7 +190,7 @@ def test_who_runs_elsewhere_is_seen_by_what_it_touches(tmp_path: Path, boot: Boo
 STORE = re.compile(r"data\.mdb")
 
 
-def test_a_tier_of_an_earlier_version_is_carried_over_when_nobody_can_have_it(
+def test_a_tier_of_an_earlier_version_is_carried_over_when_no_process_can_have_it(
     tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = tmp_path / "disk", tmp_path / "new"
@@ -210,7 +210,7 @@ def test_a_tier_of_an_earlier_version_is_carried_over_when_nobody_can_have_it(
     assert ([path.name for path in new.iterdir()], [path.name for path in old.iterdir()]) == (["objects"], ["others"])
 
 
-def test_a_tier_of_an_earlier_version_that_nobody_wrote_to_is_removed(
+def test_a_tier_of_an_earlier_version_that_was_not_written_is_removed(
     tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_directory, "is_on_own_disk", lambda _: False)

@@ -260,7 +260,7 @@ def test_a_smaller_limit_cuts_nothing_off(tier: SharedTier, directory: Path, on_
     late.close()
 
 
-def test_one_that_nobody_else_has_open_can_take_less(tier: SharedTier, directory: Path) -> None:
+def test_one_that_no_other_process_has_open_can_take_less(tier: SharedTier, directory: Path) -> None:
     tier.put_many(_items(range(100)))
     taken = tier.file_bytes()
     assert 100 * 50_000 < taken < LIMIT_BYTES
@@ -613,14 +613,14 @@ def test_a_store_of_another_kind_is_replaced(tier: SharedTier, directory: Path) 
 
 
 @pytest.mark.parametrize("left", ["lock.mdb", "data.mdb"])
-def test_what_a_killed_process_left_half_made_is_made_anew(tier: SharedTier, directory: Path, left: str) -> None:
+def test_what_a_killed_process_left_half_made_is_made_again(tier: SharedTier, directory: Path, left: str) -> None:
     (directory / left).touch()
     assert tier.get(key_of(1)) is None
     assert tier.put_many(_items(range(3))) == 3
     assert tier.get(key_of(1)) == value_of(1, 50_000)
 
 
-def test_a_file_of_zeros_is_made_anew(tier: SharedTier, directory: Path) -> None:
+def test_a_file_of_zeros_is_made_again(tier: SharedTier, directory: Path) -> None:
     """What is left when LMDB has made its file large and was killed before it wrote the first page."""
     tier.put_many(_items(range(1)))
     tier.close()

@@ -105,7 +105,7 @@ def test_a_store_whose_directory_is_kept_busy_looks_empty(tmp_path: Path) -> Non
     tier.close()
 
 
-def test_who_was_stopped_while_it_wrote_holds_up_nobody_for_ever(
+def test_a_process_stopped_while_it_writes_is_waited_for_with_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored is read all the while; nothing is stored, and nobody waits a second time, until it goes on."""
@@ -161,7 +161,7 @@ def test_a_file_that_is_kept_is_not_waited_for_longer(tmp_path: Path, monkeypatc
         os.close(asking)
 
 
-def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_there_is_no_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 

@@ -73,7 +73,7 @@ def test_a_mark_is_judged_at_home_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_gone(dead)
 
 
-def test_mounts_are_numbered_as_mountinfo_does_whoever_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mounts_are_numbered_as_mountinfo_does_from_either_source(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.open("/proc", os.O_PATH)
     try:
         number = machine.mount_number(descriptor)

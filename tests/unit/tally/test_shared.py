@@ -31,7 +31,7 @@ def test_sums_over_all_who_count(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_next_goes_on_where_one_has_ended(tmp_path: Path) -> None:
+def test_the_next_continues_where_one_has_ended(tmp_path: Path) -> None:
     for n in range(5):
         counts = claim(str(tmp_path))
         assert counts is not None

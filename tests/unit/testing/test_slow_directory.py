@@ -188,7 +188,7 @@ def test_a_killed_server_is_said_and_cleaned_up(source: Path) -> None:
     assert wait_until(lambda: not fuse_programs(slow.path), timeout_seconds=60)
 
 
-def test_it_is_unmounted_when_whoever_made_it_is_killed(source: Path) -> None:
+def test_it_is_unmounted_when_its_maker_is_killed(source: Path) -> None:
     with slow_files(source):
         pass  # or skip
     script = (

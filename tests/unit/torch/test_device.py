@@ -188,7 +188,7 @@ def test_the_ready_batch_is_handed_over_before_the_loader_is_asked() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_at_most_so_many_batches_ahead(depth: int) -> None:
+def test_at_most_that_number_of_batches_ahead(depth: int) -> None:
     loader = PinnedRows(20)
     epoch: Any = iter(prefetcher(loader, LateDevice(), depth=depth))
     for number in range(4):

@@ -236,7 +236,7 @@ def attachment_of(root: Path) -> tuple[Attachment, Any]:
     return Attachment(config, explicit=False), DataLoader(Files(root, 40))  # type: ignore[arg-type]
 
 
-def test_a_loader_of_which_no_plan_can_be_made_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_without_a_possible_plan_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 

@@ -109,7 +109,7 @@ def test_what_a_container_has_besides_is_kept() -> None:
     assert negated(Checked(one())).size == 2
 
 
-def test_a_container_that_cannot_be_made_anew_becomes_a_plain_one() -> None:
+def test_a_container_that_cannot_be_made_again_becomes_a_plain_one() -> None:
     assert type(negated(MappingProxyType({"a": one()}))) in (dict, MappingProxyType)
 
     class Two(list[Any]):

@@ -229,7 +229,7 @@ def test_a_node_is_told_which_part_is_its_own_in_the_epoch_after(num_workers: in
     ]  # fmt: skip
 
 
-def test_a_part_that_was_guessed_wrong_is_told_anew() -> None:
+def test_a_part_that_was_guessed_wrong_is_told_again() -> None:
     listener = Listener()
     inner: DistributedSampler[Any] = DistributedSampler(range(20), num_replicas=2, rank=0)
     sampler = planned(inner, listener)
@@ -372,7 +372,7 @@ def test_a_trusted_sampler_without_an_end_is_drawn_a_pass_at_a_time() -> None:
     assert len(begun(listener)) == 2
 
 
-def test_a_pass_that_goes_on_ends_where_it_would_have() -> None:
+def test_a_pass_that_continues_ends_where_it_would_have() -> None:
     listener, endless = Listener(), Endless()
     sampler = planned(endless, listener)
     sampler.resume(iter(endless), num_seen=33)
@@ -441,7 +441,7 @@ def test_objects_of_what_is_drawn_with_torch() -> None:
     assert listener.told == [("begin", []), ("extend", [3, 4, 5, 6]), ("extend", [0, 1])]
 
 
-def test_announced_plan_to_which_something_was_learned_is_registered_anew(tmp_path: Path) -> None:
+def test_announced_plan_to_which_something_was_learned_is_registered_again(tmp_path: Path) -> None:
     torch.manual_seed(4)
     writer = LearnedMapWriter.open_or_create(tmp_path / "catalogue", 4)
     writer.record(1, [5, 6])

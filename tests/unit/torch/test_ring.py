@@ -116,7 +116,7 @@ def test_a_tensor_may_go_in_any_thread(pair: Pair) -> None:
     assert all(pair.is_free(slot) for slot in slots)
 
 
-def test_what_nobody_received_is_free_for_the_next_worker(pair: Pair) -> None:
+def test_a_batch_that_was_not_received_is_free_for_the_next_worker(pair: Pair) -> None:
     held, lost = pair.send(), pair.send()
     tensor = pair.receive(held)
     assert not pair.is_free(lost)
@@ -177,7 +177,7 @@ def test_a_child_frees_nothing(pair: Pair) -> None:
     assert child.end()
 
 
-def test_a_child_goes_on_reading_what_it_has(pair: Pair) -> None:
+def test_a_child_continues_reading_what_it_has(pair: Pair) -> None:
     slot = pair.send()
     tensors = [pair.receive(slot)]
     child = Forked(lambda: tensors[0].unique().tolist() == [1])
@@ -193,7 +193,7 @@ def test_a_child_goes_on_reading_what_it_has(pair: Pair) -> None:
     assert pair.is_free(slot)
 
 
-def test_a_childs_child_goes_on_reading(pair: Pair) -> None:
+def test_a_childs_child_continues_reading(pair: Pair) -> None:
     slot = pair.send()
     tensors = [pair.receive(slot)]
     told, tell = os.pipe()

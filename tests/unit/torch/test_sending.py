@@ -368,7 +368,7 @@ def test_all_other_tensors_are_left_to_torch(worker: Worker, name: str) -> None:
     assert not worker.sends([TENSORS_AS_TORCH[name]()])
 
 
-def test_tensors_that_share_memory_go_on_sharing_it(worker: Worker) -> None:
+def test_tensors_that_share_memory_continue_sharing_it(worker: Worker) -> None:
     whole = torch.rand(100, 300)
     assert not worker.sends([whole, whole.view(-1)])
     one, other, data = worker.send([whole, whole[1:], noise(1)])

@@ -280,7 +280,7 @@ def test_torchs_samplers_that_draw_all_at_once_are_drawn_once() -> None:
         assert isinstance(read_ahead(make()), expected), kind
 
 
-def test_a_shadow_that_was_skipped_goes_on_behind_what_torch_has() -> None:
+def test_a_shadow_that_was_skipped_continues_behind_what_torch_has() -> None:
     inner = RandomSampler(DATA, replacement=True, num_samples=200, generator=seeded())
     expected = list(RandomSampler(DATA, replacement=True, num_samples=200, generator=seeded()))
     reader = read_ahead(BatchSampler(inner, 4, False))

@@ -67,7 +67,7 @@ def test_a_listing_out_of_order_is_an_error() -> None:
         list(checked_order([Entry("b", 1, 0), Entry("a", 1, 0)], "s3://b"))
 
 
-def test_a_copy_says_by_its_time_of_which_version_it_is() -> None:
+def test_a_copy_says_by_its_time_which_version_it_is() -> None:
     stored = Entry("a", 5, 1_700_000_000 * SECOND, '"one"')
     copy = Entry("a", 5, stamp_of(stored) or 0)
 

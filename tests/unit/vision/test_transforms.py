@@ -198,7 +198,7 @@ def test_bytes_for_the_device_are_the_same_levels(channels_last: bool, photos: P
     torch.testing.assert_close(Normalize()(found[None])[0], ResizeCropNormalize()(data), rtol=1e-6, atol=1e-6)
 
 
-def test_the_result_is_nobody_elses() -> None:
+def test_the_result_is_not_shared() -> None:
     pixels = np.full((224, 224, 3), 7, np.uint8)
     for channels_last in (False, True):
         found = ResizeCropNormalize(224, 224, normalize=False, channels_last=channels_last)(pixels)
