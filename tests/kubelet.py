@@ -196,7 +196,10 @@ class _Containers:
             _die_with_parent()
             if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID):
                 return 126
-            inside = _forked(lambda: self._be(self._containers[name]))
+            set_up, is_set_up = os.pipe()
+            inside = _forked(lambda: self._be(self._containers[name], is_set_up))
+            os.close(is_set_up)
+            os.read(set_up, 1)  # a probe before its mounts are made would open files that they replace
             os.write(ours, str(inside).encode())
             os.close(ours)
             return _status_of(inside)
@@ -207,9 +210,10 @@ class _Containers:
         os.close(theirs)
         return outside, inside
 
-    def _be(self, container: dict[str, Any]) -> int:
+    def _be(self, container: dict[str, Any], is_set_up: int) -> int:
         _die_with_parent()
         self._mount_volumes(container)
+        os.close(is_set_up)
         name = container["name"]
         return self._become(name, [*container["command"], *container.get("args", ())], name)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+import yaml
 
 import servers
 from kubelet import Pod, pod_running
+from memcached import memcached
 from prefeed.kubernetes.pods import SIDECAR
 from prefeed.kubernetes.workloads import patched
 from process.conditions import wait_for
@@ -19,6 +22,7 @@ from sandbox import Sandbox
 from slow_files import write_files
 from unit.sampleset.documents import ACCESS, SECRET, keys, sample_job, sample_set
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 FILES = {f"train/{number:02}.bin": bytes([number]) * 3000 for number in range(24)}
 DIGESTS = sorted(hashlib.sha256(data).hexdigest() for data in FILES.values())
 LEVELS = [{"mediumType": "MEM", "path": "/dev/shm/photos", "cacheSize": 256}]
@@ -44,6 +48,17 @@ def read(pod: Pod) -> None:
     status, text = pod.run("train")
     assert status == 0, text + pod.log(SIDECAR)
     assert json.loads(text.splitlines()[-1]) == DIGESTS
+
+
+def store_with(bucket: str, url: str) -> None:
+    """Fill a bucket; other tests fill other buckets of the same server."""
+    client = boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=ACCESS, aws_secret_access_key=SECRET
+    )
+    client.create_bucket(Bucket=bucket)
+    for name, data in FILES.items():
+        client.put_object(Bucket=bucket, Key=name, Body=data)
+    client.close()
 
 
 def counts(pod: Pod) -> dict[str, Any]:
@@ -80,13 +95,7 @@ def test_a_pod_reads_through_its_sidecar_and_a_killed_one_comes_back(sandbox: Sa
 def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None:
     """The sidecar warms the cache before it is read. No document but the Secret, and no log, shows the keys."""
     with servers.moto_server() as url:
-        client = boto3.client(
-            "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=ACCESS, aws_secret_access_key=SECRET
-        )
-        client.create_bucket(Bucket="of-a-pod")  # other tests fill other buckets of the same server
-        for name, data in FILES.items():
-            client.put_object(Bucket="of-a-pod", Key=name, Body=data)
-        client.close()
+        store_with("of-a-pod", url)
         warmup = sample_job(type="warmup", sampleSetRef={"name": "photos"})
         levels = [*LEVELS, {"mediumType": "SSD", "path": "/mnt/nvme", "cacheSize": 512}]
         source = {"uri": "s3://of-a-pod", "secretRef": {"name": "keys"}}
@@ -102,6 +111,38 @@ def test_a_pod_reads_a_store_with_the_keys_of_a_secret(sandbox: Sandbox) -> None
             texts = [others, running.log(SIDECAR), running.log("train")]
             assert running.stop(SIDECAR) == 0
     assert [key for key in (ACCESS, SECRET) for text in texts if key in text] == []
+
+
+def test_two_nodes_of_an_indexed_job_fetch_each_object_once(sandbox: Sandbox) -> None:
+    """The pods are those of ``examples/kubernetes/indexed-job.yaml``, on two nodes; the pool lies between them."""
+    example = list(yaml.safe_load_all((EXAMPLES / "indexed-job.yaml").read_text()))
+    (job,) = [each for each in example if each["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    del container["args"]
+    container["command"] = [sys.executable, "-c", READER]
+    with servers.moto_server() as url, memcached() as pool:
+        store_with("of-two-pods", url)
+        (variable,) = [each for each in container["env"] if each["name"] == "PREFEED_POOL"]
+        variable["value"] = pool.address
+        job["spec"]["template"]["metadata"]["labels"] = {"prefeed.io/sampleset": "photos"}
+        source = {"uri": "s3://of-two-pods", "secretRef": {"name": "keys"}}
+        photos = sample_set("photos", source=source, cache={"levels": LEVELS})
+        documents, _ = patched([*example, photos, keys(endpoint=url)])
+        (template,) = [each["spec"]["template"] for each in documents if each["kind"] == "Job"]
+
+        found = []
+        for index in range(2):
+            pod = {"kind": "Pod", "metadata": {"name": f"train-{index}"}, "spec": template["spec"]}
+            with pod_running([*documents, pod], f"train-{index}", sandbox.root / f"pod-{index}") as running:
+                read(running)
+                found.append(counts(running)["origin_requests"])
+                wait_for(
+                    lambda: int(pool.statistics()["curr_items"]) >= len(FILES),
+                    "the pool has all objects",
+                    timeout_seconds=300,
+                )
+                assert running.stop(SIDECAR) == 0
+    assert found == [24, 0]
 
 
 def test_a_sidecar_says_why_it_cannot_serve(sandbox: Sandbox) -> None:

@@ -1,7 +1,8 @@
 """Holds documents against the schemas of resources, without a cluster.
 
-Documents of prefeed's kinds are read first, whose messages say what to write; the schema then has what only an API server wants. All
-others are held against the schemas that Kubernetes publishes, which the package kubernetes-validate ships.
+Documents of prefeed's kinds are read first, whose messages say what to write; the schema then has what only an API server wants. Those
+of Kubernetes are held against the schemas that it publishes, which the package kubernetes-validate ships. Of kinds that operators of
+others define, such as JobSet, the pods are held against them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from prefeed.kubernetes.crds import KINDS, schema_of
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.paddlejob import parse_paddle_job
 from prefeed.kubernetes.schema import strict
+from prefeed.kubernetes.workloads import OF_OTHERS, templates_of
 from prefeed.sampleset.documents import Document, decode, kind_of
 from prefeed.sampleset.locations import locate
 from prefeed.sampleset.spec import API_VERSION, NO_PLACE, SampleSetDocument
@@ -44,6 +46,8 @@ def problems_of(document: Document, version: str) -> list[str]:
         kind, api_version = kind_of(document)
         if kind in KINDS or kind == PADDLE_JOB:
             pods = _read(kind, api_version, document)
+        elif kind in OF_OTHERS:
+            pods = dict(templates_of(document))
         else:
             return list(_of_kubernetes(document, version))
     except SpecError as err:
@@ -51,18 +55,18 @@ def problems_of(document: Document, version: str) -> list[str]:
     found = list(_of_schema(document, kind)) if kind in KINDS else []
     for name, template in pods.items():
         wrapped = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
-        found += [each.replace("template", f"spec.{name}.template", 1) for each in _of_kubernetes(wrapped, version)]
+        found += [each.replace("template", name, 1) for each in _of_kubernetes(wrapped, version)]
     return found
 
 
 def _read(kind: str, api_version: str, document: Document) -> dict[str, Any]:
-    """Hold a document against the strict reader; return its templates of pods by their name.
+    """Hold a document against the strict reader; return its templates of pods by their path.
 
     Raises:
         SpecError: It is refused.
     """
     if kind == PADDLE_JOB:
-        return {name: given.template for name, given in parse_paddle_job(document).spec.pods.items()}
+        return {f"spec.{name}.template": given.template for name, given in parse_paddle_job(document).spec.pods.items()}
     if api_version != API_VERSION:
         raise SpecError(f"apiVersion: a {kind} has {API_VERSION}, not {api_version!r:.60}")
     if kind == SAMPLE_JOB:

@@ -46,6 +46,7 @@ _PROGRAM_MIB: Final = 512
 _CAPPED_SHARE: Final = 0.9
 """The server leaves a tenth of each control group free."""
 
+_OF_POOL: Final = ("PREFEED_POOL", "PREFEED_POOL_TIMEOUT")
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
@@ -211,7 +212,7 @@ def _sidecar(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[s
     own = consumer.get("securityContext") or {}
     memory = f"{math.ceil((found.volume_mib + _PROGRAM_MIB) / _CAPPED_SHARE)}Mi"
     pull = {"imagePullPolicy": consumer["imagePullPolicy"]} if "imagePullPolicy" in consumer else {}
-    store = [variable for variable in consumer.get("env") or () if is_store_variable(variable["name"])]
+    store = [variable for variable in consumer.get("env") or () if _is_of_server(variable["name"])]
     return {
         "name": SIDECAR,
         "image": image,
@@ -242,6 +243,11 @@ def _sidecar(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[s
             *_mounts_of_source(found, consumer),
         ],
     }
+
+
+def _is_of_server(name: str) -> bool:
+    """Return whether a variable of the training says how its server reaches stores and the pool."""
+    return is_store_variable(name) or name in _OF_POOL
 
 
 def _of_secret(name: str) -> str:

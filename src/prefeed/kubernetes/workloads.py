@@ -16,14 +16,19 @@ from prefeed.sampleset.documents import Document, kind_of
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 _TEMPLATE: Final = ("spec", "template")
+_JOBS_OF_SET: Final = ("spec", "replicatedJobs", "*", "template", *_TEMPLATE)
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "Pod": (),
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), _TEMPLATE),
     "CronJob": ("spec", "jobTemplate", *_TEMPLATE),
-    "JobSet": ("spec", "replicatedJobs", "*", "template", *_TEMPLATE),
+    "JobSet": _JOBS_OF_SET,
     "PyTorchJob": ("spec", "pytorchReplicaSpecs", "*", "template"),
+    **dict.fromkeys(("TrainingRuntime", "ClusterTrainingRuntime"), ("spec", "template", *_JOBS_OF_SET)),
 }
 """Where the templates of pods are, by the kind of the document; ``*``: each entry of a list or a mapping."""
+
+OF_OTHERS: Final = frozenset({"JobSet", "PyTorchJob", "TrainingRuntime", "ClusterTrainingRuntime", "TrainJob"})
+"""Kinds that operators of others define: only their templates of pods have a published schema."""
 
 
 def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
@@ -45,7 +50,7 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
         if kind_of(document)[0] in (SAMPLE_SET, SAMPLE_JOB):
             continue
         whole = {"": copy.deepcopy(document)}
-        for holder, key in _templates(whole, str(document["kind"])):
+        for holder, key, _ in _templates(whole, str(document["kind"])):
             if name := label_of(holder[key]):
                 require_pod(holder[key], _called(document))
                 found = _chosen(name, document, sets)
@@ -99,20 +104,27 @@ def _called(document: Document) -> str:
     return f"{document['kind']} {_metadata(document).get('name', 'without a name')}"
 
 
-def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any]]:
-    """Yield where each template of pods of a document is held: a mapping or a list, and the key in it."""
+def templates_of(document: Document) -> Iterator[tuple[str, Any]]:
+    """Yield the templates of pods in a document, each with the path of its field."""
+    for holder, key, at in _templates({"": document}, str(document["kind"])):
+        yield at.lstrip("."), holder[key]
+
+
+def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield where each template of pods of a document is held: a mapping or a list, the key in it, and its path."""
     if kind in _PLACES:
-        yield from _below(whole, ("", *_PLACES[kind]))
+        yield from _below(whole, ("", *_PLACES[kind]), "")
 
 
-def _below(holder: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+def _below(holder: Any, path: tuple[str, ...], at: str) -> Iterator[tuple[Any, Any, str]]:
     name, *rest = path
     if name == "*":
         keys: Any = range(len(holder)) if isinstance(holder, list) else list(holder) if isinstance(holder, dict) else ()
     else:
         keys = [name] if isinstance(holder, dict) and name in holder else []
     for key in keys:
+        here = f"{at}[{key}]" if isinstance(key, int) else f"{at}.{key}" if key else at
         if rest:
-            yield from _below(holder[key], tuple(rest))
+            yield from _below(holder[key], tuple(rest), here)
         else:
-            yield holder, key
+            yield holder, key, here

@@ -167,6 +167,7 @@ def test_the_sidecar_runs_as_the_reader_does_in_its_image_with_its_access() -> N
         {"name": "AWS_PROFILE", "value": "a"},
         {"name": "https_proxy", "value": "b"},
         {"name": "EPOCHS", "value": "1"},
+        {"name": "PREFEED_POOL", "value": "pool-0.pool:11211"},
     ]
     train = {
         "name": "train",
@@ -184,6 +185,7 @@ def test_the_sidecar_runs_as_the_reader_does_in_its_image_with_its_access() -> N
     assert [each["name"] for each in sidecar["env"]] == [
         "AWS_PROFILE",
         "https_proxy",
+        "PREFEED_POOL",
         "PREFEED_HOME",
         "XDG_RUNTIME_DIR",
     ]
