@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prefeed.diagnose.doctor.examination import doctor
     from prefeed.diagnose.tune.tuning import tune
     from prefeed.files.opening import open
+    from prefeed.files.resuming import resumable
     from prefeed.files.shards import shards
     from prefeed.loaders.declared import Accessor
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
@@ -55,6 +56,7 @@ __all__ = [
     "open",
     "prefetch",
     "read",
+    "resumable",
     "shards",
     "statistics",
     "tune",
@@ -83,6 +85,7 @@ _HOMES = {
     "open": "prefeed.files.opening",
     "prefetch": "prefeed.prefetching",
     "read": "prefeed.api",
+    "resumable": "prefeed.files.resuming",
     "shards": "prefeed.files.shards",
     "statistics": "prefeed.api",
     "tune": "prefeed.diagnose.tune.tuning",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import pickle
 import random
 import tarfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import prefeed
 from prefeed.client.block_file import BlockFile
@@ -207,3 +209,80 @@ def _read_all(paths: list[str]) -> None:
     dataset = wds.WebDataset(ours(paths), shardshuffle=False)
     assert sum(1 for _ in dataset) == 6 * SAMPLES
     close()
+
+
+# ------------------------------------------------------------ resumed
+
+
+def shuffled(urls: list[str]) -> Any:
+    dataset = wds.WebDataset(urls, empty_check=False, seed=7, shardshuffle=4, nodesplitter=wds.split_by_node)
+    return prefeed.resumable(dataset.shuffle(15, initial=5, seed=3).map(keys_of))
+
+
+def keys_of(sample: dict[str, Any]) -> str:
+    return f"{sample['__key__']} {sum(sample['bin'])}"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torchdatas_loader_resumes_each_rank_exactly(
+    paths: list[str], num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(shuffled(ours(paths)), batch_size=4, num_workers=num_workers, collate_fn=list)
+
+    seen: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        whole = loader()
+        batches = iter(whole)
+        first = [next(batches) for _ in range(5)]
+        state = pickle.dumps(whole.state_dict())
+        rest = list(batches)
+        resumed = loader()
+        resumed.load_state_dict(pickle.loads(state))
+        assert list(resumed) == rest
+        seen += [key for batch in (*first, *rest) for key in batch]
+        del whole, resumed, batches
+    assert len(seen) == len(set(seen)) == 6 * SAMPLES
+    statistics = prefeed.statistics()
+    assert (statistics.origin_bytes, statistics.direct_reads) == (size_of(paths), 0)
+
+
+def test_prefeeds_loader_resumes_without_making_what_was_seen(paths: list[str], tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def loader() -> Any:
+        pipeline = wds.WebDataset(ours(paths), empty_check=False, shardshuffle=False).map(keys_of)
+        pipeline.append(wds.map(lambda key: made.append(key) or key))
+        return prefeed.DataLoader(prefeed.resumable(pipeline), batch_size=4, collate_fn=list)
+
+    whole = loader()
+    batches = iter(whole)
+    for _ in range(7):
+        next(batches)
+    torch.save(whole.state_dict(), tmp_path / "state.pt")
+    rest = list(batches)
+    made.clear()
+    resumed = loader()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert list(resumed) == rest
+    assert made == [key for batch in rest for key in batch]
+    with_workers = prefeed.DataLoader(shuffled(ours(paths)), batch_size=4, num_workers=2)
+    with pytest.raises(prefeed.errors.ResumeError, match="StatefulDataLoader"):
+        with_workers.load_state_dict(whole.state_dict())
+
+
+def test_shards_that_were_read_are_not_fetched_to_resume(paths: list[str]) -> None:
+    whole = shuffled(paths)  # read without the cache
+    iterator = iter(whole)
+    for _ in range(4 * SAMPLES):
+        next(iterator)
+    state, rest = whole.state_dict(), list(iterator)  # plain and with the cache are one order
+    resumed = shuffled(ours(paths))
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    statistics = prefeed.statistics()
+    assert 0 < statistics.origin_bytes <= size_of(paths) * 5 // 6
+    assert statistics.direct_reads == 0

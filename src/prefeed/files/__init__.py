@@ -4,6 +4,7 @@
 ``shards``      ``prefeed.shards``: objects in the order in which they are read, the next ones fetched ahead
 ``filesystem``  the same for fsspec: ``prefeed://`` and ``prefeed::s3://bucket/x``
 ``webdataset``  the same for WebDataset's ``gopen``: ``prefeed:s3://bucket/x``
+``resuming``    ``prefeed.resumable``: WebDataset pipelines that resume in the middle of an epoch
 """
 
 from prefeed.files.opening import close, open

@@ -60,8 +60,12 @@ def _gopen(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> File:
         mode: As WebDataset gives it.
         bufsize: Taken for WebDataset's sake.
     """
-    inner = url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}::").removeprefix(f"{_SCHEME}:")
-    return open_object(inner, mode, readahead=True)
+    return open_object(inner_url(url), mode, readahead=True)
+
+
+def inner_url(url: str) -> str:
+    """Return the URL of a shard without ``prefeed:``."""
+    return url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}::").removeprefix(f"{_SCHEME}:")
 
 
 def _opened_in_order(
@@ -75,13 +79,13 @@ def _opened_in_order(
         yield from original(opener, chain(first, items))
         return
     stream = None
-    ahead = OpenedAhead(chain(first, items), lambda item: _gopen(_url_of(item)) if _is_ours(item) else None, current())
+    ahead = OpenedAhead(chain(first, items), lambda item: _gopen(url_of(item)) if _is_ours(item) else None, current())
     try:
         for item, stream in ahead:
             if stream is None:
                 yield from original(opener, [item])
             elif not isinstance(stream, Exception):
-                yield {"url": _url_of(item), "stream": stream}
+                yield {"url": url_of(item), "stream": stream}
             elif not opener.handler(stream):
                 return
     finally:
@@ -89,17 +93,28 @@ def _opened_in_order(
         ahead.close()
 
 
-def _url_of(item: Any) -> str:
+class KnownOrder(Iterator[Any]):
+    """Shards in an order that draws from no generator of others: it may be read ahead."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+
+def url_of(item: Any) -> str:
+    """Return the URL of a shard, as stages before the opener give it."""
     return str(item["url"] if isinstance(item, dict) else item)
 
 
 def _is_ours(item: Any) -> bool:
-    return _url_of(item).startswith(f"{_SCHEME}:")
+    return url_of(item).startswith(f"{_SCHEME}:")
 
 
 def _has_own_randomness(stream: Any) -> bool:
     """Return whether an order comes from WebDataset's own stages, with generators of their own; nothing of it has run yet."""
-    if isinstance(stream, list):
+    if isinstance(stream, list | KnownOrder):
         return True
     if not isinstance(stream, GeneratorType):
         return False

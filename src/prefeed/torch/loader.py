@@ -137,7 +137,9 @@ def begin_iterator(
         return
     with attachment.position.iterator_begins(loader) as rest:
         _begin(iterator, loader, attachment, attachment.serve(loader), torchs, rest)
-        if rest is not None and rest.batches is None:  # a stream has no other way to come to the place
+        if (
+            rest is not None and rest.batches is None and not rest.is_in_place
+        ):  # a stream has no other way to come to the place
             for _ in range(rest.num_seen):
                 next(iterator, None)
 

@@ -165,12 +165,14 @@ class Rest:
         num_seen: Batches that the loop had before.
         drawn: The loader's own generators when the last of ``batches`` was drawn.
         ended: The same when the sampler was asked for one more: some draw again then. None: it draws as it is asked.
+        is_in_place: The data set is a stream that resumes there by itself.
     """
 
     batches: Any | ReadAhead
     num_seen: int
     drawn: list[torch.Tensor]
     ended: list[torch.Tensor] | None
+    is_in_place: bool = False
 
 
 class Position:
@@ -239,6 +241,9 @@ class Position:
             loader: Whose.
         """
         loaded, self._loaded = self._loaded, None
+        if loaded is not None and "dataset" in loaded:
+            stream: Any = loader.dataset
+            stream.load_state_dict(loaded["dataset"])
         if loaded is not None and _is_where_it_began(loaded):
             restore_own(loader, loaded["began"])
             loaded = None
@@ -282,7 +287,7 @@ class Position:
             "read_ahead": 0 if self._planned is None else self._planned.num_read_ahead,
             "began": self._began or now | {"draws_seed": True},
             "now": now,
-        }
+        } | _position_of_stream(loader)
 
     def load(self, loader: TorchDataLoader[Any], state: Mapping[str, Any]) -> None:
         """Resume from there at the next iterator.
@@ -309,6 +314,11 @@ class Position:
                     f"the state was saved with {name} {saved}, and this loader's is {own}; "
                     "make the loader with the dataset, sampler, generator and batch size that it was saved with"
                 )
+        if ("dataset" in state) != bool(_position_of_stream(loader)):
+            raise ResumeError(
+                "only a loader without workers saves the position of prefeed.resumable: load its state into one without workers, "
+                "or use torchdata's StatefulDataLoader, which saves it in each worker"
+            )
         self._loaded = map_tensors(dict(state), torch.Tensor.cpu, lambda value: value)  # it may come by map_location
         if state[_FINISHED]:  # at once, and not when an iterator is made: who counts epochs, sets the next one before
             restore_own(loader, self._loaded["now"])
@@ -368,7 +378,9 @@ def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates) 
     """Return what is left of the epoch; the generators are as they were when it began."""
     num_seen, ahead = loaded[_YIELDED], _unplain(loaded["ahead"])
     if isinstance(loader.dataset, IterableDataset):
-        return Rest(batches=None, num_seen=num_seen, drawn=loaded["began"]["own"], ended=None)
+        return Rest(
+            batches=None, num_seen=num_seen, drawn=loaded["began"]["own"], ended=None, is_in_place="dataset" in loaded
+        )
     if loaded["began"]["draws_seed"]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     num_batches, is_known = loaded["num_batches"], is_readable_ahead(loader._index_sampler)
@@ -388,6 +400,13 @@ def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates) 
     now = own_states(loader)
     rest += drawn
     return Rest(batches=_regular(loader._index_sampler, rest), num_seen=num_seen, drawn=now, ended=own_states(loader))
+
+
+def _position_of_stream(loader: TorchDataLoader[Any]) -> State:
+    """Return the position of a ``prefeed.resumable`` in the loop's own process, which is that of the loop."""
+    stream: Any = loader.dataset
+    is_there = not loader.num_workers and getattr(stream, "resumes_exactly", False) is True
+    return {"dataset": stream.state_dict()} if is_there else {}
 
 
 def _num_samples(loader: TorchDataLoader[Any], num_batches: int) -> int:
