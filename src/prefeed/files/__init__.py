@@ -5,6 +5,7 @@
 ``filesystem``  the same for fsspec: ``prefeed://`` and ``prefeed::s3://bucket/x``
 ``webdataset``  the same for WebDataset's ``gopen``: ``prefeed:s3://bucket/x``
 ``resuming``    ``prefeed.resumable``: WebDataset pipelines that resume in the middle of an epoch
+``stages``      the stages of such a pipeline: which may be repeated, and with which seeds
 """
 
 from prefeed.files.opening import close, open

@@ -1,0 +1,286 @@
+"""The stages of a WebDataset pipeline by what they do: which draw, which read, which hold samples back.
+
+A stage is known by its function. A pipeline with one that is not known, or that cannot be repeated, is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from webdataset import cache, compat, filters, shardlists, tariterators
+
+from prefeed.errors import ResumeError
+from prefeed.files.webdataset import KnownOrder
+
+
+def _present(module: Any, *names: str) -> tuple[Any, ...]:
+    """Return what a version of WebDataset has of these names."""
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
+_SHUFFLE: Final = filters._shuffle
+_SPLITS: Final = _present(shardlists, "split_by_node", "split_by_worker", "single_node_only")
+_AT_ONCE: Final = tariterators.tarfile_samples
+_OPENERS: Final = (cache.StreamingOpen, cache.FileCache)
+_READING: Final = (tariterators.url_opener, tariterators.tar_file_expander, tariterators.group_by_keys)
+_CHECKS: Final = _present(compat, "check_empty") + _present(shardlists, "non_empty")
+_BATCHED: Final = filters._batched
+_ONE_BY_ONE: Final = _present(
+    filters, "_info", "_select", "_log_keys", "_decode", "_map", "_rename", "_associate", "_map_dict", "_to_tuple", "_map_tuple",
+    "_extract_keys", "_rename_keys", "_xdecode",
+)  # fmt: skip
+"""These take a sample, and give it on before they take the next one."""
+
+
+class Stages:
+    """The stages of a pipeline by what they do; those that draw are given their seeds here.
+
+    Attributes:
+        names: What a state is compared by.
+        repetitions: How often the shards are read in an epoch.
+        most: Samples of an epoch; None: all.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        stages = list(getattr(pipeline, "pipeline", ()))
+        if not stages:
+            raise ResumeError(f"a {type(pipeline).__name__} is not a pipeline of WebDataset's")
+        self._pipeline = pipeline
+        begin = next((number for number, stage in enumerate(stages) if _is_opener(stage)), None)
+        if begin is None:
+            raise _refusal(stages[0], "no stage of the pipeline opens tar files")
+        self._orders = stages[:begin]
+        self._reads_at_once = _function_of(stages[begin]) is _AT_ONCE
+        rest = deque(stages[begin:])
+        self._opener = rest.popleft()
+        self._readers = _taken(rest, lambda stage: _function_of(stage) in _READING)
+        self._checks = _taken(rest, lambda stage: stage in _CHECKS)
+        self._shuffles = _taken(rest, _is_shuffle)
+        self._last = list(rest)
+        for stage in self._orders:
+            _require_order(stage)
+        for stage in self._shuffles:
+            _require_own_generator(stage)
+        _require_one_by_one(self._last)
+        self._held = _num_held() if any(_function_of(stage) is _BATCHED for stage in self._last) else 0
+        self._drawing = [stage for stage in (*self._orders, *self._shuffles) if _draws(stage)]
+        self._given: dict[int, Any] = {}
+        self.names = [_name_of(stage) for stage in stages]
+
+    @property
+    def repetitions(self) -> int:
+        """How often the shards are read in an epoch."""
+        return int(self._pipeline.repetitions)
+
+    @property
+    def most(self) -> int | None:
+        """Number of samples after which an epoch ends."""
+        limit = int(self._pipeline.nsamples)
+        return limit if self.repetitions != 1 and limit > 0 else None
+
+    @property
+    def num_held(self) -> int:
+        """Samples that ``batched`` has taken for the next batch when it gives one."""
+        return self._held
+
+    def states(self) -> list[Any]:
+        """Return what each drawing stage draws from when it begins now; a stage without a seed gets one for its next pass."""
+        return [self._state_of(number, stage) for number, stage in enumerate(self._drawing)]
+
+    def restore(self, states: Iterable[Any]) -> None:
+        """Let the drawing stages begin with what ``states`` gave."""
+        for number, (stage, state) in enumerate(zip(self._drawing, states, strict=True)):
+            if isinstance(stage, filters.detshuffle):
+                stage.seed, stage.epoch = state
+            elif isinstance(stage, shardlists.SimpleShardList):
+                stage.seed = state[0]
+            elif isinstance(stage, shardlists.ResampledShards) and stage.deterministic:
+                (stage.epoch,) = state
+            elif (own := _own_generator(stage)) is not None:
+                version, words, gauss = state
+                own.setstate((version, tuple(words), gauss))
+            else:
+                self._given[number] = state[0]
+
+    def urls(self) -> Iterator[Any]:
+        """Return the shards in the order in which they are read, in this process."""
+        source: Any = None
+        for number, stage in enumerate(self._orders):
+            source = self._invoked(stage, () if number == 0 else (source,))
+        return iter(source)
+
+    def samples(
+        self, items: KnownOrder, opened: Callable[[Iterator[Any]], Iterator[Any]], *, is_whole: bool
+    ) -> Iterator[Any]:
+        """Return the samples of shards.
+
+        Args:
+            items: The shards.
+            opened: Is put behind the stage that opens them.
+            is_whole: These are all shards, so that it is checked that they have samples.
+        """
+        source = self._pipeline.invoke(self._opener, items)
+        if not self._reads_at_once:
+            source = opened(source)
+        for stage in (*self._readers, *(self._checks if is_whole else ())):
+            source = self._pipeline.invoke(stage, source)
+        return iter(source)
+
+    def shuffled(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Return samples, or what stands for them, as the shuffles of samples give them."""
+        for stage in self._shuffles:
+            source = self._invoked(stage, (source,))
+        return source
+
+    def made(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Return what the loop gets of samples."""
+        for stage in self._last:
+            source = self._pipeline.invoke(stage, source)
+        return iter(source)
+
+    @property
+    def reads_at_once(self) -> bool:
+        """A shard is opened when its samples are read."""
+        return self._reads_at_once
+
+    def _state_of(self, number: int, stage: Any) -> Any:
+        if isinstance(stage, filters.detshuffle):
+            return [stage.seed, stage.epoch]
+        if isinstance(stage, shardlists.SimpleShardList):
+            return [stage.seed]
+        if isinstance(stage, shardlists.ResampledShards) and stage.deterministic:
+            return [stage.epoch]
+        own = _own_generator(stage)
+        if own is not None:
+            version, words, gauss = own.getstate()
+            return [version, list(words), gauss]
+        seed = None if isinstance(stage, shardlists.ResampledShards) else _arguments(stage).get("seed")
+        if number in self._given:
+            return [self._given[number]]
+        if seed is None:
+            seed = self._given[number] = random.SystemRandom().getrandbits(63)
+        return [seed]
+
+    def _invoked(self, stage: Any, source: tuple[Any, ...]) -> Any:
+        number = next((number for number, other in enumerate(self._drawing) if other is stage), None)
+        if number is None or isinstance(stage, filters.detshuffle | shardlists.SimpleShardList):
+            return self._pipeline.invoke(stage, *source)
+        is_resampled = isinstance(stage, shardlists.ResampledShards)
+        if (is_resampled and stage.deterministic) or _own_generator(stage) is not None:
+            return self._pipeline.invoke(stage, *source)
+        generator = random.Random(self._state_of(number, stage)[0])
+        if is_resampled:
+            self._given.pop(number)  # each pass has another order
+            return _resampled(stage, generator)
+        given = _arguments(stage)
+        if given.get("seed") is None:
+            self._given.pop(number)
+        return _SHUFFLE(*source, **{**given, "seed": None, "rng": generator})
+
+
+def _taken(stages: deque[Any], is_kind: Callable[[Any], bool]) -> list[Any]:
+    return [stages.popleft() for _ in range(sum(1 for _ in itertools.takewhile(is_kind, stages)))]
+
+
+def _resampled(stage: Any, generator: random.Random) -> Iterator[dict[str, str]]:
+    for _ in range(stage.nshards):
+        yield {"url": stage.urls[generator.randint(0, len(stage.urls) - 1)]}
+
+
+def _function_of(stage: Any) -> Any:
+    return stage.f if isinstance(stage, filters.FilterFunction) else stage
+
+
+def _is_opener(stage: Any) -> bool:
+    return isinstance(stage, _OPENERS) or _function_of(stage) in (_AT_ONCE, tariterators.url_opener)
+
+
+def _is_shuffle(stage: Any) -> bool:
+    return isinstance(stage, filters.detshuffle) or _function_of(stage) is _SHUFFLE
+
+
+def _draws(stage: Any) -> bool:
+    return _is_shuffle(stage) or isinstance(stage, shardlists.SimpleShardList | shardlists.ResampledShards)
+
+
+def _arguments(stage: Any) -> dict[str, Any]:
+    """Return what a shuffle is called with, by name."""
+    if not isinstance(stage, filters.FilterFunction):
+        return {}
+    bound = inspect.signature(_SHUFFLE).bind(None, *stage.args, **stage.kw).arguments
+    return {name: value for name, value in bound.items() if name != "data"}
+
+
+def _own_generator(stage: Any) -> random.Random | None:
+    """Return the generator that was given to a shuffle, if one was."""
+    found = _arguments(stage).get("rng") if _is_shuffle(stage) else None
+    return found if isinstance(found, random.Random) else None
+
+
+def _require_order(stage: Any) -> None:
+    """Raise ResumeError for a stage before the shards are opened that may draw another order when it runs again."""
+    function = _function_of(stage)
+    if _is_shuffle(stage):
+        _require_own_generator(stage)
+    elif not (
+        isinstance(stage, list | shardlists.SimpleShardList | shardlists.ResampledShards)
+        or function in _SPLITS
+        or function is itertools.islice
+    ):
+        raise _refusal(stage, "it is unknown whether it gives the same shards when the order is drawn again")
+
+
+def _require_own_generator(stage: Any) -> None:
+    given = _arguments(stage).get("rng")
+    if given is not None and (type(given) is not random.Random or given is getattr(random.random, "__self__", None)):
+        raise _refusal(stage, "others draw from its generator as well; give it a seed instead of rng")
+
+
+def _require_one_by_one(stages: list[Any]) -> None:
+    """Raise ResumeError for a stage behind the samples that holds some of them back, or draws."""
+    num_batched = 0
+    for stage in stages:
+        function = _function_of(stage)
+        num_batched += function is _BATCHED
+        if _is_shuffle(stage):
+            raise _refusal(
+                stage, "it holds samples that a stage before it has changed; put it right behind the tar files"
+            )
+        if function not in (*_ONE_BY_ONE, _BATCHED) or num_batched > 1:
+            raise _refusal(stage, "it may hold samples back, or draw; leave it out, or move it behind the loader")
+
+
+def _refusal(stage: Any, reason: str) -> ResumeError:
+    return ResumeError(f"the pipeline cannot be resumed exactly, because of its stage {_name_of(stage)}: {reason}")
+
+
+def _name_of(stage: Any) -> str:
+    """Return what a stage is and what it is given, as far as that is numbers and texts; seeds are saved elsewhere."""
+    if isinstance(stage, list):
+        return "list of shards"
+    function = _function_of(stage)
+    name = getattr(function, "__name__", type(function).__name__).lstrip("_")
+    if isinstance(stage, filters.detshuffle):
+        return f"{name}({stage.bufsize}, {stage.initial})"
+    if not isinstance(stage, filters.FilterFunction):
+        return name
+    given = [*stage.args, *(value for key, value in sorted(stage.kw.items()) if key not in ("seed", "rng"))]
+    return f"{name}({', '.join(repr(value) for value in given if isinstance(value, int | float | str))})"
+
+
+def _num_held() -> int:
+    """Return how many samples WebDataset's ``batched`` holds when it gives a batch: versions differ."""
+    taken: list[int] = []
+
+    def samples() -> Iterator[int]:
+        for number in range(3):
+            taken.append(number)
+            yield number
+
+    next(_BATCHED(samples(), batchsize=1, collation_fn=None))
+    return len(taken) - 1
