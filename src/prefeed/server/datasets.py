@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from prefeed.core.requests import ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
+from prefeed.sources.blocks import object_of
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
@@ -202,6 +203,10 @@ ORPHANS: Final = 0
 """Number of the dataset of entries that no open manifest names, left by an earlier server."""
 
 
+_Key = TypeVar("_Key")
+_Index = dict[_Key, dict[int, Dataset]]
+"""Datasets by something that they have in common, and by number."""
+
 _RETIRE_SECONDS: Final = 30.0
 """A client that was handed a dataset has opened its manifest after that long; one that was held up opens it again."""
 
@@ -227,22 +232,27 @@ class Registry:
         clock: Clock = time.monotonic,
     ) -> None:
         self.datasets: dict[int, Dataset] = {}
+        self._last_number = ORPHANS
+        self._wholes: dict[int, Dataset] = {}  # those that are no parts; there may be thousands of parts
+        self._by_directory: _Index[Path] = {}
+        self._by_url: _Index[str] = {}
+        self._by_content: _Index[tuple[str, str]] = {}
+        self._places: dict[int, list[tuple[_Index[Any], Any]]] = {}  # of each dataset: the indices, and its key in them
         self._scheduler = scheduler
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._looked_at = 0.0
         found = list(entries)
         self._orphan_keys = [key for key, _ in found]
+        self._orphan_ids: dict[bytes, int] | None = None  # made when it is of use
         sizes = np.array([size for _, size in found], dtype=np.uint64)
         scheduler.add_dataset(ORPHANS, sizes, stored_bytes)
         scheduler.adopt(ORPHANS, range(len(found)), (size for _, size in found))
 
     def find(self, directory: Path, view: View | None = None) -> Dataset | None:
         """Return the dataset whose manifest or catalogue lies there, if it is in use and read through this view."""
-        for dataset in self.datasets.values():
-            if dataset.manifest.directory == directory and dataset.view is view:
-                return dataset
-        return None
+        alike = self._by_directory.get(directory, {})
+        return next((dataset for dataset in alike.values() if dataset.view is view), None)
 
     def add(self, opened: Opened) -> Dataset:
         """It is in use; what the tier holds of it is known, whichever client fetched it."""
@@ -256,7 +266,7 @@ class Registry:
             found.see_through(opened.source, opened.view)
             self.inherit_from_older(found.number)
             return found
-        number = 1 + max(self.datasets, default=ORPHANS)
+        self._last_number = number = self._last_number + 1
         limit = ConcurrencyLimit(self._max_in_flight)
         dataset = Dataset(
             number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at, view=opened.view
@@ -265,12 +275,13 @@ class Registry:
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)
         dataset.opened_at = self._clock()
-        self.datasets[number] = dataset
-        live = self._scheduler.live_datasets()
-        for other in [other for other in self.datasets.values() if other.number not in live and other is not dataset]:
-            if not (dataset.is_part and other.is_part):  # another object has other keys
-                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
-        self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
+        others = self._may_have_same_objects(dataset)
+        self._include(dataset)
+        live = self._scheduler.live_datasets() if others else ()
+        for other in others:
+            if other.number not in live:
+                self._inherit_from(dataset, other)
+        self._adopt_orphans(dataset)
         if dataset.is_part:
             self._retire_parts(dataset)
         else:
@@ -285,26 +296,61 @@ class Registry:
         """
         if opened.manifest.grows or is_of_store(opened.source.url):
             return None
-        alike = (one for one in self.datasets.values() if one.source.url == opened.source.url)
-        return next((one for one in alike if one.manifest.uid == opened.manifest.uid), None)
+        return next(iter(self._by_content.get((opened.source.url, opened.manifest.uid), {}).values()), None)
+
+    def _may_have_same_objects(self, dataset: Dataset) -> list[Dataset]:
+        """Return the datasets in use that may list some of the same objects.
+
+        Parts are of one object each, so two of them have none in common: only listings above them count. Opening one of a
+        thousand objects costs what opening the first did.
+        """
+        if not dataset.is_part:
+            return list(self.datasets.values())
+        url = dataset.source.url
+        return [one for one in self._wholes.values() if is_in(url, one.source.url) or is_in(one.source.url, url)]
+
+    def _include(self, dataset: Dataset) -> None:
+        """It is in use from now on. Its directory, URL and content never change while it is."""
+        self.datasets[dataset.number] = dataset
+        if not dataset.is_part:
+            self._wholes[dataset.number] = dataset
+        places: list[tuple[_Index[Any], Any]] = [
+            (self._by_directory, dataset.manifest.directory),
+            (self._by_url, dataset.source.url),
+        ]
+        if not dataset.manifest.grows:
+            places.append((self._by_content, (dataset.source.url, dataset.manifest.uid)))
+        for index, key in places:
+            index.setdefault(key, {})[dataset.number] = dataset
+        self._places[dataset.number] = places
+
+    def _remove(self, number: int) -> None:
+        """Let go of a dataset that the scheduler has forgotten."""
+        self._wholes.pop(number, None)
+        for index, key in self._places.pop(number):
+            del index[key][number]
+            if not index[key]:
+                del index[key]
+        self.datasets.pop(number).close()
 
     def inherit_from_older(self, number: int) -> None:
         """What other listings of the same root, or other catalogues, have in the tier is this one's, if they are not read any more."""
         dataset = self.datasets[number]
-        live = self._scheduler.live_datasets()
-        if dataset.catalogue is not None:
-            for other in self.datasets.values():
-                if other is not dataset and other.view is dataset.view and other.number not in live:
-                    self._take_over(dataset, other)
-            return
-        for other in self.datasets.values():
-            if other is not dataset and _are_of_one_origin(other, dataset) and other.number not in live:
-                self._inherit(dataset, other.number, keys_of(other, self.resident_ids(other.number)))
+        alike = self._wholes if dataset.is_part or dataset.catalogue is not None else self._by_url[dataset.source.url]
+        others = [one for one in alike.values() if one is not dataset and _may_inherit(dataset, one)]
+        live = self._scheduler.live_datasets() if others else ()
+        for other in others:
+            if other.number in live:
+                continue
+            if dataset.catalogue is not None:
+                self._take_over(dataset, other)
+            else:
+                self._inherit_from(dataset, other)
 
     def _retire_older(self, dataset: Dataset) -> None:
         """Let go of older listings of the same root that no client has open; what they alone have is freed first."""
         live, tables = self._scheduler.live_datasets(), self._scheduler.tables
-        for other in list(self.datasets.values()):
+        for other in list(self._by_url[dataset.source.url].values()):
             is_older = other.catalogue is None and other is not dataset and _are_of_one_origin(other, dataset)
             if (
                 not is_older
@@ -318,7 +364,7 @@ class Registry:
             for object_id in tables[other.number].ids_in(RESIDENT).tolist():
                 self._scheduler.invalidate(other.number, object_id)
             if self._scheduler.forget_dataset(other.number):
-                self.datasets.pop(other.number).close()
+                self._remove(other.number)
 
     def _retire_parts(self, newest: Dataset) -> None:
         """Let go of objects opened one by one that have nothing in the tier any more; looked for at intervals."""
@@ -331,7 +377,7 @@ class Registry:
             is_young = other is newest or now - other.opened_at < _RETIRE_SECONDS
             if other.is_part and not is_young and other.number not in live:
                 if self._scheduler.forget_dataset(other.number):
-                    self.datasets.pop(other.number).close()
+                    self._remove(other.number)
 
     def object_of(self, number: int, path: str) -> int:
         """Return the object id of a file in a catalogue, which grows by it if need be.
@@ -347,7 +393,7 @@ class Registry:
         if dataset is None or dataset.catalogue is None:
             return []
         others = [
-            (one.number, one.catalogue) for one in self.datasets.values()
+            (one.number, one.catalogue) for one in self._wholes.values()
             if one.catalogue is not None and one.view is dataset.view and (one is not dataset or one.catalogue.has_repeats)
         ]  # fmt: skip
         if not others:
@@ -497,6 +543,34 @@ class Registry:
         target.catalogue.take_over(found, source.catalogue, residents)
         self._scheduler.transfer(source.number, residents.tolist(), target.number, found.tolist())
 
+    def _adopt_orphans(self, dataset: Dataset) -> None:
+        """Entries of an earlier server that are objects of the dataset become its own."""
+        if dataset.is_part:  # a few keys are looked up among all orphans, not all orphans among a few keys
+            if self._orphan_ids is None:
+                self._orphan_ids = {key: index for index, key in enumerate(self._orphan_keys)}
+            keys = keys_of(dataset, np.arange(dataset.manifest.num_objects))
+            states, known = self._scheduler.tables[ORPHANS].states, [self._orphan_ids.get(key) for key in keys]
+            found = [(at, index) for index, at in enumerate(known) if at is not None and states[at] == RESIDENT]
+            self._scheduler.transfer(ORPHANS, [at for at, _ in found], dataset.number, [index for _, index in found])
+        else:
+            self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
+
+    def _inherit_from(self, target: Dataset, other: Dataset) -> None:
+        """Residents of another dataset that are objects of this one become its own."""
+        url = target.source.url.rstrip("/")
+        own, listed = target.manifest, other.manifest
+        if not target.is_part or own.grows or listed.grows or not is_in(url, other.source.url):
+            self._inherit(target, other.number, keys_of(other, self.resident_ids(other.number)))
+            return
+        above, at, states = len(other.source.url.rstrip("/")) + 1, 0, self._scheduler.tables[other.number].states
+        while at < own.num_objects:  # once per object; the blocks of one follow each other in every listing
+            name = object_of(own.path(at))
+            at = max(at + 1, own.entries_at(name).stop)
+            there = listed.entries_at(f"{url}/{name}"[above:])
+            ids = there.start + np.flatnonzero(states[there.start : there.stop] == RESIDENT)
+            found, wanted = KeyIndex(keys_of(other, ids)).match(target.entry_keys)
+            self._scheduler.transfer(other.number, ids[found].tolist(), target.number, wanted.tolist())
+
     def _inherit(self, target: Dataset, source: int, keys: list[bytes]) -> None:
         """Residents of ``source`` whose keys the new dataset has become its own."""
         if not keys:
@@ -504,6 +578,10 @@ class Registry:
         ids = self.resident_ids(source)
         at, found = KeyIndex(keys).match(target.entry_keys)
         self._scheduler.transfer(source, ids[at].tolist(), target.number, found.tolist())
+
+
+def _may_inherit(dataset: Dataset, other: Dataset) -> bool:
+    return other.view is dataset.view if dataset.catalogue is not None else _are_of_one_origin(other, dataset)
 
 
 def _are_of_one_origin(one: Dataset, other: Dataset) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,17 @@ import pytest
 
 from nodes import PLENTY, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
+from prefeed.server.datasets import Dataset, Opened
+from prefeed.sources.blocks import BlockSource, entries_of
+from prefeed.sources.manifest_writer import Columns
+from prefeed.sources.posix import PosixSource
+from prefeed.testing.sources import MemorySource
+from prefeed.types import ObjectInfo
 from sandbox import Sandbox
 
 READER = 7
+ROOT = "memory://parts"
+BLOCK = 4096
 
 
 @pytest.fixture
@@ -208,3 +218,69 @@ def test_a_catalogue_in_use_is_not_opened_twice(node: Rig, files: list[Path]) ->
     fill(node, dataset, 4)
     assert node.open_catalogue(*files) is dataset
     assert node.num_residents(dataset) == 4
+
+
+# ------------------------------------------------------------ objects opened one by one
+
+
+def open_part(node: Rig, name: str, *, num_blocks: int = 3) -> Dataset:
+    """Use the blocks of one object of a root, as a client that has opened it alone."""
+    info = ObjectInfo(path=name, size_bytes=num_blocks * BLOCK, version="1")
+    source = BlockSource(f"blocks+{ROOT}", MemorySource({name: bytes(info.size_bytes)}, url=ROOT), BLOCK)
+    columns = Columns(source.url, mark=source.mark)
+    columns.extend(list(entries_of(info, BLOCK)))
+    return node.node.registry.add(Opened(manifest=columns.write_part(node.directory / "parts"), source=source))
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Return how many functions a call calls, at any depth."""
+    count = 0
+
+    def called(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_opening_an_object_costs_the_same_with_one_or_a_hundred_others_open(node: Rig) -> None:
+    node.open(memory_source(2))  # a listing of another root
+    counts = [calls_of(partial(open_part, node, f"{number:03d}")) for number in range(100)]
+    again = [calls_of(partial(open_part, node, name)) for name in ("000", "099")]
+    assert len(node.node.datasets) == 101
+    assert counts[99] <= counts[1] + 5  # numbers with two digits and three, no more
+    assert again[1] <= again[0] + 5
+
+
+def test_an_object_opened_alone_has_the_blocks_that_a_listing_of_its_root_fetched(
+    node: Rig, files: list[Path], sandbox: Sandbox
+) -> None:
+    whole = node.open(BlockSource(f"blocks+{sandbox.root}", PosixSource(str(sandbox.root)), BLOCK))
+    fill(node, whole, whole.manifest.num_objects)
+    assert node.num_residents(whole) == 8  # two blocks of each of four files
+    root = str(files[1].parent)
+    source = BlockSource(f"blocks+{root}", PosixSource(root), BLOCK)
+    columns = Columns(source.url, mark=source.mark)
+    columns.extend(list(entries_of(source.info(files[1].name), BLOCK)))
+    part = node.node.registry.add(Opened(manifest=columns.write_part(node.directory / "parts"), source=source))
+    assert node.num_residents(part) == 2
+    assert node.num_residents(whole) == 6
+    node.node.validate()
+
+
+def test_what_has_nothing_in_the_tier_is_let_go_of_and_found_no_more(node: Rig) -> None:
+    first = open_part(node, "a")
+    node.clock.now += 61
+    second = open_part(node, "b")
+    registry = node.node.registry
+    assert registry.find(first.manifest.directory) is None
+    assert registry.find(second.manifest.directory) is second
+    third = open_part(node, "a")
+    assert third.number not in (first.number, second.number)
+    assert registry.find(third.manifest.directory) is third
