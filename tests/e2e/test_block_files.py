@@ -79,7 +79,9 @@ def test_it_reads_as_a_file_does(root: Path, data: bytes, has_server: bool, monk
                 expected = bytearray(len(buffer))
                 assert file.readinto(buffer) == plain.readinto(expected)
                 assert buffer == expected
+                seen = file._order.run_bytes
                 assert plain.peek()[:10].startswith(file.peek()[:10]) or not file.peek()
+                assert file._order.run_bytes == seen
                 assert file.tell() == plain.tell()
             file.seek(0)
             assert file.read() == data

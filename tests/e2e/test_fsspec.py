@@ -130,6 +130,31 @@ def test_it_is_read_only_and_takes_no_credentials(root: Path) -> None:
         fsspec.filesystem("prefeed").ls("ftp://host/x")
 
 
+def test_an_account_in_a_url_is_no_container(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = fsspec.filesystem("prefeed")
+    url = "abfs://images@ours.dfs.core.windows.net/a/b.bin"
+    with pytest.raises(ConfigError, match=r"in the account 'ours', and prefeed would ask none: .*ACCOUNT_NAME=ours"):
+        fs._full(url)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "theirs")
+    with pytest.raises(ConfigError, match="would ask theirs"):
+        fs._full(url)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
+    assert fs._full(url) == fs._full("prefeed://abfss://images/a/b.bin") == "az://images/a/b.bin"
+
+
+def test_ranges_that_cannot_be_read_stand_among_those_that_can(root: Path) -> None:
+    (root / "x").write_bytes(b"0123456789")
+    fs = fsspec.filesystem("prefeed")
+    paths = [str(root / "x"), str(root / "none"), "ftp://host/x", str(root / "x")]
+    found = fs.cat_ranges(paths, [0, 0, 0, 2], [3, 3, 3, 4], on_error="return")
+    assert (found[0], found[3]) == (b"012", b"23")
+    assert isinstance(found[1], FileNotFoundError)
+    assert isinstance(found[2], UnknownSchemeError)
+    assert found[1].__traceback__ is None
+    with pytest.raises(UnknownSchemeError):
+        fs.cat_ranges(paths[2:], 0, 3, on_error="raise")
+
+
 def test_as_an_outer_protocol(root: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (root / name).write_bytes(name.encode() * 20_000)

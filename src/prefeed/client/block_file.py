@@ -145,7 +145,10 @@ class BlockFile(io.BufferedIOBase):
     def peek(self, size: int = 0, /) -> bytes:
         """Return bytes from the position on without moving it: at least one, unless it is at the end."""
         self._require_open()
-        return self._bytes_at(self._position, min(_SMALL_BYTES - 1, self._left_in_block(self._position)))
+        data = self._bytes_at(self._position, min(_SMALL_BYTES - 1, self._left_in_block(self._position)))
+        if data:
+            self._order.take_back()
+        return data
 
     def read_range(self, offset: int, size: int) -> bytes:
         """Return bytes of any place, fewer at the end; the position stays.

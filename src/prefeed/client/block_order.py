@@ -48,6 +48,7 @@ class Order:
         self._planned: set[int] = set()
         self._planned_end = 0
         self._first_block = 0
+        self._before = self._state()
 
     @property
     def is_sequential(self) -> bool:
@@ -60,6 +61,7 @@ class Order:
 
     def note(self, offset: int, count: int) -> None:
         """Note what the reader asks for."""
+        self._before = self._state()
         step = offset - self._last[0]
         self._num_strides = self._num_strides + 1 if step == self._stride and step > 0 else 0
         self._stride = step
@@ -67,6 +69,10 @@ class Order:
         self._last = offset, count
         self._asked += count
         self._first_block = offset // self.block_bytes
+
+    def take_back(self) -> None:
+        """What was noted last was looked at, and is not read yet: the next read may begin there, and continues what was read."""
+        self._last, self._stride, self._num_strides, self.run_bytes, self._asked, self._first_block = self._before
 
     def may_take(self, index: int, count: int) -> bool:
         """Return whether a whole block may be fetched for ``count`` bytes of it, and count it if so."""
@@ -138,6 +144,9 @@ class Order:
         if self._readahead:
             return self._most_ahead
         return min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self.run_bytes // self.block_bytes))
+
+    def _state(self) -> tuple[tuple[int, int], int, int, int, int, int]:
+        return self._last, self._stride, self._num_strides, self.run_bytes, self._asked, self._first_block
 
     def _covers(self, index: int, end: int) -> bool:
         size = min(self.block_bytes, self._size - index * self.block_bytes)

@@ -18,8 +18,9 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import Blocks, blocks_of
+from prefeed.client.node import access_now
 from prefeed.config import SAMPLE_SET, Config, settings_of
-from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError, SourceError
+from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError
 from prefeed.files.opening import open as open_object
 from prefeed.sampleset.names import resolve
 from prefeed.sources.urls import canonical_url, is_of_store, split_object
@@ -30,7 +31,8 @@ _CHAIN: Final = f"{_PROTOCOL}::"
 _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
-_AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+_AZURE: Final = "az"
+_AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
 
 
 class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
@@ -190,10 +192,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 try:
                     file = files.get(path) or files.setdefault(path, self._open(path))
                     found.append(_part(file, start, end))
-                except (OSError, SourceError) as err:
-                    if on_error == "raise":
+                except Exception as err:  # fsspec's own: whatever it is, it stands in for these bytes alone
+                    if on_error != "return":
                         raise
-                    found.append(err)
+                    found.append(err.with_traceback(None))  # whose frames hold this list
         finally:
             for file in files.values():
                 file.close()
@@ -254,10 +256,31 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             scheme, separator, rest = text.partition("://")
             if scheme in _OWN:
                 return "/" + rest.lstrip("/")  # pathlib, which some libraries use on URLs, drops slashes
-            return _AS_IN_SPEC.get(scheme, scheme) + separator + rest
+            scheme = _AS_IN_SPEC.get(scheme, scheme)
+            return scheme + separator + (self._in_container(rest) if scheme == _AZURE else rest)
         if self._target is None:
             return text if text.startswith("/") else SAMPLE_SET + text
         return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
+
+    def _in_container(self, rest: str) -> str:
+        """Return container and path, without the account that fsspec's URLs may name: ``container@account…/path``.
+
+        Raises:
+            ConfigError: It is another account than prefeed would ask, or prefeed knows of none.
+        """
+        place, slash, path = rest.partition("/")
+        container, at, host = place.partition("@")
+        if not at:
+            return rest
+        account = host.partition(".")[0]
+        access = access_now(f"{_AZURE}://{container}", settings_of(self._config))
+        known = "" if access is None else access.options.get("account_name", "")
+        if account != known:
+            raise ConfigError(
+                f"{rest} is in the account {account!r}, and prefeed would ask {known or 'none'}: "
+                f"set AZURE_STORAGE_ACCOUNT_NAME={account}, or name it in credentials.json"
+            )
+        return container + slash + path
 
     def _resolved(self, full: str) -> tuple[str, Blocks]:
         url, settings = resolve(full, settings_of(self._config))

@@ -114,3 +114,16 @@ def test_regular_steps_over_most_of_the_bytes_are_no_reason_to_read_ahead() -> N
     for offset in range(0, 100 * BLOCK, 4 * BLOCK):
         reader.read(offset, 4096)
     assert reader.fetched <= 1.1 * reader.asked + BLOCK
+
+
+def test_looking_ahead_without_reading_does_not_end_a_run() -> None:
+    """A decoder peeks at its file and reads then: it goes through the object all the same."""
+    looking, reading = Reader(8), Reader(8)
+    for offset in range(0, 2 * BLOCK, BLOCK // 8):
+        looking.order.note(offset, 4096)
+        looking.order.take_back()
+        for reader in (looking, reading):
+            reader.read(offset, BLOCK // 8)
+    assert looking.order.is_sequential
+    assert looking.order.run_bytes == reading.order.run_bytes == 2 * BLOCK
+    assert looking.fetched == reading.fetched > 2 * BLOCK  # it is read ahead
