@@ -387,7 +387,7 @@ class Config:
     max_object: int = _setting(
         parse_bytes,
         64 * MIB,
-        "size in bytes above which files opened by path are read without the cache",
+        "size in bytes above which files opened by path are cached in blocks, not whole",
     )
     resident: bool = _setting(
         parse_bool, True, "keep objects for the next epoch; 0 = free each object once it is consumed (read once)"

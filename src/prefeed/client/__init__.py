@@ -5,6 +5,7 @@
 ``block_file``  an open object, read in blocks
 ``block_order``  which blocks are read next, and what may be fetched for a few bytes
 ``blocks``      blocks from the tier, the server or the origin
+``large_files``  files opened by path that are too large to be cached whole: parts of them, in blocks
 ``lending``     large files that are read in parts, and the measured cost of that
 ``beside``      reads outside of samples (``reads = all``)
 ``writes``      files that this process changes

@@ -4,7 +4,8 @@ path ─→ stat ─→ key ─→ tier ─hit→ bytes
           │              │ miss
           │              ↓
           │           server ─→ bytes     it reads the file once, for all who want it, and keeps it for the loop
-          ↓ gone, special, large, just written; no server, no room
+          │ large ─→ blocks: see ``large_files``
+          ↓ gone, special, just written; no server, no room
         None: who opens the file does so itself
 """
 
@@ -17,8 +18,11 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Final
 
+from prefeed.client.blocks import close_blocks
 from prefeed.client.dataset import NodeDataset, open_dataset_beside
+from prefeed.client.large_files import LargeFiles
 from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
@@ -34,6 +38,8 @@ from prefeed.sources.manifest import entry_key
 from prefeed.sources.mounts import Roots
 from prefeed.sources.steadiness import is_old
 
+_LARGE: Final = b"large"
+
 
 class ReadsBeside:
     """Answers who opens files below the roots outside of samples: an ``interception.FileReader``.
@@ -46,7 +52,7 @@ class ReadsBeside:
 
     Attributes:
         outcomes: How many reads were answered from the tier (``hit``), by the server (``fetched``), or passed by
-            (``origin``), in this process. Every read below the roots is counted once, in ``read_file``.
+            (``origin``), or that are in blocks (``blocks``), in this process. Every read below the roots is counted once, in ``read_file``.
     """
 
     def __init__(self, config: Config, roots: Roots) -> None:
@@ -58,6 +64,7 @@ class ReadsBeside:
         self._begin_anew()
         self._dataset: NodeDataset | None = None
         self._again = Again()
+        self._large = LargeFiles(config)
 
     def report(self) -> None:
         """The server knows of all reads that have ended."""
@@ -67,6 +74,8 @@ class ReadsBeside:
         """Answer nothing any more."""
         self._is_over = True
         self._readers.close()
+        if self.outcomes["blocks"]:
+            close_blocks()
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not below the roots."""
@@ -95,6 +104,11 @@ class ReadsBeside:
 
     def _find(self, path: str) -> tuple[Answer, str] | None:
         key = self._present_key(path)
+        if key == _LARGE:
+            lent = self._large.lend(path)
+            if lent is not None:
+                self._served.key = (path, lent.key)
+            return None if lent is None else (lent, "blocks")
         dataset = None if key is None else self._opened()
         if key is None or dataset is None:
             return None
@@ -131,12 +145,16 @@ class ReadsBeside:
         return ObjectReader(replace(dataset, manifest=own), consumer=secrets.randbits(62))
 
     def _present_key(self, path: str) -> bytes | None:
-        """Return the key of the bytes that a file has now; None of one that is not for the cache, or was written just now."""
+        """Return the key of the bytes that a file has now, ``_LARGE`` of one that is cached in blocks.
+
+        None of one that is not for the cache, or was written just now.
+        """
         try:
             status = os.stat(path)
-            is_for_cache = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= self._config.max_object
-            if not is_for_cache or not is_old(status, time.time_ns()):
+            if not stat.S_ISREG(status.st_mode) or not status.st_size or not is_old(status, time.time_ns()):
                 return None
+            if status.st_size > self._config.max_object:
+                return _LARGE
             return entry_key("/", path, version_of(status, path))
         except (OSError, ValueError):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from prefeed.client.block_order import Order
@@ -36,7 +37,14 @@ class BlockFile(io.BufferedIOBase):
     children, each with its own position. **Blocking**: a read of bytes that the tier has waits for nothing.
     """
 
-    def __init__(self, opened: BlockObject, blocks: Blocks, *, readahead: bool | None = None) -> None:
+    def __init__(
+        self,
+        opened: BlockObject,
+        blocks: Blocks,
+        *,
+        readahead: bool | None = None,
+        read_part: Callable[[int, int], Buffer] | None = None,
+    ) -> None:
         """Read an object.
 
         Args:
@@ -44,6 +52,8 @@ class BlockFile(io.BufferedIOBase):
             blocks: Where its blocks come from.
             readahead: True: all of it is read, in order, from the first read on; False: nothing is read ahead; None: as the
                 reads show.
+            read_part: Returns bytes that are not cached, less than a block, by first byte and number; raises as a source. None: the
+                origin is asked.
         """
         self._opened = opened
         self._blocks = blocks
@@ -55,6 +65,7 @@ class BlockFile(io.BufferedIOBase):
             most_bytes=blocks.config.lookahead,
             readahead=readahead,
         )
+        self._read_part = read_part
         self._consumer = 0
         self._planning = threading.Lock()
         self._done: list[int] = []
@@ -160,6 +171,13 @@ class BlockFile(io.BufferedIOBase):
         if offset < 0 or size < 0:
             raise ValueError(f"no range begins at {offset} and has {size} bytes")
         return self._bytes_at(offset, min(size, max(0, self._size - offset)))
+
+    def read_range_into(self, offset: int, target: memoryview) -> int:
+        """Fill ``target``, of bytes, with those of any place; return how many, fewer at the end; the position stays."""
+        self._require_open()
+        count = min(len(target), max(0, self._size - offset))
+        self._fill(offset, target[:count])
+        return count
 
     def begin(self) -> None:
         """Let the node fetch ahead from now on, before anything is read; for a file that is read in order."""
@@ -313,7 +331,9 @@ class BlockFile(io.BufferedIOBase):
         if not has_node:
             ahead = max(len(target), min(self._order.run_bytes, self._size - offset))
             length = max(length, min(ahead, _LARGEST_DIRECT_BYTES))
-        data = self._blocks.read_part(self._opened, offset, length)
+        data = (
+            self._read_part(offset, length) if self._read_part else self._blocks.read_part(self._opened, offset, length)
+        )
         if length > len(part):
             self._held = offset, data
         part[:] = memoryview(data)[: len(part)]

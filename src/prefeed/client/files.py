@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from prefeed.client.access import AccessMap
+from prefeed.client.large_files import LargeFiles
 from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
-from prefeed.errors import SourceError
+from prefeed.errors import PassedThroughError, SourceError
 from prefeed.interception.asking import Answer
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
@@ -45,6 +46,7 @@ class SampleFiles:
         self._access = access
         self._roots = roots
         self.costs = CostMeter()
+        self._large: LargeFiles | None = None  # made when there is one
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None
         self._opened: dict[str, tuple[int, Answer | None]] = {}
@@ -114,6 +116,8 @@ class SampleFiles:
             return opened[1]
         try:
             return self._read(path, object_id)
+        except PassedThroughError:
+            return self._lend_large(path)
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 
@@ -155,6 +159,15 @@ class SampleFiles:
             if data is not None and self._reader.last_key:
                 self._served_keys[path] = self._reader.last_key
         return data
+
+    def _lend_large(self, path: str) -> Answer | None:
+        """Lend a file that the server does not cache whole, if it is a large one; see ``LargeFiles``."""
+        if self._large is None:
+            self._large = LargeFiles(self._access.dataset.config)
+        lent = self._large.lend(path)
+        if lent is not None:
+            self._served_keys[path] = lent.key
+        return lent
 
     def _is_written(self, path: str, object_id: int | None) -> bool:
         """Return whether the file is one that was written, under this name or another."""

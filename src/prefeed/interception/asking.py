@@ -91,6 +91,10 @@ class LentFile(Protocol):
         """Return True when an open file has the very bytes."""
         ...
 
+    def close(self) -> None:
+        """Whoever reads it now is done; it may be read again."""
+        ...
+
 
 Answer = Buffer | LentFile
 """All bytes of a file, or where they are."""
@@ -164,7 +168,12 @@ def ask(path: str) -> Answer | None:
 def ask_whole(path: str) -> Buffer | None:
     """Return all bytes of a file from this thread's reader, for who has no use for a part."""
     found = ask(path)
-    return found if found is None or isinstance(found, bytes | bytearray | memoryview) else found.read(0, len(found))
+    if found is None or isinstance(found, bytes | bytearray | memoryview):
+        return found
+    try:
+        return found.read(0, len(found))
+    finally:
+        found.close()
 
 
 def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -175,6 +175,7 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
             self._file.close()
         if self._buffered is not None:
             self._buffered.close()
+        self._lent.close()
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return that many bytes, fewer at the end; all that are left if it is None or negative."""

@@ -58,6 +58,9 @@ class LentBytes:
         self.copied += 0 if self.is_gone else len(part)
         return None if self.is_gone else part
 
+    def close(self) -> None:
+        """As of what is lent."""
+
     def are_of(self, descriptor: int) -> bool:
         return os.pread(descriptor, len(self.data) + 1, 0) == self.data
 
