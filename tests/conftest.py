@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.setLogRecordFactory(_record)
     warm.spare_the_disk()
     warm.install()
+
+
+def _record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    """Return a record that is text alone: pytest keeps records, and their errors would keep the frames that raised them."""
+    record = logging.LogRecord(*args, **kwargs)
+    record.msg, record.args = record.getMessage(), None
+    if record.exc_info:
+        record.exc_text, record.exc_info = logging.Formatter().formatException(record.exc_info), None
+    return record
 
 
 def pytest_report_header() -> str:

@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -375,13 +375,9 @@ def test_other_data_take_the_room_of_unused_data(tmp_path: Path, root: Path, mon
 
 
 def fill_up(path: Path) -> None:
-    with path.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(64 * 1024))
-                file.flush()
-        except OSError:
-            pass
+    with path.open("wb", buffering=0) as file, suppress(OSError):  # a buffer would be written again by close()
+        while True:
+            file.write(bytes(64 * 1024))
 
 
 def test_a_disk_that_others_fill(root: Path, origin: servers.FileServer, sandbox: Sandbox) -> None:
