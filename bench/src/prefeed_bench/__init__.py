@@ -9,6 +9,7 @@
 ``processes``   variants in processes of their own
 ``loading``     one variant of a loading benchmark
 ``plain``       the datasets of variants without prefeed
+``charts``      bar charts of their figures
 ``rows``        samples for benchmarks of stage caches
 ``photos``      the pictures
 ``home``        a node cache of the benchmark's own

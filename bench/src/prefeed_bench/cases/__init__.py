@@ -27,6 +27,7 @@ CASES: Final = {
     "slices": "Slices of 4 KB out of files of 60 MB that are cached, against plain local files.",
     "shards": "WebDataset's tar shards from an object store at 20 ms: one reader, two ranks, second epoch.",
     "parquet": "Hugging Face's streaming of Parquet from an object store at 20 ms, against s3fs and local files.",
+    "peers": "Raw bytes from an object store at 3 and 20 ms, cold and warm, beside seven ways of others; draws charts.",
     "stage_fill": "The cost of filling a stage cache, against the same epoch without one.",
     "stage_hit": "Warm rows of a stage cache into a reused batch, against a plain copy and MindSpore's cache.",
     "loader_ceiling": "Warm stage entries through two workers, against torch's loader over memory.",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from prefeed_bench.charts import write_bars
 from prefeed_bench.fuse_mount import slow_mount
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
@@ -44,9 +45,6 @@ _LABELS: Final = {
     "tmpfs": "tmpfs",
     "lean": "lean preprocessing",
 }
-
-_BASE: Final = "#8a8f98"
-_BAR: Final = "#3b6ea5"
 
 
 def run(options: Options) -> BenchResult:
@@ -129,26 +127,6 @@ def write_charts(result: BenchResult, directory: Path) -> list[Path]:
             value = result.fields[field]
             assert isinstance(value, float)
             rows.append((_LABELS[field], value, result.spread[field]))
-        paths.append(_write_bars(title, rows, directory / f"loader-{name}.png"))
+        path = directory / f"loader-{name}.png"
+        paths.append(write_bars(title, "time of two epochs, relative", rows, path, digits=2, plain=base))
     return paths
-
-
-def _write_bars(title: str, rows: Sequence[tuple[str, float, tuple[float, float]]], path: Path) -> Path:
-    """Draw a bar for each name, median and spread, the base first; lines show the lowest and the highest run."""
-    from matplotlib.figure import Figure  # takes a second to import, and the figures are shown first
-
-    figure = Figure(figsize=(8, 0.9 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    values = [median for _, median, _ in rows]
-    spread = [[median - low for _, median, (low, _) in rows], [high - median for _, median, (_, high) in rows]]
-    colors = [_BASE] + [_BAR] * (len(rows) - 1)
-    axes.barh([name for name, *_ in rows], values, xerr=spread, color=colors, ecolor="#222222", capsize=3)
-    for row, (_, median, (_, high)) in enumerate(rows):
-        axes.text(max(median, high), row, f"  {median:.2f}", va="center")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * max(high for _, _, (_, high) in rows))
-    axes.set_xlabel("time of two epochs, relative")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(path, dpi=130)
-    return path
