@@ -75,7 +75,7 @@ def test_a_library_that_fails_once_has_a_note_and_no_field() -> None:
 
     assert not [name for name in found if name.startswith("webdataset")]
     assert "over_converted_3ms" not in found
-    assert "webdataset: not measured, it failed: IndexError: no sample" in found["notes"]
+    assert "webdataset: not measured: it failed: IndexError: no sample" in found["notes"]
 
 
 def test_prefeed_must_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,18 @@ def test_prefeed_must_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         peers._attempt("prefeed", *[None] * 3)  # type: ignore[arg-type]
 
 
-def test_different_pictures_are_an_error() -> None:
+def test_a_library_that_gives_other_pictures_has_a_note_and_no_field() -> None:
+    runs = RUNS | {"litdata_raw_20ms": [outcome(9000.0, 9000.0, checksum=2)]}
+
+    found = peers._result(FOUND, runs, {}).to_json()
+
+    assert found["over_unconverted_3ms"] == 6
+    assert "litdata_raw: not measured: it gave other pictures than the store holds" in found["notes"]
+
+
+def test_prefeed_must_give_the_same_pictures() -> None:
     runs = RUNS | {"prefeed_20ms": [outcome(1.0, 1.0, checksum=2)]}
-    with pytest.raises(BenchFailedError, match=r"different pictures: checksums \[1, 2\]"):
+    with pytest.raises(BenchFailedError, match="prefeed: it gave other pictures than the store holds"):
         peers._result(FOUND, runs, {})
 
 
