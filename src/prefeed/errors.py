@@ -447,6 +447,13 @@ class MountError(PrefeedError):
 # ---------------------------------------------------------------- pictures
 
 
+class ClusterError(PrefeedError):
+    """The API server of a cluster refused a request, or does not answer; ``details`` has ``status``, of HTTP, or 0."""
+
+    code = "cluster"
+    retryable = True
+
+
 class ImageDecodeError(PrefeedError, OSError):
     """Bytes that are no picture, or a truncated or damaged one."""
 

@@ -28,6 +28,7 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``job``            ``prefeed job``
 ``sampleset``      ``prefeed sampleset``
 ``kubernetes``     ``prefeed kubernetes``
+``operator``       ``prefeed operator``
 ``top``            ``prefeed top``, and its requests to the server
 ``top_view``       the numbers of one frame, and its text (pure)
 ``top_app``        the screen

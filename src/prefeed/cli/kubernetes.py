@@ -17,7 +17,7 @@ from prefeed.cli.options import config_of, json_option
 from prefeed.errors import SpecError
 from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
 from prefeed.kubernetes.crds import definitions
-from prefeed.kubernetes.sidecar import run_sidecar
+from prefeed.kubernetes.sidecar import run_job, run_sidecar
 from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.yaml_files import load_documents
@@ -84,10 +84,21 @@ def patch(files: tuple[str, ...]) -> None:
 
 @command.command(hidden=True)
 @click.argument("name")
+@click.option("--clear", is_flag=True, help="Leave nothing behind at the end.")
 @click.pass_context
-def sidecar(ctx: click.Context, name: str) -> None:
-    """Be the sidecar of a pod that `patch` has given a cache: serve the set NAME until SIGTERM."""
-    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground))
+def sidecar(ctx: click.Context, name: str, *, clear: bool) -> None:
+    """Be the sidecar of a pod that `patch` has given a cache, or the server of a node: serve the set NAME until SIGTERM."""
+    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground, is_cleared=clear))
+
+
+@command.command(hidden=True)
+@click.argument("name")
+@click.argument("document")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Pods among which a warm-up is divided.")
+@click.pass_context
+def job(ctx: click.Context, name: str, document: str, partitions: int) -> None:
+    """Run a job of the set NAME in a pod that the operator made for it; DOCUMENT is its SampleJob, as JSON."""
+    ctx.exit(run_job(name, document, config_of(), partitions=partitions))
 
 
 def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:

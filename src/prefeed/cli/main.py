@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
     "kubernetes": ("prefeed.cli.kubernetes", "Give pods a cache, and check documents, without a cluster."),
     "mount": ("prefeed.cli.mount", "Show an origin as a read-only directory, for programs in any language."),
+    "operator": ("prefeed.cli.operator", "Make what sample sets and their jobs ask for in a cluster."),
     "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
     "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
     "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and show their state."),

@@ -8,6 +8,8 @@
 ``workloads``  documents in which pods are described, and what becomes of them
 ``jobs``       jobs of sample sets, as pods have them
 ``pods``       a pod gets a cache: a sidecar and volumes
+``nodes``      a node gets a cache that its pods share
+``operator``   makes what documents ask for in a cluster
 ``sets``       a sample set as a pod has it
 ``layout``     where volumes lie in containers
 ``sidecar``    what the sidecar does

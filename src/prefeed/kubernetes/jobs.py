@@ -9,7 +9,7 @@ from prefeed.jobs.spec import CLEAR, KIND, RMR, SYNC, parse_job
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import API_VERSION
 
-_REFUSED: Final = {
+REFUSED: Final = {
     CLEAR: "the cache of a pod ends with the pod, and there is nothing to clear",
     RMR: "an rmr removes data at its origin: run `prefeed job rmr` where somebody can be asked",
     SYNC: "run `prefeed job sync` where the keys of both places are; the bucket of a set's secret is filled by the sidecar",
@@ -24,7 +24,7 @@ def warmup_of(document: Document) -> tuple[str, Document]:
     """
     said = parse_job(document)
     name = said.metadata.name
-    if why := _REFUSED.get(said.spec.type):
+    if why := REFUSED.get(said.spec.type):
         raise SpecError(f"the job {name} has the type {said.spec.type}: {why}")
     if not said.spec.sample_set:
         raise SpecError(f"the job {name} has no sampleSetRef: name the set whose pods run it")

@@ -15,7 +15,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,15 +43,18 @@ HASH: Final = "prefeed.io/sampleset-hash"
 _PROGRAM_MIB: Final = 512
 """Memory of the sidecar beside its tier: two interpreters, listings, requests under way."""
 
+SHARED: Final = ("state", "memory", "disk")
+"""Volumes of a cache; programs that read have the first two."""
+
 _CAPPED_SHARE: Final = 0.9
 """The server leaves a tenth of each control group free."""
 
 _OF_POOL: Final = ("PREFEED_POOL", "PREFEED_POOL_TIMEOUT")
-_USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
+USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Consumers:
+class Consumers:
     """The containers that read the set.
 
     Attributes:
@@ -125,17 +128,17 @@ def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
     Raises:
         SpecError: The pod has something of its own in the way; the message says what to change.
     """
-    result = _without_cache(template)
+    result = without_cache(template)
     metadata, spec = result.setdefault("metadata", {}), result["spec"]
-    consumers = _consumers(metadata.get("annotations") or {}, spec)
+    consumers = consumers_of(metadata.get("annotations") or {}, spec)
     for container in spec["containers"]:
         if container["name"] in consumers.names:
-            _let_read(container)
-    metadata.setdefault("annotations", {})[HASH] = _hash_of(found)
+            let_read(container)
+    metadata.setdefault("annotations", {})[HASH] = hash_of(found)
     image = metadata["annotations"].get(IMAGE, consumers.first.get("image", ""))
-    sidecar = _sidecar(found, consumers.first, image, (spec.get("securityContext") or {}))
+    sidecar = server_container(found, consumers.first, image, (spec.get("securityContext") or {}))
     spec["initContainers"] = [sidecar, *(spec.get("initContainers") or ())]
-    spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(found)]
+    spec["volumes"] = [*(spec.get("volumes") or ()), *volumes_of(found)]
     return result
 
 
@@ -153,7 +156,7 @@ def config_map(found: PodSet) -> dict[str, Any]:
     }
 
 
-def _hash_of(found: PodSet) -> str:
+def hash_of(found: PodSet) -> str:
     """Return what changes with the set: pods of another one are replaced by their controller."""
     return hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -161,26 +164,37 @@ def _hash_of(found: PodSet) -> str:
 # ---------------------------------------------------------------- the containers that read
 
 
-def _consumers(annotations: dict[str, Any], spec: dict[str, Any]) -> _Consumers:
+def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> Consumers:
+    """Return the containers of a pod that read its set.
+
+    Raises:
+        SpecError: The annotation names another, or they run as different users.
+    """
     there = {container["name"]: container for container in spec["containers"]}
     names = [name.strip() for name in str(annotations.get(CONTAINERS, "")).split(",") if name.strip()] or list(there)
     for name in names:
         if name not in there:
             raise SpecError(f"annotation {CONTAINERS} names {name}; the pod has the containers {', '.join(there)}")
-    users = {json.dumps([_user(there[name], spec).get(field) for field in _USER_FIELDS[:2]]) for name in names}
+    users = {json.dumps([user_of(there[name], spec).get(field) for field in USER_FIELDS[:2]]) for name in names}
     if len(users) > 1:
         raise SpecError(
             f"the containers {', '.join(names)} run as different users, and a cache belongs to one: give them one "
             f"securityContext.runAsUser, or name those that read the set in the annotation {CONTAINERS}"
         )
-    return _Consumers(names=frozenset(names), first=there[names[0]])
+    return Consumers(names=frozenset(names), first=there[names[0]])
 
 
-def _user(container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def user_of(container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the security context of a container, with what its pod gives it."""
     return {**(spec.get("securityContext") or {}), **(container.get("securityContext") or {})}
 
 
-def _let_read(container: dict[str, Any]) -> None:
+def let_read(container: dict[str, Any]) -> None:
+    """Give a container the variables and volumes by which it finds the cache.
+
+    Raises:
+        SpecError: It sets one of the variables itself.
+    """
     for variable in container.get("env") or ():
         if variable["name"] in READERS:
             raise SpecError(
@@ -204,7 +218,18 @@ def _shared_mounts() -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- what is added
 
 
-def _sidecar(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[str, Any]) -> dict[str, Any]:
+def server_container(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the native sidecar that runs the node server of a set.
+
+    Args:
+        found: The set.
+        consumer: The container whose user, variables and mounts it takes.
+        image: That it runs.
+        of_pod: ``securityContext`` of the pod.
+
+    Raises:
+        SpecError: There is no image, or no volume where the set's directory lies.
+    """
     if not image:
         raise SpecError(
             f"the container {consumer['name']} has no image: name one with prefeed in the annotation {IMAGE}"
@@ -228,7 +253,7 @@ def _sidecar(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[s
         },
         "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}},
         "securityContext": {
-            **{field: own[field] for field in _USER_FIELDS if field in own},
+            **{field: own[field] for field in USER_FIELDS if field in own},
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
@@ -272,21 +297,40 @@ def _mounts_of_source(found: PodSet, consumer: dict[str, Any]) -> Iterator[dict[
         yield {**mount, "readOnly": True}
 
 
-def _volumes(found: PodSet) -> Iterator[dict[str, Any]]:
-    yield {"name": f"{PREFIX}state", "emptyDir": {}}
-    yield {"name": f"{PREFIX}memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{found.volume_mib}Mi"}}
-    if found.has_disk:
-        limit = {} if found.disk_volume_mib is None else {"sizeLimit": f"{found.disk_volume_mib}Mi"}
-        yield {"name": f"{PREFIX}disk", "emptyDir": limit}
+def volumes_of(found: PodSet, on_host: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the volumes of a pod that serves a set.
+
+    Args:
+        found: The set.
+        on_host: Directories of the node by the names ``state``, ``memory`` and ``disk``; None: volumes of the pod alone.
+    """
+    limits = {
+        "state": {},
+        "memory": {"medium": "Memory", "sizeLimit": f"{found.volume_mib}Mi"},
+        **(
+            {"disk": {} if found.disk_volume_mib is None else {"sizeLimit": f"{found.disk_volume_mib}Mi"}}
+            if found.has_disk
+            else {}
+        ),
+    }
+    for name, limit in limits.items():
+        yield volume(name, limit, on_host)
     yield {"name": f"{PREFIX}set", "configMap": {"name": f"{PREFIX}{found.name}"}}
     for name in found.secrets:
         yield {"name": _of_secret(name), "secret": {"secretName": name}}
 
 
+def volume(name: str, limit: dict[str, Any], on_host: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return a volume that programs and server share: a directory of the node, or an ``emptyDir`` with a limit."""
+    if on_host is None:
+        return {"name": f"{PREFIX}{name}", "emptyDir": limit}
+    return {"name": f"{PREFIX}{name}", "hostPath": {"path": on_host[name], "type": "DirectoryOrCreate"}}
+
+
 # ---------------------------------------------------------------- a pod that has it already
 
 
-def _without_cache(template: dict[str, Any]) -> dict[str, Any]:
+def without_cache(template: dict[str, Any]) -> dict[str, Any]:
     """Return a copy without what ``with_cache`` adds.
 
     Raises:
@@ -296,6 +340,7 @@ def _without_cache(template: dict[str, Any]) -> dict[str, Any]:
     spec = result["spec"]
     init = spec.get("initContainers") or []
     is_ours = any(each["name"] == SIDECAR and each.get("restartPolicy") == "Always" for each in init)
+    is_ours = is_ours or HASH in ((result.get("metadata") or {}).get("annotations") or {})
     taken = [each["name"] for each in [*init, *spec["containers"]] if each["name"] == SIDECAR]
     taken += [each["name"] for each in spec.get("volumes") or () if each["name"].startswith(PREFIX)]
     if taken and not is_ours:

@@ -72,13 +72,14 @@ def yaml_text(*documents: Document) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, width=120)
 
 
-def pod_set(document: Document) -> PodSet:
+def pod_set(document: Document, *, is_shared: bool = False) -> PodSet:
     """Return a set as a pod has it.
 
     Several levels of a medium become one with the sum of their sizes; their paths do not count.
 
     Args:
         document: Of kind SampleSet.
+        is_shared: Its nodes have caches that their pods share; else each pod has its own.
 
     Raises:
         SpecError: It is not understood, or asks for what a pod cannot have.
@@ -94,7 +95,7 @@ def pod_set(document: Document) -> PodSet:
     sizes = [level.cache_mib for level in disks]
     disk = None if None in sizes else sum(size for size in sizes if size)
     location = locate(spec.uri, "spec.source.uri") if spec.uri else None
-    if spec.partitions > 1:
+    if spec.partitions > 1 and not is_shared:
         notes.append(f"{name}: each pod has its own cache: spec.partitions has no effect")
     levels = [{"mediumType": "MEM", "path": str(MEMORY_TIER), "cacheSize": memory}]
     if disks:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -21,21 +22,30 @@ from typing import Final
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SpecError
+from prefeed.jobs.records import SUCCEEDED
+from prefeed.jobs.running import JobEvents, apply_job
+from prefeed.jobs.spec import WARMUP, parse_job, resolve_job
 from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, JOBS, OWN, SECRETS
 from prefeed.sampleset.applying import SECRET, SECRET_KEYS, apply_documents
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import find
 from prefeed.sampleset.yaml_files import load_documents
+from prefeed.system.removing import remove_tree
 
 _LOOK_AGAIN_SECONDS: Final = 0.05
 _LEAST_WAIT_SECONDS: Final = 1.0
 _MOST_WAIT_SECONDS: Final = 60.0
 
+TERMINATION: Final = Path("/dev/termination-log")
+"""Kubelet shows what a container leaves here."""
+
+_MOST_SAID: Final = 2000
+
 Serve = Callable[[Config], int]
 """Is the node server until it is told to end; returns the exit status."""
 
 
-def run_sidecar(name: str, config: Config, serve: Serve) -> int:
+def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = False) -> int:
     """Serve the set of a pod until SIGTERM; return the exit status.
 
     A container that is restarted finds the home and the tier as they were left.
@@ -44,21 +54,77 @@ def run_sidecar(name: str, config: Config, serve: Serve) -> int:
         name: Of the set.
         config: Settings in force; their home lies in the pod's volume.
         serve: The node server, in this process.
+        is_cleared: Its directories are empty at its end: they are the node's, and nothing else would clear them.
 
     Raises:
         SpecError: The document of the set, or a secret, is not there or is not understood.
     """
-    for directory in OWN:
-        if directory.parent.is_dir():  # without a level on disk there is no volume for one
-            directory.mkdir(mode=0o700, exist_ok=True)
-    apply_documents([*_secrets(), *_documents()], config)
-    settings = find(name, config).settings(config)
+    settings = _given(name, config)
     filling = _Filling(name, settings, dict(os.environ))  # before the server forgets the variables of stores
     filling.start()
     try:
         return serve(settings)
     finally:
         filling.end()
+        if is_cleared:
+            _clear()
+
+
+def run_job(name: str, text: str, config: Config, *, partitions: int = 1, end: Path = TERMINATION) -> int:
+    """Run a job of a set in a pod of its own; return the exit status.
+
+    Args:
+        name: Of the set.
+        text: The document of the job, as JSON.
+        config: Settings in force.
+        partitions: Pods that do it, each on another node; a warm-up is divided among them.
+        end: Where it says how it ended, for whoever looks at the pod.
+
+    Raises:
+        SpecError: The set, a secret or the job is not understood.
+    """
+    _given(name, config)
+    try:
+        document = json.loads(text)
+        if partitions > 1 and document["spec"]["type"] == WARMUP:
+            document["spec"] = _part_of(document["spec"], partitions, int(os.environ["JOB_COMPLETION_INDEX"]))
+        said = parse_job(document)
+        record = apply_job(resolve_job(said.metadata.name, said.spec, document["spec"], config), config, JobEvents())
+        is_done = record.phase == SUCCEEDED
+        message = record.message or ", ".join(
+            f"{key}: {value}" for key, value in (record.result or {}).items() if value
+        )
+    except PrefeedError as err:
+        is_done, message = False, str(err)
+    if end.exists():
+        end.write_text(message[:_MOST_SAID])
+    return 0 if is_done else 1
+
+
+def _part_of(spec: Document, partitions: int, index: int) -> Document:
+    options = spec.get("warmupOptions") or {}
+    if "partitions" in options:
+        return spec
+    return {**spec, "warmupOptions": {**options, "partitions": partitions, "partition": index}}
+
+
+def _given(name: str, config: Config) -> Config:
+    """Record the set that the pod was given; return its settings."""
+    for directory in OWN:
+        if directory.parent.is_dir():  # without a level on disk there is no volume for one
+            directory.mkdir(mode=0o700, exist_ok=True)
+    apply_documents([*_secrets(), *_documents()], config)
+    return find(name, config).settings(config)
+
+
+def _clear() -> None:
+    """The directories of this user are empty: what they held was this node's, in memory and on disk."""
+    for directory in OWN:
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _documents() -> list[Document]:

@@ -106,6 +106,8 @@ class Metadata(Fields, frozen=True, kw_only=True):
     owner_references: Unused | None = None
     finalizers: Unused | None = None
     self_link: Unused | None = None
+    deletion_timestamp: Unused | None = None
+    deletion_grace_period_seconds: Unused | None = None
 
 
 class Envelope(Fields, frozen=True, kw_only=True):

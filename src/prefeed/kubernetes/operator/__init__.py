@@ -1,0 +1,12 @@
+"""The operator: makes what documents of prefeed's kinds ask for in a cluster.
+
+``groups``       what is known of a set, and what a decision comes to: start reading here
+``sample_sets``  decisions about sets
+``sample_jobs``  decisions about jobs
+``kinds``        all kinds of documents and objects
+``world``        what was seen last
+``carrying``     carries decisions out
+``working``      which group is worked at, and when again
+``client``       requests to the API server
+``service``      the program, on kopf: the only module that imports it
+"""

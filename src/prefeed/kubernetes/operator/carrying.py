@@ -1,0 +1,238 @@
+"""Carries decisions out: what should be for each document of a group is compared with what is, and the difference is asked for.
+
+**Repeated**: every step may be done again, by this operator or another: names follow from documents, objects are applied, and a
+status is written only over the one that was seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from prefeed.errors import ClusterError, SpecError
+from prefeed.jobs.spec import KIND as SAMPLE_JOB
+from prefeed.kubernetes.nodes import MANAGED
+from prefeed.kubernetes.operator.groups import FALSE, FINALIZER, Choices, Group, Key, Outcome, Resource, is_owned
+from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
+from prefeed.kubernetes.operator.sample_jobs import active_jobs
+from prefeed.kubernetes.operator.world import World
+from prefeed.kubernetes.pods import LABEL
+from prefeed.kubernetes.sets import pod_set
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+
+APPLIED: Final = "prefeed.io/applied"
+"""Annotation of what is made: a hash of it as it was applied."""
+
+OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED.items())
+"""Selects what is made."""
+
+_JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_MOST_SAID: Final = 1000
+
+
+class Api(Protocol):
+    """The requests that are made; ``client.Client`` makes them. Each raises ``ClusterError`` when it is refused."""
+
+    async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Document]: ...
+    async def get(self, resource: Resource, namespace: str, name: str) -> Document: ...
+    async def create(self, resource: Resource, document: Document) -> Document: ...
+    async def apply(self, resource: Resource, document: Document) -> Document: ...
+    async def patch(self, resource: Resource, document: Document, change: Document, part: str = "") -> Document: ...
+    async def delete(self, resource: Resource, document: Document) -> None: ...
+
+
+def selector_of(resource: Resource) -> str:
+    """Return which objects of a kind matter."""
+    if resource == PODS:
+        return LABEL
+    return OURS if resource.kind in MADE else ""
+
+
+class Carrier:
+    """Carries decisions out.
+
+    Args:
+        api: Makes requests.
+        world: What was seen last; what requests answer is noted there.
+        choices: Of whoever runs the operator.
+        clock: Returns the time.
+    """
+
+    def __init__(self, api: Api, world: World, choices: Choices, clock: Callable[[], datetime]) -> None:
+        self._api = api
+        self._world = world
+        self._choices = choices
+        self._clock = clock
+
+    async def see_all(self, namespaces: Iterable[str]) -> set[Key]:
+        """Look at all objects that matter; return their groups.
+
+        Args:
+            namespaces: To look at; one empty text: all.
+        """
+        keys = set()
+        places = list(namespaces)
+        for resource in (*(kind.resource for kind in KINDS.values()), *MADE.values(), PODS):
+            before = self._world.versions(resource.kind)
+            found = [each for place in places for each in await self._api.list(resource, place, selector_of(resource))]
+            keys |= self._world.replace(before, found)
+        return keys
+
+    async def carry(self, key: Key) -> bool:
+        """Everything in a group is asked for that should be; return whether to look again soon."""
+        waits = False
+        secrets = await self._secrets(self._group(key))
+        for kind in KINDS.values():
+            for document in self._group(key).documents[kind.resource.kind]:
+                group = self._group(key)
+                group = self._group(key, secrets=secrets, ends=await self._ends(group))
+                outcome = kind.decide(document, group)
+                if any(each["kind"] == "Job" for each in outcome.objects):
+                    await self._see_jobs(key)  # another one may have been started since
+                    outcome = kind.decide(document, self._group(key, secrets=secrets, ends=group.ends))
+                waits |= outcome.waits
+                await self._carry(kind.resource, document, outcome)
+        return waits
+
+    def _group(self, key: Key, **known: Any) -> Group:
+        return self._world.group(key, now=self._clock(), choices=self._choices, **known)
+
+    # ---------------------------------------------------------------- what is asked for
+
+    async def _carry(self, resource: Resource, document: Document, outcome: Outcome) -> None:
+        document = await self._hold(resource, document, outcome)
+        if outcome.status is not None and outcome.status != document.get("status"):
+            before = document
+            document = await self._api.patch(resource, document, {"status": outcome.status}, "status")
+            self._see(document, resource)
+            await self._tell(before, outcome.status)
+        wanted = {(each["kind"], each["metadata"]["name"]) for each in outcome.objects} | outcome.kept
+        for each in outcome.objects:
+            await self._apply(each)
+        owned = [made for made in self._group_of(document).made.values() if is_owned(made, document)]
+        for made in owned:
+            if (made["kind"], made["metadata"]["name"]) not in wanted:
+                await self._api.delete(MADE[made["kind"]], made)
+                self._world.forget(made)
+
+    def _group_of(self, document: Document) -> Group:
+        kind = KINDS[document["kind"]]
+        return self._group(Key(document["metadata"]["namespace"], kind.set_of(document)))
+
+    async def _hold(self, resource: Resource, document: Document, outcome: Outcome) -> Document:
+        """Return a document that has the finalizer if it should."""
+        finalizers = list(document["metadata"].get("finalizers") or ())
+        if outcome.is_held == (FINALIZER in finalizers):
+            return document
+        if outcome.is_held and document["metadata"].get("deletionTimestamp"):
+            return document  # too late: none may be added
+        changed = [*finalizers, FINALIZER] if outcome.is_held else [each for each in finalizers if each != FINALIZER]
+        document = await self._api.patch(resource, document, {"metadata": {"finalizers": changed}})
+        self._see(document, resource)
+        return document
+
+    async def _apply(self, wanted: Document) -> None:
+        text = json.dumps(wanted, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        metadata = wanted["metadata"]
+        made = self._world.get(wanted["kind"], metadata["namespace"], metadata["name"])
+        if made is not None and (made["metadata"].get("annotations") or {}).get(APPLIED) == digest:
+            return
+        annotations = {**(metadata.get("annotations") or {}), APPLIED: digest}
+        resource = MADE[wanted["kind"]]
+        applied = await self._api.apply(resource, {**wanted, "metadata": {**metadata, "annotations": annotations}})
+        self._see(applied, resource)
+
+    def _see(self, document: Document, resource: Resource) -> None:
+        self._world.see({**document, "apiVersion": resource.api_version, "kind": resource.kind})
+
+    async def _tell(self, document: Document, status: dict[str, Any]) -> None:
+        """Write an event for each condition that says something new."""
+        before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
+        for each in status["conditions"]:
+            old = before.get(each["type"], {})
+            if (each["reason"], each["message"]) != (old.get("reason"), old.get("message")):
+                await self._api.create(EVENTS, self._event(document, each))
+
+    def _event(self, document: Document, condition: dict[str, Any]) -> Document:
+        metadata = document["metadata"]
+        now = self._clock()
+        is_problem = condition["status"] == FALSE and condition["reason"] in _PROBLEMS
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": document["apiVersion"],
+                "kind": document["kind"],
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "type": "Warning" if is_problem else "Normal",
+            "reason": condition["reason"],
+            "message": condition["message"][:_MOST_SAID],
+            "source": {"component": "prefeed-operator"},
+            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "count": 1,
+        }
+
+    # ---------------------------------------------------------------- what is looked at
+
+    async def _see_jobs(self, key: Key) -> None:
+        resource = MADE["Job"]
+        for each in await self._api.list(resource, key.namespace, OURS):
+            self._world.see(each)
+
+    async def _secrets(self, group: Group) -> dict[str, frozenset[str] | None]:
+        """Return the keys of the secrets that a set names; their values are not kept."""
+        document = group.document(SAMPLE_SET)
+        try:
+            names = () if document is None else pod_set(document).secrets
+        except SpecError:
+            return {}
+        found: dict[str, frozenset[str] | None] = {}
+        for name in names:
+            try:
+                found[name] = frozenset((await self._api.get(SECRETS, group.key.namespace, name)).get("data") or {})
+            except ClusterError as err:
+                if err.details["status"] != 404:
+                    raise
+                found[name] = None
+        return found
+
+    async def _ends(self, group: Group) -> dict[str, str]:
+        """Return what the pods of Jobs said that have ended and whose end is not in the status of their SampleJob yet."""
+        current = {each.get("status", {}).get("jobName") for each in group.documents[SAMPLE_JOB] if _is_running(each)}
+        active = {each["metadata"]["name"] for each in active_jobs(group)}
+        ends = {}
+        for kind, name in group.made:
+            if kind == "Job" and name in current and name not in active:
+                pods = await self._api.list(PODS, group.key.namespace, f"{_JOB_NAME}={name}")
+                ends[name] = _last_words(pods)
+        return ends
+
+
+_PROBLEMS: Final = frozenset({"Refused", "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"})
+"""Reasons of conditions after which somebody has to do something."""
+
+
+def _is_running(document: Document) -> bool:
+    return (document.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _last_words(pods: list[Document]) -> str:
+    """Return the message with which the last container ended."""
+    ended = [
+        state["terminated"]
+        for pod in pods
+        for each in pod.get("status", {}).get("containerStatuses") or ()
+        if "terminated" in (state := each.get("state") or {})
+    ]
+    ended.sort(key=lambda state: str(state.get("finishedAt") or ""))
+    return str(ended[-1].get("message") or "")[-_MOST_SAID:] if ended else ""

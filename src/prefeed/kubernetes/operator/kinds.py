@@ -1,0 +1,65 @@
+"""The kinds of documents that the operator answers, and the kinds of objects that it makes: all of its rights follow from here.
+
+A new kind is a line in ``KINDS``: a pure function from a document and its group to what should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from prefeed.jobs.spec import KIND as SAMPLE_JOB
+from prefeed.kubernetes.operator.groups import Group, Outcome, Resource
+from prefeed.kubernetes.operator.sample_jobs import decide_job
+from prefeed.kubernetes.operator.sample_sets import decide_set
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.spec import API_VERSION
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+
+
+class Kind(NamedTuple):
+    """Documents that users write.
+
+    Attributes:
+        resource: Their kind.
+        set_of: Returns the name of the set that a document belongs to; empty: none.
+        decide: Returns what should be for a document.
+    """
+
+    resource: Resource
+    set_of: Callable[[Document], str]
+    decide: Callable[[Document, Group], Outcome]
+
+
+def _name_of(document: Document) -> str:
+    return str(document["metadata"]["name"])
+
+
+def _reference_of(document: Document) -> str:
+    reference = (document.get("spec") or {}).get("sampleSetRef")
+    return str(reference.get("name") or "") if isinstance(reference, dict) else str(reference or "")
+
+
+KINDS: Final = {
+    SAMPLE_SET: Kind(Resource(API_VERSION, "samplesets", SAMPLE_SET), _name_of, decide_set),
+    SAMPLE_JOB: Kind(Resource(API_VERSION, "samplejobs", SAMPLE_JOB), _reference_of, decide_job),
+}
+"""By their name; in the order in which they are decided."""
+
+MADE: Final = {
+    each.kind: each
+    for each in (
+        Resource("v1", "configmaps", "ConfigMap"),
+        Resource("v1", "services", "Service"),
+        Resource("apps/v1", "statefulsets", "StatefulSet"),
+        Resource("batch/v1", "jobs", "Job"),
+        Resource("batch/v1", "cronjobs", "CronJob"),
+    )
+}
+"""Kinds of objects that it makes, watches and removes: those with its label only."""
+
+PODS: Final = Resource("v1", "pods", "Pod")
+SECRETS: Final = Resource("v1", "secrets", "Secret")
+EVENTS: Final = Resource("v1", "events", "Event")
+READ: Final = (PODS, SECRETS)
+"""What it only reads: pods with the label of a set, and the names of the keys of secrets that a set names."""

@@ -1,0 +1,278 @@
+"""What should be for a SampleJob: a Job of Kubernetes that runs it, one at a time per set, in the order of their creation. Pure.
+
+::
+
+    "" ─→ Pending ─→ Running ─→ Succeeded      Succeeded is final.
+             └──────────┴─────→ Failed         A failed one runs again when its spec changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from prefeed.errors import SpecError
+from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED
+from prefeed.jobs.spec import CLEAR, KIND, RMR, WARMUP, parse_job
+from prefeed.kubernetes.jobs import REFUSED
+from prefeed.kubernetes.nodes import INSTANCE, MANAGED, NODE, NodeSet, apart, mode_of, near, node_set, placed, server_of
+from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, is_owned, owned
+from prefeed.kubernetes.operator.sample_sets import is_usable
+from prefeed.kubernetes.pods import IMAGE, server_container, volumes_of
+from prefeed.kubernetes.sets import pod_set
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.spec import API_VERSION
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+
+CONSENT: Final = "prefeed.io/consent"
+"""Annotation of a job of type rmr: its name, by which the user agrees that data is removed at its origin."""
+
+JOB: Final = "prefeed.io/samplejob"
+"""Label of what is made for a job."""
+
+_OVER: Final = (SUCCEEDED, FAILED)
+_REFUSED_STATUS: Final = 2
+_TRIES: Final = 3
+"""A pod that is killed is started again so many times; a job that fails is not."""
+
+_State = tuple[str, Condition]
+
+
+def decide_job(document: Document, group: Group) -> Outcome:
+    """Return what should be for a SampleJob.
+
+    Args:
+        document: As the API server has it.
+        group: What is known beside it.
+    """
+    own = [made for (kind, _), made in group.made.items() if kind in ("Job", "CronJob") and is_owned(made, document)]
+    kept = frozenset((made["kind"], made["metadata"]["name"]) for made in own)
+    if document["metadata"].get("deletionTimestamp") or _is_final(document):
+        return Outcome(kept=kept)
+    objects: tuple[Document, ...] = ()
+    waits = False
+    try:
+        phase, said = _state(document, group, own)
+        if phase == PENDING and said.status == TRUE:
+            objects = (owned(document, _object(document, group)),)
+        elif phase == RUNNING:
+            objects = ()
+        else:
+            waits = phase == PENDING
+    except SpecError as err:
+        phase, said = FAILED, Condition("Complete", FALSE, "Refused", str(err))
+    current = frozenset(("Job", made["metadata"]["name"]) for made in own if _is_current(made, document))
+    name = next((made["metadata"]["name"] for made in own if _is_current(made, document)), "")
+    status = {
+        "phase": phase,
+        "jobName": objects[0]["metadata"]["name"] if objects else name,
+        "observedGeneration": document["metadata"].get("generation", 1),
+        "conditions": conditions(document, [said], group.now),
+    }
+    ended = phase == FAILED and said.reason == "Terminated"
+    return Outcome(objects=objects, kept=frozenset() if ended else current, status=status, waits=waits)
+
+
+def _is_final(document: Document) -> bool:
+    """Return whether nothing of a job is to be done any more."""
+    status = document.get("status") or {}
+    if status.get("phase") == SUCCEEDED:
+        return True
+    return status.get("phase") == FAILED and status.get("observedGeneration") == document["metadata"].get(
+        "generation", 1
+    )
+
+
+def _queue(group: Group) -> list[Document]:
+    """Return the jobs of a set that wait or run, in their order; one with a schedule, or that sidecars run, is none of them."""
+    found = group.document(SAMPLE_SET)
+    in_sidecars = found is not None and mode_of(found) != NODE
+    return [
+        each
+        for each in group.documents.get(KIND, ())
+        if not (each["metadata"].get("deletionTimestamp") or _is_final(each) or "schedule" in each["spec"])
+        and not (in_sidecars and each["spec"]["type"] == WARMUP)
+    ]
+
+
+def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
+    """Return the phase of a job and what to say; Pending with the status True: it is to be started now.
+
+    Raises:
+        SpecError: The job is refused.
+    """
+    said = parse_job({key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}).spec
+    if not group.key.name:
+        raise SpecError("spec.sampleSetRef is missing: in a cluster a job runs for a set; name one")
+    found = group.document(SAMPLE_SET)
+    if found is None or found["metadata"].get("deletionTimestamp"):
+        return _waiting("NoSampleSet", f"there is no SampleSet {group.key.name} in {group.key.namespace}: create it")
+    if said.type == RMR and _annotations(document).get(CONSENT) != document["metadata"]["name"]:
+        name = document["metadata"]["name"]
+        return _waiting(
+            "NoConsent", f"it removes data at its origin: agree by `kubectl annotate samplejob {name} {CONSENT}={name}`"
+        )
+    if mode_of(found) != NODE and said.type == CLEAR:
+        raise SpecError(f"the job has the type {said.type}: {REFUSED[said.type]}")
+    if mode_of(found) != NODE and said.type == WARMUP and said.schedule is None:
+        return RUNNING, Condition(
+            "Complete", FALSE, "InSidecars", "the sidecar of each pod of the set runs it when the pod starts"
+        )
+    if not is_usable(found):
+        return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is not ready: see its conditions")
+    if said.schedule is not None:
+        return RUNNING, Condition("Complete", FALSE, "Scheduled", f"it runs at {said.schedule}")
+    return _in_queue(document, group, own)
+
+
+def _in_queue(document: Document, group: Group, own: Sequence[Document]) -> _State:
+    current = next((made for made in own if made["kind"] == "Job" and _is_current(made, document)), None)
+    if current is not None and (end := _end_of(current, group)) is not None:
+        return end
+    queue = _queue(group)
+    place = [each["metadata"]["uid"] for each in queue].index(document["metadata"]["uid"])
+    for later in queue[place + 1 :]:
+        if later["spec"].get("terminate"):
+            name = later["metadata"]["name"]
+            return FAILED, Condition("Complete", FALSE, "Terminated", f"the SampleJob {name} has terminated it")
+    if current is not None:
+        return RUNNING, Condition("Complete", FALSE, "Running", f"the Job {current['metadata']['name']} runs")
+    running = [each["metadata"]["name"] for each in active_jobs(group)]
+    before = [each["metadata"]["name"] for each in queue[:place]]
+    if running or (before and not document["spec"].get("terminate")):
+        ahead = ", ".join([*running, *before][:8])
+        return _waiting(
+            "Queued", f"it waits for {ahead}: jobs of a set run one at a time, in the order of their creation"
+        )
+    return PENDING, Condition("Complete", TRUE, "Starts", "its Job is made")
+
+
+def active_jobs(group: Group) -> list[Document]:
+    """Return the Jobs of a set that have not ended."""
+    jobs = (made for (kind, _), made in group.made.items() if kind == "Job")
+    return [made for made in jobs if not _finished(made) and JOB in (made["metadata"].get("labels") or {})]
+
+
+def _waiting(reason: str, message: str) -> _State:
+    return PENDING, Condition("Complete", FALSE, reason, message)
+
+
+def _finished(made: Document) -> str:
+    """Return ``Complete`` or ``Failed`` of a Job; empty while it is under way."""
+    for each in made.get("status", {}).get("conditions") or ():
+        if each["type"] in ("Complete", "Failed") and each["status"] == TRUE:
+            return str(each["type"])
+    return ""
+
+
+def _end_of(made: Document, group: Group) -> _State | None:
+    name = made["metadata"]["name"]
+    said = group.ends.get(name, "").strip()
+    match _finished(made):
+        case "Complete":
+            return SUCCEEDED, Condition("Complete", TRUE, "Succeeded", said or "it is done")
+        case "Failed":
+            return FAILED, Condition(
+                "Complete", FALSE, "Failed", said or f"see `kubectl describe job {name}` and its logs"
+            )
+    return None
+
+
+def _annotations(document: Document) -> dict[str, Any]:
+    return document["metadata"].get("annotations") or {}
+
+
+# ---------------------------------------------------------------- the Job
+
+
+def name_of(document: Document) -> str:
+    """Return the name of the Job of a SampleJob: another one for other options, and for another SampleJob of its name."""
+    what = json.dumps([document["metadata"]["uid"], document["spec"]], sort_keys=True)
+    return f"{document['metadata']['name'][:50].rstrip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
+def _is_current(made: Document, document: Document) -> bool:
+    return bool(made["metadata"]["name"] == name_of(document))
+
+
+def _object(document: Document, group: Group) -> Document:
+    found = group.document(SAMPLE_SET)
+    assert found is not None
+    work = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name_of(document)}, "spec": document["spec"]}
+    command = ["prefeed", "kubernetes", "job", group.key.name, json.dumps(work)]
+    labels = {**MANAGED, INSTANCE: group.key.name, JOB: document["metadata"]["name"]}
+    if mode_of(found) == NODE:
+        given = node_set(found, image=group.choices.image, pool_image=group.choices.pool_image)
+        spec = _on_nodes(given, labels, command, is_everywhere=document["spec"]["type"] in (WARMUP, CLEAR))
+    else:
+        spec = _anywhere(found, group, command)
+    spec["template"]["metadata"] = {"labels": labels}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name_of(document), "labels": labels},
+        "spec": {"backoffLimit": _TRIES, "podFailurePolicy": _FAILURES, **spec},
+    }
+
+
+_FAILURES: Final = {
+    "rules": [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "job", "operator": "In", "values": [1, _REFUSED_STATUS]},
+        },
+    ]
+}
+"""A job that says why it failed is not tried again; a pod that was evicted is."""
+
+
+def _on_nodes(given: NodeSet, labels: dict[str, str], command: list[str], *, is_everywhere: bool) -> dict[str, Any]:
+    """Return the ``spec`` of a Job whose pods run beside the servers of a set: one, or one per node."""
+    affinity: dict[str, Any] = {
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near(given)]},
+        **({"podAntiAffinity": apart(labels)} if is_everywhere else {}),
+    }
+    count = {"completionMode": "Indexed", "completions": given.partitions, "parallelism": given.partitions}
+    container = _container(server_of(given), command)
+    if is_everywhere and given.partitions > 1:
+        container["command"] = [*command, "--partitions", str(given.partitions)]
+    pod = {**placed(given), **_POD, "affinity": affinity, "containers": [container]}
+    return {**(count if is_everywhere else {}), "template": {"spec": pod}}
+
+
+def _anywhere(found: Document, group: Group, command: list[str]) -> dict[str, Any]:
+    """Return the ``spec`` of a Job with volumes of its own."""
+    said = pod_set(found)
+    if said.directory:
+        raise SpecError(
+            f"the set is the directory {said.directory}, which a Job of the operator does not have: run `prefeed job`"
+        )
+    image = _annotations(found).get(IMAGE) or group.choices.image
+    if not image:
+        raise SpecError(
+            f"jobs of {said.name} have no image: name one with prefeed in the annotation {IMAGE} of the set"
+        )
+    container = server_container(said, {"name": "job"}, image, {"seccompProfile": {}})
+    pod = {
+        **_POD,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": list(volumes_of(said)),
+        "containers": [_container(container, command)],
+    }
+    return {"template": {"spec": pod}}
+
+
+_POD: Final = {"restartPolicy": "Never", "automountServiceAccountToken": False}
+
+
+def _container(server: dict[str, Any], command: list[str]) -> dict[str, Any]:
+    """Return the container of a job: with the volumes and the user of a server."""
+    left = ("restartPolicy", "startupProbe")
+    kept = {name: value for name, value in server.items() if name not in left}
+    return {**kept, "name": "job", "command": command, "resources": _RESOURCES}
+
+
+_RESOURCES: Final = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}

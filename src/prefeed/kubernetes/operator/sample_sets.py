@@ -1,0 +1,173 @@
+"""What should be for a SampleSet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from prefeed.errors import SpecError
+from prefeed.jobs.spec import KIND as SAMPLE_JOB
+from prefeed.jobs.spec import WARMUP
+from prefeed.kubernetes.jobs import warmup_of
+from prefeed.kubernetes.layout import SIDECAR
+from prefeed.kubernetes.nodes import NODE, mode_of, node_set, runtime_name, service, stateful_set
+from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, owned
+from prefeed.kubernetes.pods import config_map
+from prefeed.kubernetes.sets import PodSet, pod_set
+from prefeed.sampleset.documents import Document, decode
+from prefeed.sampleset.spec import MAPPED, SampleSetDocument, mount_options
+from prefeed.sampleset.status import BOUND, NONE, PARTIAL_READY, READY
+
+ACCEPTED: Final = "Accepted"
+SERVED: Final = "Ready"
+UNUSED: Final = "WithoutEffect"
+DELETED: Final = "Deleted"
+_FINISHED: Final = ("Succeeded", "Failed")
+
+
+def decide_set(document: Document, group: Group) -> Outcome:
+    """Return what should be for a SampleSet.
+
+    Args:
+        document: As the API server has it.
+        group: What is known beside it.
+    """
+    readers = [pod["metadata"]["name"] for pod in group.pods if pod.get("status", {}).get("phase") not in _FINISHED]
+    if document["metadata"].get("deletionTimestamp"):
+        return _deleted(document, group, readers)
+    try:
+        objects, found = _objects(document, group)
+    except SpecError as err:
+        refused = Condition(ACCEPTED, FALSE, "Refused", str(err))
+        return replace(_unchanged(document, group), status=_status(document, group, [refused], NONE))
+    missing = list(_missing(found, document, group))
+    if missing:
+        accepted = Condition(ACCEPTED, FALSE, "SecretIncomplete", "; ".join(missing))
+    else:
+        accepted = Condition(
+            ACCEPTED, TRUE, "Accepted", f"pods with the label prefeed.io/sampleset: {found.name} read it"
+        )
+    ready, wanted = _served(document, group)
+    said = [accepted, _serves(document, ready, wanted), *_without_effect(document, found)]
+    if missing or not ready:
+        phase = BOUND
+    else:
+        phase = READY if ready >= wanted else PARTIAL_READY
+    status = _status(document, group, said, phase, ready=ready, wanted=wanted)
+    return Outcome(objects=objects, status=status, is_held=True, waits=bool(missing))
+
+
+def is_usable(document: Document | None) -> bool:
+    """Return whether pods can read a set: in mode node a server must be ready, in mode pod the pods bring theirs."""
+    if document is None or document["metadata"].get("deletionTimestamp"):
+        return False
+    status = document.get("status") or {}
+    accepted = any(each["type"] == ACCEPTED and each["status"] == TRUE for each in status.get("conditions") or ())
+    return accepted and (mode_of(document) != NODE or status.get("phase") in (PARTIAL_READY, READY))
+
+
+def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], PodSet]:
+    """Return the objects of a set, and the set.
+
+    Raises:
+        SpecError: It is not understood.
+    """
+    if mode_of(document) != NODE:
+        found = replace(pod_set(document), warmups=tuple(_warmups(group)))
+        made = [config_map(found)]
+    else:
+        given = node_set(document, image=group.choices.image, pool_image=group.choices.pool_image)
+        found = given.found
+        made = [config_map(found), service(given), stateful_set(given)]
+    return tuple(owned(document, each) for each in made), found
+
+
+def _warmups(group: Group) -> Iterator[Document]:
+    """Yield the warm-ups that the sidecars of pods run."""
+    for job in group.documents.get(SAMPLE_JOB, ()):
+        spec = job.get("spec") or {}
+        if spec.get("type") == WARMUP and not job["metadata"].get("deletionTimestamp") and "schedule" not in spec:
+            try:
+                yield warmup_of({key: job[key] for key in ("apiVersion", "kind", "metadata", "spec")})[1]
+            except SpecError:
+                continue  # its own status says so
+
+
+def _missing(found: PodSet, document: Document, group: Group) -> Iterator[str]:
+    """Yield a sentence for each secret that cannot be used."""
+    for name in found.secrets:
+        keys = group.secrets.get(name)
+        if keys is None:
+            yield f"there is no Secret {name} in {group.key.namespace}: create it, and the set continues by itself"
+        else:
+            for key in ("access-key", "secret-key"):
+                if key not in keys:
+                    yield f"the Secret {name} has no {key}: add it"
+
+
+def _served(document: Document, group: Group) -> tuple[int, int]:
+    """Return how many servers are ready, and how many should be."""
+    if mode_of(document) != NODE:
+        pods = [pod for pod in group.pods if pod.get("status", {}).get("phase") not in _FINISHED]
+        return sum(map(_has_server, pods)), len(pods)
+    made = group.made.get(("StatefulSet", runtime_name(group.key.name)), {})
+    return int(made.get("status", {}).get("readyReplicas") or 0), int(document["spec"]["partitions"])
+
+
+def _has_server(pod: Document) -> bool:
+    states = pod.get("status", {}).get("initContainerStatuses") or ()
+    return any(each["name"] == SIDECAR and each.get("started") for each in states)
+
+
+def _serves(document: Document, ready: int, wanted: int) -> Condition:
+    if mode_of(document) != NODE and not wanted:
+        return Condition(SERVED, FALSE, "NoPods", "no pod reads it now; each brings its own cache")
+    if ready >= wanted:
+        return Condition(SERVED, TRUE, "Serving", f"{ready} of {wanted} servers are ready")
+    where = "pods" if mode_of(document) != NODE else f"the StatefulSet {runtime_name(document['metadata']['name'])}"
+    return Condition(
+        SERVED, FALSE, "Starting", f"{ready} of {wanted} servers are ready; see `kubectl describe` of {where}"
+    )
+
+
+def _without_effect(document: Document, found: PodSet) -> Iterator[Condition]:
+    """Yield the condition that names what has no effect here."""
+    options = decode(document, SampleSetDocument).spec.options.given()
+    known = mount_options()
+    said = [f"{name}: {known[name].meaning}" for name in options if known[name].effect != MAPPED]
+    said += found.notes
+    if said:
+        yield Condition(UNUSED, TRUE, "WithoutEffect", "; ".join(said))
+
+
+def _status(
+    document: Document, group: Group, said: list[Condition], phase: str, *, ready: int = 0, wanted: int = 0
+) -> dict[str, Any]:
+    problems = "; ".join(each.message for each in said if each.type == ACCEPTED and each.status == FALSE)
+    return {
+        "phase": phase,
+        "cacheStatus": {"errorMassage": problems},
+        "runtimeStatus": {"runtimeReady": f"{ready}/{wanted}", "specReplicas": wanted, "readyReplicas": ready},
+        "observedGeneration": document["metadata"].get("generation", 1),
+        "conditions": conditions(document, said, group.now),
+    }
+
+
+def _unchanged(document: Document, group: Group) -> Outcome:
+    """Return an outcome that leaves the objects of a set as they are: those that are there serve pods that run."""
+    return Outcome(kept=frozenset(group.made), is_held=True)
+
+
+def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
+    """Return what should be for a set that was deleted: it stays while pods read it; its objects go with it."""
+    if not readers:
+        return Outcome(kept=frozenset(group.made))
+    shown = ", ".join(sorted(readers)[:8]) + (f" and {len(readers) - 8} more" if len(readers) > 8 else "")
+    waits = Condition(
+        DELETED, FALSE, "PodsRun", f"{len(readers)} pods read it: {shown}; it is deleted once they have ended"
+    )
+    before = document.get("status") or {}
+    others = [each for each in before.get("conditions") or () if each["type"] != DELETED]
+    status = {**before, "conditions": [*others, *conditions(document, [waits], group.now)]}
+    return Outcome(kept=frozenset(group.made), status=status, is_held=True)

@@ -1,0 +1,156 @@
+"""The operator as a program. kopf watches the cluster, and says that the program lives; what it reports is worked at here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import kopf
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from prefeed.errors import ClusterError
+from prefeed.kubernetes.operator.carrying import Carrier, selector_of
+from prefeed.kubernetes.operator.client import Client, Connection
+from prefeed.kubernetes.operator.groups import Choices
+from prefeed.kubernetes.operator.kinds import KINDS, MADE, PODS
+from prefeed.kubernetes.operator.working import Worker
+from prefeed.kubernetes.operator.world import World
+
+_CLIENT_SECONDS: Final = 600
+"""A watch is begun again after so long: one that has gone silent is noticed. Without it, kopf's watches used to freeze (#955)."""
+
+_log = logging.getLogger("prefeed.operator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the operator runs.
+
+    Attributes:
+        namespaces: To look at; empty: all.
+        choices: What sets do not say.
+        liveness: URL at which the program says that it lives; empty: nowhere.
+        metrics_port: Of Prometheus; 0: none.
+        peering: Name of a KopfPeering: of several operators one works; empty: this one is alone.
+    """
+
+    namespaces: Sequence[str] = ()
+    choices: Choices = field(default_factory=Choices)
+    liveness: str = ""
+    metrics_port: int = 0
+    peering: str = ""
+
+
+def login() -> Connection:
+    """Return how the API server is reached: by the service account of this pod, or by KUBECONFIG.
+
+    Raises:
+        ClusterError: There is neither.
+    """
+    settings = kopf.OperatorSettings()
+    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    if found is None:
+        raise ClusterError("no cluster is known: run in a pod with a service account, or set KUBECONFIG", status=0)
+    return found
+
+
+def run(options: Options) -> None:
+    """Be the operator until SIGTERM or SIGINT."""
+    registry = kopf.OperatorRegistry()
+    service = _Service(options)
+    service.register(registry)
+    kopf.run(
+        registry=registry,
+        settings=_settings(options),
+        standalone=not options.peering,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+        liveness_endpoint=options.liveness or None,
+    )
+
+
+def _settings(options: Options) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.watching.client_timeout = _CLIENT_SECONDS
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # without it, rights on namespaces and on all definitions are needed
+    if options.peering:
+        settings.peering.name = options.peering
+        settings.peering.mandatory = True
+    for resource in (*MADE.values(), PODS):
+        settings.watching.label_selectors[resource.group, _version(resource.api_version), resource.plural] = (
+            selector_of(resource)
+        )
+    return settings
+
+
+def _version(api_version: str) -> str:
+    return api_version.rpartition("/")[2]
+
+
+class _Service:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._world = World()
+        self._worker: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._registry = CollectorRegistry()
+
+    def register(self, registry: kopf.OperatorRegistry) -> None:
+        """Let kopf tell this of all objects that matter."""
+        kopf.on.startup(registry=registry)(self._start)
+        kopf.on.cleanup(registry=registry)(self._end)
+        kopf.on.login(registry=registry)(lambda **_: login())
+        kopf.on.probe(registry=registry, id="groups")(self._alive)
+        for resource in (*(kind.resource for kind in KINDS.values()), *MADE.values(), PODS):
+            seen = self._seen(resource.api_version, resource.kind)
+            kopf.on.event(resource.group, _version(resource.api_version), resource.plural, registry=registry)(seen)
+
+    async def _start(self, **_: Any) -> None:
+        client = await self._stack.enter_async_context(Client(login))
+        carrier = Carrier(client, self._world, self._options.choices, lambda: datetime.now(UTC))
+        ends = Counter("prefeed_operator_reconciliations", "Work at sets.", ["end"], registry=self._registry)
+        namespaces = self._options.namespaces or ("",)
+        self._worker = worker = Worker(carrier, namespaces, counts=lambda end: ends.labels(end).inc())
+        waiting = Gauge("prefeed_operator_waiting_groups", "Sets to be worked at.", registry=self._registry)
+        waiting.set_function(lambda: worker.num_waiting)
+        known = Gauge("prefeed_operator_known_objects", "Objects that are known.", registry=self._registry)
+        known.set_function(lambda: len(self._world))
+        if self._options.metrics_port:
+            server, thread = start_http_server(self._options.metrics_port, registry=self._registry)
+            self._stack.callback(thread.join)
+            self._stack.callback(server.server_close)
+            self._stack.callback(server.shutdown)
+        self._task = asyncio.create_task(self._worker.run(), name="prefeed-operator")
+
+    async def _end(self, **_: Any) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._stack.aclose()
+
+    def _alive(self, **_: Any) -> int:
+        """Return how many groups wait; kopf asks this of a program that must be replaced when it does not answer.
+
+        Raises:
+            RuntimeError: The work has ended.
+        """
+        if self._task is None or self._worker is None or self._task.done():
+            raise RuntimeError("the operator does not work")
+        return self._worker.num_waiting
+
+    def _seen(self, api_version: str, kind: str) -> Callable[..., Any]:
+        async def seen(event: dict[str, Any], **_: Any) -> None:
+            document = {**event["object"], "apiVersion": api_version, "kind": kind}
+            keys = self._world.forget(document) if event["type"] == "DELETED" else self._world.see(document)
+            if self._worker is not None:
+                self._worker.mark(keys)
+
+        return seen
