@@ -3,7 +3,7 @@
 It does what a real one does of: resourceVersion and conflicts, generation, uid, status as a part of its own, server-side apply with one
 manager (what was given before and is not given now goes), merge patches, deletion with finalizers, selectors of labels, and removal of
 what has no owner any more. Every object that is written is held against the published schemas of Kubernetes, or against prefeed's own.
-``Cluster`` answers calls; ``served`` puts it behind HTTP, with watches.
+``Cluster`` answers calls; ``cluster_http`` puts it behind HTTP, with watches.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ class Cluster:
 
     async def patch(self, resource: Resource, document: Document, change: Document, part: str = "") -> Document:
         seen = document["metadata"]
-        self._count("patch", resource, seen["name"])
         change = {**change, "metadata": {**change.get("metadata", {}), "resourceVersion": seen["resourceVersion"]}}
-        return copy.deepcopy(self._patch(resource, seen["namespace"], seen["name"], copy.deepcopy(change), part))
+        return self.patched(resource, seen["namespace"], seen["name"], change, part)
 
     async def delete(self, resource: Resource, document: Document) -> None:
         seen = document["metadata"]
@@ -108,6 +107,11 @@ class Cluster:
             self._delete(resource, seen["namespace"], seen["name"])
 
     # ---------------------------------------------------------------- what a server does
+
+    def patched(self, resource: Resource, namespace: str, name: str, change: Document, part: str) -> Document:
+        """Change an object by a merge patch; refused if that names another version than there is."""
+        self._count("patch", resource, name)
+        return copy.deepcopy(self._patch(resource, namespace, name, copy.deepcopy(change), part))
 
     def listed(self, resource: Resource, namespace: str, selector: str) -> list[Document]:
         """Return objects in the order of their names."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import click
 
 from prefeed.errors import PrefeedError
@@ -44,7 +42,6 @@ def run(
         raise PrefeedError(
             f"the operator needs the package {err.name}: install it with `pip install 'prefeed[kubernetes]'`"
         ) from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     service.run(
         service.Options(
             namespaces=namespaces,

@@ -61,6 +61,8 @@ def login() -> Connection:
 
 def run(options: Options) -> None:
     """Be the operator until SIGTERM or SIGINT."""
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each object that is seen
     registry = kopf.OperatorRegistry()
     service = _Service(options)
     service.register(registry)

@@ -1,0 +1,98 @@
+"""The operator as a program, on kopf, against an API server of the tests behind HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from cluster_http import Server, served
+from unit.kubernetes.test_operator import REF, active, end, node_mode, phases, pod, serve, status_of
+from unit.sampleset.documents import sample_job
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+_SECONDS = 120.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with served(Cluster()) as server:
+        server.kubeconfig(tmp_path / "kubeconfig")
+        yield server
+
+
+@contextlib.contextmanager
+def operator(path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the operator; it ends by SIGTERM, if it has not been killed."""
+    with (path / "operator.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefeed", "operator", "run", "--image", "prefeed:1", *arguments],
+            env={**os.environ, "KUBECONFIG": str(path / "kubeconfig")},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(_SECONDS) == 0, (path / "operator.log").read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def until(server: Server, is_so: Callable[[Cluster], object], path: Path) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        with server.lock:
+            if is_so(server.cluster):
+                return
+        if time.monotonic() > deadline:
+            pytest.fail((path / "operator.log").read_text()[-5000:])
+        time.sleep(0.02)
+
+
+def test_a_set_and_its_jobs_to_the_end(server: Server, tmp_path: Path) -> None:
+    cluster = server.cluster
+    with operator(tmp_path) as process:
+        with server.lock:
+            cluster.add(node_mode(partitions=2))
+        until(server, lambda it: it.of("ConfigMap"), tmp_path)  # in the middle of its work
+        process.kill()
+        process.wait()
+    with operator(tmp_path):
+        until(server, lambda it: it.of("StatefulSet") and status_of(it).get("phase") == "Bound", tmp_path)
+        with server.lock:
+            serve(cluster, 2)
+            cluster.add(sample_job("a", type="warmup", **REF))
+            cluster.add(sample_job("b", type="clear", **REF))
+        until(server, lambda it: phases(it) == {"a": "Running", "b": "Pending"}, tmp_path)
+        server.cut()  # what happens now, no watch tells
+        server.gone.update(("jobs", "samplesets"))
+        with server.lock:
+            end(cluster, *active(cluster), message="objects: 24")
+        until(server, lambda it: phases(it) == {"a": "Succeeded", "b": "Running"}, tmp_path)
+        server.is_away = True
+        server.cut()
+        with server.lock:
+            end(cluster, *active(cluster))
+        server.is_away = False
+        until(server, lambda it: phases(it) == {"a": "Succeeded", "b": "Succeeded"}, tmp_path)
+    with operator(tmp_path):
+        with server.lock:
+            cluster.add(pod())
+            cluster.remove("SampleSet", "imagenet")
+        until(server, lambda it: "train-0" in str(status_of(it).get("conditions")), tmp_path)
+        with server.lock:
+            cluster.remove("Pod", "train-0")
+        until(server, lambda it: not it.of("SampleSet") and not it.of("StatefulSet"), tmp_path)
