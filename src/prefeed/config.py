@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import numbers
-import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from prefeed import old_names
 from prefeed.errors import ConfigError
 from prefeed.places import (
     default_home,
@@ -29,47 +28,14 @@ from prefeed.places import (
     say_once,
     user_file,
 )
+from prefeed.quantities import EVERYTHING as EVERYTHING
+from prefeed.quantities import GIB as GIB
+from prefeed.quantities import KIB as KIB
+from prefeed.quantities import MIB as MIB
+from prefeed.quantities import number_of, whole
+from prefeed.quantities import parse_bytes as parse_bytes
 from prefeed.system.machine import boot_name
 from prefeed.system.trust import is_own_possible
-
-KIB: Final = 1024
-MIB: Final = 1024**2
-GIB: Final = 1024**3
-
-_UNITS: Final = {
-    "": 1, "b": 1,
-    "k": KIB, "kb": 1000, "kib": KIB,
-    "m": MIB, "mb": 1000**2, "mib": MIB,
-    "g": GIB, "gb": 1000**3, "gib": GIB,
-    "t": 1024 * GIB, "tb": 1000**4, "tib": 1024 * GIB,
-}  # fmt: skip
-
-
-EVERYTHING: Final = 1 << 62
-"""``auto`` where a size is a limit: all that there is, but for what must stay free."""
-
-
-def parse_bytes(value: str | int) -> int:
-    """Return a size in bytes: ``8GiB``, ``500MB``, ``4096``; ``k``, ``m``, ``g``, ``t`` alone are binary.
-
-    Raises:
-        ConfigError: Not a size.
-    """
-    number, unit = _number(value), ""
-    if number is None:
-        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value if isinstance(value, str) else "")
-        if match is None or match[2].lower() not in _UNITS:
-            raise ConfigError(f"{value!r} is not a size; write it like 8GiB, 500MB or 4096")
-        number, unit = float(match[1]) if "." in match[1] else int(match[1]), match[2].lower()
-    if number < 0:
-        raise ConfigError(f"a size cannot be negative: {value!r}")
-    if not unit and number != int(number):
-        raise ConfigError(f"{value!r} is not a whole number of bytes; write the unit, as in {number:g}GiB")
-    size = int(number * _UNITS[unit])
-    if size > EVERYTHING:
-        raise ConfigError(f"{value!r} is more than any machine has; write it like 8GiB, 500MB or 4096")
-    return size
-
 
 _LEAST_BARE_SIZE: Final = 1000
 _LEAST_BLOCK: Final = 64 * 1024
@@ -89,24 +55,6 @@ def _block_bytes(value: str | int) -> int:
     if not _LEAST_BLOCK <= size <= _LARGEST_BLOCK:
         raise ConfigError(f"{value!r} is not a size of blocks; write one from 64KiB to 64MiB")
     return size
-
-
-def _number(value: object) -> float | int | None:
-    """Return a number that is given as one, numpy's too; None for text and for what is no number.
-
-    Raises:
-        ConfigError: It is True or False, not a number, or infinite.
-    """
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-        raise ConfigError(f"{value!r} is not a number; write one")
-    if hasattr(value, "__index__"):
-        return operator.index(value)
-    if not isinstance(value, numbers.Real):  # numpy's are such
-        return None
-    if not math.isfinite(value):
-        raise ConfigError(f"{value!r} is not a number that can be used here")
-    number = float(value)
-    return int(number) if number.is_integer() else number
 
 
 def _disk_bytes(value: str | int) -> int:
@@ -144,7 +92,7 @@ def _age(value: str | int | float) -> float:
             seconds = float(value)
     elif value == math.inf:
         seconds = math.inf
-    elif (number := _number(value)) is not None:
+    elif (number := number_of(value)) is not None:
         seconds = float(number)
     if math.isnan(seconds):
         raise ConfigError(f"{value!r} is not a number of seconds")
@@ -159,21 +107,11 @@ def _pool_seconds(value: str | int | float) -> float:
     return seconds
 
 
-def _whole(value: str | int) -> int:
-    number = _number(value)
-    if number is None and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = int(value)
-    if not isinstance(number, int):
-        raise ConfigError(f"{value!r} is not a whole number")
-    return number
-
-
 _MOST: Final = 2**31 - 1
 
 
 def _count(value: str | int) -> int:
-    if not 1 <= (number := _whole(value)) <= _MOST:
+    if not 1 <= (number := whole(value)) <= _MOST:
         raise ConfigError(f"must be at least 1, at most {_MOST:,}: {value!r}")
     return number
 
@@ -185,7 +123,7 @@ def _fetch_processes(value: str | int | None) -> int | None:
     """Return a number of processes; None for ``auto``."""
     if value in (None, "", "auto"):
         return None
-    if not 0 <= (number := _whole(value)) <= MOST_FETCH_PROCESSES:
+    if not 0 <= (number := whole(value)) <= MOST_FETCH_PROCESSES:
         raise ConfigError(f"must be 0 to {MOST_FETCH_PROCESSES}, or auto: {value!r}")
     return number
 
@@ -195,7 +133,7 @@ MOST_PORT: Final = 65535
 
 
 def _port(value: str | int) -> int:
-    if (number := _whole(value)) and not LEAST_PORT <= number <= MOST_PORT:
+    if (number := whole(value)) and not LEAST_PORT <= number <= MOST_PORT:
         raise ConfigError(f"a port is {LEAST_PORT} to {MOST_PORT}, or 0 for none: {value!r}")
     return number
 
@@ -242,13 +180,17 @@ def _has_port(entry: str) -> bool:
     return entry.startswith("/") or 1 <= int(entry.rpartition(":")[2]) <= MOST_PORT
 
 
+_LOG_LEVELS: Final = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
+
+
 def _log_level(value: str | int) -> int:
+    if isinstance(value, str) and (level := _LOG_LEVELS.get(value.strip().lower())) is not None:
+        return level
     with contextlib.suppress(ConfigError):
-        if 0 <= (number := _whole(value)) <= 4:
+        if 0 <= (number := whole(value)) <= 4:
             return number
-    raise ConfigError(
-        f"{value!r} is not a log level; write 0 (everything), 1 (info), 2 (warnings), 3 (errors) or 4 (fatal errors)"
-    )
+    names = ", ".join(f"{name} ({number})" for name, number in _LOG_LEVELS.items())
+    raise ConfigError(f"{value!r} is not a log level; write {names}, or the number")
 
 
 def _path(value: str | os.PathLike[str]) -> Path:
@@ -356,7 +298,7 @@ class Config:
     start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
     port: int = _setting(_port, 0, "TCP port on 127.0.0.1 that the server reserves without listening there; 0 = none")
     log_level: int = _setting(
-        _log_level, 1, "messages in the server's log: 0 everything, 1 info, 2 warnings, 3 errors, 4 fatal errors"
+        _log_level, 1, "messages in the server's log: debug (0), info (1), warning (2), error (3) or fatal (4)"
     )
     metrics: str | None = _setting(
         _metrics, None, "address, `host:port` or a port of 127.0.0.1, at which the server shows metrics to Prometheus; "
@@ -389,8 +331,8 @@ class Config:
         64 * MIB,
         "size in bytes above which files opened by path are cached in blocks, not whole",
     )
-    resident: bool = _setting(
-        parse_bool, True, "keep objects for the next epoch; 0 = free each object once it is consumed (read once)"
+    read_once: bool = _setting(
+        parse_bool, False, "free each object once it is consumed; 0 = keep objects for the next epoch"
     )
     revalidate: bool = _setting(
         parse_bool, True, "check per epoch whether files opened by path have changed; 0 = once per loader"
@@ -405,7 +347,7 @@ class Config:
         "bytes of shared memory that a loader keeps and reuses for its workers' batches; 0 = none",
     )
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
-    index: str = _setting(_name, "index.txt", "name of the index file on a plain HTTP server")
+    http_index: str = _setting(_name, "index.txt", "name of the index file on a plain HTTP server")
     progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
 
     @property
@@ -485,9 +427,9 @@ SERVER_SETTINGS: Final = (
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {}
-    for variable in filter(lambda name: name.startswith("PREFEED_"), environ):
-        name = variable.removeprefix("PREFEED_").lower()
-        if variable.isupper() and name in SETTINGS:
+    for variable in filter(lambda name: name.startswith(_PREFIX), environ):
+        name = variable.removeprefix(_PREFIX).lower()
+        if variable.isupper() and (name in SETTINGS or name in old_names.SETTINGS):
             found[name] = environ[variable].strip()
         elif meant := near(name, SETTINGS):
             say_once(f"{variable} is not a setting and is ignored; did you mean PREFEED_{meant.upper()}?")
@@ -512,6 +454,20 @@ def resolve(
     Raises:
         ConfigError: An unknown name or an unusable value; the message says where it came from.
     """
+    return resolve_with_places(overrides, environ=environ, toml_path=toml_path)[0]
+
+
+DEFAULT: Final = "default"
+"""The place of a setting that none of the places names."""
+
+
+def resolve_with_places(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    toml_path: Path | None = None,
+) -> tuple[Config, dict[str, str]]:
+    """Return the same as ``resolve``, and for each setting where its value comes from; see there."""
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     require_known(given, SETTINGS)
     environ = os.environ if environ is None else environ
@@ -519,18 +475,47 @@ def resolve(
     own_path = user_file()
     layers = (
         ("", given),
-        ("PREFEED_", _environment(environ)),
+        (_PREFIX, _environment(environ)),
         (f"{toml_path}: ", project_settings(toml_path, SETTINGS)),
         (f"{own_path}: ", read_settings(own_path, SETTINGS)),
     )
     values: dict[str, Any] = {}
+    places = dict.fromkeys(SETTINGS, DEFAULT)
     for origin, layer in layers:
-        for name, raw in layer.items():
-            if name in values:
-                continue
-            shown = f"{origin}{name.upper()}" if origin == "PREFEED_" else f"{origin}{name}"
-            values[name] = parse_setting(name, raw, shown)
-    return Config(**values)
+        for name, (raw, shown) in _with_new_names(layer, origin).items():
+            if name not in values:
+                values[name] = parse_setting(name, raw, shown)
+                places[name] = shown
+    return Config(**values), places
+
+
+_PREFIX: Final = "PREFEED_"
+
+
+def _shown(name: str, origin: str) -> str:
+    return f"{origin}{name.upper()}" if origin == _PREFIX else f"{origin}{name}"
+
+
+def _with_new_names(layer: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
+    """Return each setting of a layer by its name now: its value, and what messages call it."""
+    found = {name: (raw, _shown(name, origin)) for name, raw in layer.items() if name in SETTINGS}
+    for old, (new, is_opposite) in old_names.SETTINGS.items():
+        if old not in layer or new in found:
+            continue
+        shown, raw = _shown(old, origin), layer[old]
+        say_once(
+            f"{shown} is {_shown(new, '' if origin != _PREFIX else origin)} now{', with the opposite values' if is_opposite else ''}; "
+            "the old name works in this release only"
+        )
+        found[new] = (not _parsed(parse_bool, raw, new, shown) if is_opposite else raw, shown)
+    return found
+
+
+def _parsed(parse: Any, value: Any, name: str, shown: str) -> Any:
+    try:
+        return parse(value)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise ConfigError(f"{shown}: {err}", setting=name, value=value) from err
 
 
 def parse_setting(name: str, value: Any, shown: str = "") -> Any:
@@ -544,18 +529,20 @@ def parse_setting(name: str, value: Any, shown: str = "") -> Any:
     Raises:
         ConfigError: It cannot be used; the message says why, and what can.
     """
-    try:
-        return SETTINGS[name].metadata["parse"](value)
-    except (ValueError, TypeError, OverflowError) as err:
-        raise ConfigError(f"{shown or name}: {err}", setting=name, value=value) from err
+    return _parsed(SETTINGS[name].metadata["parse"], value, name, shown or name)
+
+
+def is_size(name: str) -> bool:
+    """Return whether the value of a setting is a number of bytes."""
+    sizes = (parse_bytes, _setting_bytes, _optional_bytes, _disk_bytes, _block_bytes)
+    return SETTINGS[name].metadata["parse"] in sizes
 
 
 def as_text(name: str, value: Any) -> str:
     """Return the value of a setting as a variable of the environment says it."""
     if isinstance(value, tuple):
         return os.pathsep.join(value)
-    is_size = SETTINGS[name].metadata["parse"] in (_setting_bytes, _optional_bytes, _disk_bytes, _block_bytes)
-    if is_size and 0 < value < _LEAST_BARE_SIZE:
+    if is_size(name) and 0 < value < _LEAST_BARE_SIZE:
         return f"{value}B"
     return str(int(value)) if isinstance(value, bool) else str(value)
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from prefeed import old_names
+from prefeed.cli.failure import EXIT_CODES
+from prefeed.cli.main import COMMANDS, FROM_BENCH, SECTIONS, TRY
 from prefeed.config import SETTINGS, resolve
 from prefeed_bench.cases.stage_hit import VARIABLE as INTERPRETER
 
@@ -18,8 +21,12 @@ def documented() -> dict[str, re.Match[str]]:
     return {row["name"]: row for row in ROW.finditer(PAGE.read_text())}
 
 
+FIRST = ["memory", "roots", "disk", "pool"]
+"""The settings that people set; the others are on the page under "Advanced"."""
+
+
 def test_every_setting_has_its_row_and_every_row_its_setting() -> None:
-    assert list(documented()) == list(SETTINGS)
+    assert list(documented()) == [*FIRST, *(name for name in SETTINGS if name not in FIRST)]
 
 
 def test_variables_are_named_after_their_settings() -> None:
@@ -41,4 +48,46 @@ def test_variables_anywhere_in_the_docs_exist() -> None:
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"\bPREFEED_[A-Z_]+[A-Z]\b", page.read_text())}
 
-    assert named <= {f"PREFEED_{name.upper()}" for name in SETTINGS} | {INTERPRETER}
+    assert named <= {f"PREFEED_{name.upper()}" for name in (*SETTINGS, *old_names.SETTINGS)} | {INTERPRETER}
+
+
+# ---------------------------------------------------------------- commands
+
+COMMANDS_PAGE = PAGE.parent / "reference" / "commands.md"
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading."""
+    section = COMMANDS_PAGE.read_text().partition(f"## {heading}\n")[2]
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_page_of_commands_has_each_exit_code() -> None:
+    assert {int(code.strip("`")): meaning for code, meaning in rows_of("Errors and exit codes")} == EXIT_CODES
+
+
+def test_the_page_of_commands_has_each_command_in_its_section() -> None:
+    lines = [line.strip("|").split("|") for line in COMMANDS_PAGE.read_text().splitlines() if line.startswith("| ")]
+    found = {cells[0].strip(): re.findall(r"`(\w+)`", cells[1]) for cells in lines if cells[0].strip() in SECTIONS}
+    entries = {name: entry.section for name, entry in COMMANDS.items()} | dict.fromkeys(FROM_BENCH, TRY)
+
+    assert list(found) == list(SECTIONS)
+    assert {name: section for section, names in found.items() for name in names} == entries
+
+
+def test_the_page_of_commands_has_each_old_name() -> None:
+    shown = [(re.findall(r"`([^`]+)`", old), re.findall(r"`([^`]+)`", new)) for old, new in rows_of("Old names")]
+    commands = [([f"prefeed {old}"], [f"prefeed {new}"]) for old, new in old_names.COMMANDS.items()]
+    options = [
+        ([f"prefeed {command} {old}"], [f"prefeed {command} {new}"])
+        for command, options in sorted(old_names.OPTIONS.items())
+        for old, new in options.items()
+    ]
+    settings = [
+        ([f"PREFEED_{old.upper()}", old], [f"PREFEED_{new.upper()}", new])
+        for old, (new, _) in old_names.SETTINGS.items()
+    ]
+    functions = [([f"prefeed.{old}"], [f"prefeed.{new}"]) for old, new in old_names.FUNCTIONS.items()]
+
+    assert shown == [*commands, *options, *settings, *functions]

@@ -230,7 +230,7 @@ def test_unread_files_of_epochs_broken_off_are_freed(tmp_path: Path, monkeypatch
 
 
 def test_read_once_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_RESIDENT", "0")
+    monkeypatch.setenv("PREFEED_READ_ONCE", "1")
     paths = write_files(tmp_path / "data")
     loader = loader_of(Files(paths, contents), num_workers=2)
     assert epoch(loader) == [contents(path) for path in paths]

@@ -205,19 +205,19 @@ class Kept(Slices):
             file.close()
 
 
-@pytest.mark.parametrize("resident", ["1", "0"])
+@pytest.mark.parametrize("read_once", ["0", "1"])
 def test_a_file_that_is_kept_continues_working(
-    source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, resident: str
+    source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, read_once: str
 ) -> None:
     """Over samples and epochs, when the cache has freed it, and when the server is gone and its memory with it."""
-    monkeypatch.setenv("PREFEED_RESIDENT", resident)
+    monkeypatch.setenv("PREFEED_READ_ONCE", read_once)
     kept, truth = Kept(slow.path), Kept(source)
     expected = list(loader_of(truth, DataLoader))
     ours = loader_of(kept)
     for _ in range(3):
         assert list(ours) == expected
     opens = slow.opens_by_file()
-    assert set(opens.values()) == {1} if resident == "1" else max(opens.values()) <= 2
+    assert set(opens.values()) == {1} if read_once == "0" else max(opens.values()) <= 2
     end_all(servers_of(sandbox))
     assert list(ours) == expected
     assert [kept[index] for index in range(NUM_SAMPLES)] == [part for batch in expected for part in batch]

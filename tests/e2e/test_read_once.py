@@ -114,7 +114,7 @@ def is_empty() -> bool:
 def test_each_epoch_streams_through(
     source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, kind: str, num_workers: int
 ) -> None:
-    monkeypatch.setenv("PREFEED_RESIDENT", "0")
+    monkeypatch.setenv("PREFEED_READ_ONCE", "1")
     ours = loader_of(CLASSES[kind](slow.path, NUM_OBJECTS), num_workers=num_workers)
     truth = loader_of(CLASSES[kind](source, NUM_OBJECTS), DataLoader, num_workers=num_workers)
 

@@ -232,7 +232,7 @@ def test_from_a_store_with_keys_through_a_copy(endpoint: str, sandbox: Sandbox) 
     loader = prefeed.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2)
     assert seen(loader) == FIRST_BYTES
     assert statistics().origin_requests == 12
-    output += prefeed_command("sampleset", "describe", "imagenet") + prefeed_command("sampleset", "get", "--json")
+    output += prefeed_command("sampleset", "describe", "imagenet") + prefeed_command("sampleset", "list", "--json")
     for hidden in (SECRET, ACCESS):
         assert hidden not in output
         assert hidden not in _process_lists()

@@ -1,4 +1,4 @@
-"""What `prefeed stage` made is a copy to `prefeed job sync`, and the other way round: nothing is copied twice."""
+"""What `prefeed stage` made is a copy to `prefeed sync`, and the other way round: nothing is copied twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_sync_onto_what_stage_made_asks_for_no_object(server: FileServer, sand
     assert len(bodies_asked_for(server)) == len(FILES)
     server.requests.clear()
 
-    result = CliRunner().invoke(cli, ["job", "sync", server.url, str(data)])
+    result = CliRunner().invoke(cli, ["sync", server.url, str(data)])
 
     assert result.exit_code == 0, result.output
     assert bodies_asked_for(server) == []

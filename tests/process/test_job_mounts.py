@@ -466,17 +466,17 @@ def _commands(tmp_path: Path) -> None:
         return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
 
     bind(make(tmp_path / "outside", FILES), source / "m")
-    assert prefeed("job", "sync", source, target).exit_code == 0
+    assert prefeed("sync", source, target).exit_code == 0
     unmount(source / "m")
-    for more in ((), ("--dry",), ("-x",), ("--no-one-file-system",), ("--json",)):
-        result = prefeed("job", "sync", source, target, "--delete-dst", *more)
+    for more in ((), ("--dry-run",), ("-x",), ("--no-one-file-system",), ("--json",)):
+        result = prefeed("sync", source, target, "--delete-dst", *more)
         assert result.exit_code == 1
         assert str(source / "m") in result.output
     assert set(tree(target)) == {"a/x", "b", "own", *(f"m/{path}" for path in FILES)}
 
     point = bind(tmp_path / "outside", target / "a/point")
     for more in ((), ("-x",)):
-        result = prefeed("job", "rmr", target, "a", "--yes", *more)
+        result = prefeed("delete", target, "a", "--yes", *more)
         assert result.exit_code == 1
         assert f"{point}: it is a mount, which is not entered" in result.output
     spec = {"type": "rmr", "rmrOptions": {"url": str(target), "paths": ["a"]}}

@@ -192,7 +192,7 @@ def test_a_second_run_waits_for_the_first_and_copies_nothing_again(server: FileS
         with command("stage", server.url) as second:
             assert second.stderr is not None
             assert second.stderr.readline() == f"prefeed: process {first.pid} makes the same copy; waiting for it\n"
-            with command("unstage", server.url) as third:
+            with command("stage", "delete", server.url) as third:
                 _, err = third.communicate(timeout=60)
             assert third.returncode == 1
             assert f"process {first.pid} is using" in err

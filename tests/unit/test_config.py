@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefeed import config as config_module
+from prefeed import places
 from prefeed.config import GIB, KIB, MIB, SETTINGS, Config, parse_bool, parse_bytes, resolve
 from prefeed.errors import ConfigError
 
@@ -101,11 +102,11 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_toml_of_the_project_beats_the_user_s_own_beats_default(tmp_path: Path, own_file: Path) -> None:
     toml = tmp_path / "prefeed.toml"
     toml.write_text("max_in_flight = 1\n")
-    own_file.write_text("max_in_flight = 2\nindex = 'own'\n")
+    own_file.write_text("max_in_flight = 2\nhttp_index = 'own'\n")
 
     config = resolve(environ={}, toml_path=toml)
 
-    assert (config.max_in_flight, config.index, config.request_timeout) == (1, "own", 30.0)
+    assert (config.max_in_flight, config.http_index, config.request_timeout) == (1, "own", 30.0)
 
 
 def test_the_user_s_own_file_lies_in_dot_config_when_no_variable_says_where(
@@ -293,3 +294,43 @@ def test_addresses_of_metrics(text: object, address: str | None) -> None:
 def test_what_is_no_address_of_metrics_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="PREFEED_METRICS"):
         resolve(environ={"PREFEED_METRICS": text})
+
+
+# ---------------------------------------------------------------- old names
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ", "toml", "expected"),
+    [
+        ({"resident": False}, {}, "", (True, "index.txt")),
+        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_INDEX": "i"}, "", (True, "i")),
+        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_READ_ONCE": "0"}, "", (False, "index.txt")),
+        ({}, {"PREFEED_RESIDENT": "1"}, "read_once = true", (False, "index.txt")),
+        ({"read_once": True}, {"PREFEED_RESIDENT": "1"}, "resident = true\nindex = 'x'", (True, "x")),
+    ],
+)
+def test_old_names_of_settings_mean_the_new_ones(
+    tmp_path: Path, overrides: dict[str, object], environ: dict[str, str], toml: str, expected: tuple[bool, str]
+) -> None:
+    """The place that comes first counts, whatever name it uses; in one place the new name counts."""
+    (tmp_path / "prefeed.toml").write_text(toml)
+
+    config = resolve(overrides, environ=environ, toml_path=tmp_path / "prefeed.toml")
+
+    assert (config.read_once, config.http_index) == expected
+
+
+def test_an_old_name_of_a_setting_is_said_with_the_new_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(places, "_said", set())
+
+    with pytest.raises(ConfigError, match="PREFEED_RESIDENT: 'maybe' is neither true nor false"):
+        resolve(environ={"PREFEED_RESIDENT": "maybe"}, toml_path=tmp_path / "none")
+
+    assert "PREFEED_RESIDENT is PREFEED_READ_ONCE now, with the opposite values" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "level"), [("info", 1), ("DEBUG", 0), ("fatal", 4), ("3", 3), (2, 2)])
+def test_levels_of_the_log_have_names(text: object, level: int) -> None:
+    assert resolve({"log_level": text}, environ={}).log_level == level

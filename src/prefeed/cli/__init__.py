@@ -1,10 +1,12 @@
 """The command line: one module per command or group of commands.
 
 A command asks the node server for a value through ``backend``. ``render``, or the end of the command's module, turns the value into
-text or JSON. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no server is running (``status``, ``stop``, ``stats``). Other
+text or JSON. Exit codes: ``failure``. Names of commands that were replaced: ``prefeed.old_names``. Other
 distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo`` belong to prefeed-bench.
 
 ``main``           the ``prefeed`` command: start reading here
+``commands``       what all commands have: examples, ``-v``, suggestions
+``examples``       examples of each command
 ``backend``        the functions that commands call in the rest of prefeed; tests pass a fake
 ``options``        options that several commands share
 ``url``            URLs as users type them
@@ -24,11 +26,15 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``tune``           ``prefeed tune``
 ``mount``          ``prefeed mount``, ``prefeed umount``
 ``pack``           ``prefeed pack``
-``stage``          ``prefeed stage``, ``prefeed unstage``
+``stage``          ``prefeed stage``
+``sync``           ``prefeed sync``
+``delete``         ``prefeed delete``
 ``job``            ``prefeed job``
 ``sampleset``      ``prefeed sampleset``
 ``kubernetes``     ``prefeed kubernetes``
 ``operator``       ``prefeed operator``
+``settings``       ``prefeed config``
+``logs``           ``prefeed logs``
 ``top``            ``prefeed top``, and its requests to the server
 ``top_view``       the numbers of one frame, and its text (pure)
 ``top_app``        the screen

@@ -12,6 +12,7 @@ import yaml
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
+from prefeed.cli.commands import Commands
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, json_option
 from prefeed.errors import SpecError
@@ -25,7 +26,7 @@ from prefeed.sampleset.yaml_files import load_documents
 STDIN: Final = "-"
 
 
-@click.group(name="kubernetes")
+@click.group(name="kubernetes", cls=Commands)
 def command() -> None:
     """Use sample sets in a Kubernetes cluster.
 

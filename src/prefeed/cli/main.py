@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from importlib.metadata import entry_points
 from importlib.metadata import version as installed_version
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from prefeed.cli import failure
+from prefeed.cli.commands import Commands, completed, set_verbosity
+from prefeed.cli.text import printable
 from prefeed.errors import PrefeedError
+from prefeed.old_names import renamed
+
+_WORDS: Final = "prefeed.words"
+
+TRAIN, LOOK, CACHE, DATA, SERVE, TRY = "Train", "Look", "Cache", "Data", "Serve", "Try"
+SECTIONS: Final = (TRAIN, LOOK, CACHE, DATA, SERVE, TRY)
+"""Sections of ``prefeed --help``."""
+
+
+class Entry(NamedTuple):
+    """Where a command is, and how ``prefeed --help`` shows it; a place without a colon is a module with a ``command``."""
+
+    place: str
+    section: str
+    line: str
+
 
 COMMANDS: Final = {
-    "clear": ("prefeed.cli.warm:clear", "Free the cached objects of a URL, or all objects."),
-    "doctor": ("prefeed.cli.doctor", "Show whether a training program waits for data, and what helps."),
-    "job": ("prefeed.cli.job", "Copy, warm, free and remove data sets."),
-    "kubernetes": ("prefeed.cli.kubernetes", "Give pods a cache, and check documents, without a cluster."),
-    "mount": ("prefeed.cli.mount", "Show an origin as a read-only directory, for programs in any language."),
-    "operator": ("prefeed.cli.operator", "Make what sample sets and their jobs ask for in a cluster."),
-    "pack": ("prefeed.cli.pack", "Pack many small files into few large ones."),
-    "run": ("prefeed.cli.run", "Run a training program unchanged, with every DataLoader read through the cache."),
-    "sampleset": ("prefeed.cli.sampleset", "Give data sets names and caches, and show their state."),
-    "server": ("prefeed.cli.server", "Start, stop and inspect the node server."),
-    "session": ("prefeed.cli.session", "Make, list and drop sessions of stage caches."),
-    "stage": ("prefeed.cli.stage", "Copy a data set into memory or onto a fast disk."),
-    "stats": ("prefeed.cli.server:stats", "Show hits, misses and the contents of the cache."),
-    "top": ("prefeed.cli.top", "Watch tiers, plans, rates and waits live."),
-    "tune": ("prefeed.cli.tune", "Find the fastest settings of a DataLoader, by trials."),
-    "umount": ("prefeed.cli.mount:umount", "End a mount of `prefeed mount`."),
-    "unstage": ("prefeed.cli.stage:unstage_command", "Remove copies that `prefeed stage` made."),
-    "warm": ("prefeed.cli.warm", "Fill the cache from a URL before training starts."),
+    "clear": Entry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
+    "config": Entry("prefeed.cli.settings", LOOK, "Show the settings in force, and where each comes from."),
+    "delete": Entry("prefeed.cli.delete", DATA, "Delete data AT ITS ORIGIN, after asking."),
+    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Show whether a training program waits for data, and what helps."),
+    "job": Entry("prefeed.cli.job", DATA, "Run jobs of YAML files, and show and stop them."),
+    "kubernetes": Entry("prefeed.cli.kubernetes", SERVE, "Give pods a cache, and check documents, without a cluster."),
+    "logs": Entry("prefeed.cli.logs", LOOK, "Show the log of the node server."),
+    "mount": Entry(
+        "prefeed.cli.mount", SERVE, "Show an origin as a read-only directory, for programs in any language."
+    ),
+    "operator": Entry("prefeed.cli.operator", SERVE, "Make what sample sets and their jobs ask for in a cluster."),
+    "pack": Entry("prefeed.cli.pack", DATA, "Pack many small files into few large ones."),
+    "run": Entry(
+        "prefeed.cli.run", TRAIN, "Run a training program unchanged, with every DataLoader read through the cache."
+    ),
+    "sampleset": Entry("prefeed.cli.sampleset", DATA, "Give data sets names and caches, and show their state."),
+    "server": Entry("prefeed.cli.server", SERVE, "Start, stop and inspect the node server."),
+    "session": Entry("prefeed.cli.session", CACHE, "Make, list and delete sessions of stage caches."),
+    "stage": Entry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
+    "stats": Entry("prefeed.cli.server:stats", LOOK, "Show hits, misses and the contents of the cache."),
+    "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one place to another, and verify them."),
+    "top": Entry("prefeed.cli.top", LOOK, "Watch tiers, plans, rates and waits live."),
+    "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader, by trials."),
+    "umount": Entry("prefeed.cli.mount:umount", SERVE, "End a mount of `prefeed mount`."),
+    "warm": Entry("prefeed.cli.warm", CACHE, "Fill the cache from a URL before training starts."),
 }
-"""Name: (module, with a ``command`` or what is named behind it, one line for ``prefeed --help``)."""
+"""The commands of prefeed."""
 
 
 FROM_BENCH: Final = {
@@ -46,32 +71,64 @@ ENTRY_POINTS: Final = "prefeed.commands"
 """Group of entry points by which a distribution brings commands: each names a ``click.Command``."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Commands):
     """A group that knows its commands' names and first lines without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*COMMANDS, *FROM_BENCH, *entry_points(group=ENTRY_POINTS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            module, _, name = COMMANDS[cmd_name][0].partition(":")
-            return cast(click.Command, getattr(importlib.import_module(module), name or "command"))
-        for point in entry_points(group=ENTRY_POINTS, name=cmd_name):
-            return cast(click.Command, point.load())
-        return _not_installed(cmd_name) if cmd_name in FROM_BENCH else None
+        found = _command(cmd_name)
+        return None if found is None else completed(found, cmd_name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put new names in place of old ones, and keep the words for what is said of wrong ones."""
+        words, notes = renamed(args)
+        ctx.meta[_WORDS] = tuple(words)
+        if not ctx.resilient_parsing:
+            for note in notes:
+                click.echo(printable(f"prefeed: {note}"), err=True)
+        with failure.reported(ctx, words):
+            return super().parse_args(ctx, words)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = {name: line for name, (_, line) in COMMANDS.items()} | FROM_BENCH
+        lines = self._lines(ctx)
+        for section in SECTIONS:
+            rows = [(name, line) for name, line in lines.items() if _section(name) == section]
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return names of commands, without importing those of prefeed, and options."""
+        items = [
+            CompletionItem(name, help=line) for name, line in self._lines(ctx).items() if name.startswith(incomplete)
+        ]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _lines(self, ctx: click.Context) -> dict[str, str]:
+        lines = {name: entry.line for name, entry in COMMANDS.items()} | FROM_BENCH
         for name in self.list_commands(ctx):
             if name not in lines and (command := self.get_command(ctx, name)) is not None:
                 lines[name] = command.get_short_help_str()
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(lines.items()))
+        return dict(sorted(lines.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a PrefeedError becomes one line on stderr and an exit code."""
-        with failure.reported(ctx):
+        """Run the command; an error becomes one line on stderr and an exit code."""
+        with failure.reported(ctx, ctx.meta[_WORDS]):
             return super().invoke(ctx)
+
+
+def _command(name: str) -> click.Command | None:
+    if name in COMMANDS:
+        module, _, attribute = COMMANDS[name].place.partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module), attribute or "command"))
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return cast(click.Command, point.load())
+    return _not_installed(name) if name in FROM_BENCH else None
+
+
+def _section(name: str) -> str:
+    return COMMANDS[name].section if name in COMMANDS else TRY
 
 
 def _not_installed(name: str) -> click.Command:
@@ -93,9 +150,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
 
     Settings come from options, PREFEED_* in the environment, prefeed.toml and your config.toml, in that order.
     """
-    ctx.meta["prefeed.verbose"] = verbose
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="%(message)s")
+    set_verbosity(ctx, verbose)
 
 
 def main() -> None:

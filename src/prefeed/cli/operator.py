@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from prefeed.cli.commands import Commands
 from prefeed.errors import PrefeedError
 from prefeed.kubernetes.nodes import POOL_IMAGE
 from prefeed.kubernetes.operator.groups import Choices
 
 
-@click.group(name="operator")
+@click.group(name="operator", cls=Commands)
 def command() -> None:
     """Make what sample sets and their jobs ask for in a Kubernetes cluster."""
 

@@ -39,7 +39,7 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
     help="Directory whose files are cached; may be repeated (PREFEED_ROOTS). Default: network file systems.",
 )  # fmt: skip
 @home_option
-@click.option("--read-once", is_flag=True, help="Do not keep data for the next epoch (PREFEED_RESIDENT=0).")
+@click.option("--read-once", is_flag=True, help="Do not keep data for the next epoch (PREFEED_READ_ONCE).")
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
@@ -66,7 +66,7 @@ def command(
     if roots:
         given["roots"] = roots
     if read_once:
-        given["resident"] = False
+        given["read_once"] = True
     config = config_of(**given)
     directories = resolve_roots(
         config

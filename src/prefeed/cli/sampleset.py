@@ -1,4 +1,4 @@
-"""``prefeed sampleset``: apply, get, describe, delete, and what is printed of them."""
+"""``prefeed sampleset``: apply, list, describe, delete, and what is printed of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from prefeed.cli import render
+from prefeed.cli.commands import Commands
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, format_ratio
@@ -38,7 +39,7 @@ _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME"
 Seen = tuple[SampleSet, SampleSetStatus]
 
 
-@click.group(name="sampleset")
+@click.group(name="sampleset", cls=Commands)
 def command() -> None:
     """Give data sets a name and a cache of their own, and show their state.
 
@@ -57,7 +58,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
     """Record the sample sets of FILE, and set them up.
 
     FILE holds documents of kind SampleSet, and of kind Secret for sets that need one. Without --wait a process in the
-    background lists and copies; `prefeed sampleset get` shows its progress. Exits with 1 when, with --wait, a set has not
+    background lists and copies; `prefeed sampleset list` shows its progress. Exits with 1 when, with --wait, a set has not
     become ready. Applied again, a set resumes where it is.
     """
     config = config_of(home=home)
@@ -86,11 +87,11 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
         ctx.exit(EXIT_FAILED)
 
 
-@command.command()
+@command.command(name="list")
 @click.argument("name", required=False)
 @home_option
 @json_option
-def get(name: str | None, home: str | None, as_json: bool) -> None:
+def list_(name: str | None, home: str | None, as_json: bool) -> None:
     """Show all sample sets, or one: how much of it is cached, its limits, and its phase."""
     config = config_of(home=home)
     sets = [find(name, config)] if name else [found for found in _all(config) if found is not None]
@@ -120,7 +121,7 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
-    """Remove a sample set: its server, its cache and its records. Its data stays, at its source and where it was copied."""
+    """Delete a sample set: its server, its cache and its records. Its data stays, at its source and where it was copied."""
     config = config_of(home=home)
     delete(find(name, config), config, force=force)
     render.show(as_json, {"deleted": name}, [f"sampleset {name} deleted"])

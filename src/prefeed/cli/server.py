@@ -9,14 +9,15 @@ import click
 
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
+from prefeed.cli.commands import Commands
 from prefeed.cli.options import config_of, home_option, json_option, missing_server_exits, node_config_of, node_option
-from prefeed.errors import ServerBusyError, ServerUnavailableError
+from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 
 _ANSWER_SECONDS: Final = 5.0
 """So long a server may take to answer before it is shown as one that does not."""
 
 
-@click.group(name="server")
+@click.group(name="server", cls=Commands)
 def command() -> None:
     """Start, stop and inspect the node server.
 
@@ -32,7 +33,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | None, as_json: bool) -> None:
-    """Start the node server and wait until it answers."""
+    """Start the node server and wait until it answers; one that runs already goes on with its own settings."""
     config = config_of(memory=memory, home=home)
     backend = backend_of(ctx)
     if foreground:
@@ -40,11 +41,17 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
         if as_json:
             render.print_json({"pid": os.getpid(), "home": str(config.home), "exit_code": code})
         ctx.exit(code)
-    pid = backend.start(config)
+    try:
+        pid, is_started = backend.start(config), True
+    except ServerAlreadyRunningError:
+        pid, is_started = 0, False
     with backend.connect(config, autostart=False) as client:
-        notices = client.status().notices
+        status = client.status()
+    pid, notices = pid or status.pid, status.notices
     render.show(
-        as_json, {"pid": pid, "home": str(config.home), "notices": notices}, [f"server {pid} started for {config.home}"]
+        as_json,
+        {"pid": pid, "home": str(config.home), "started": is_started, "notices": notices},
+        [f"server {pid} {'started for' if is_started else 'already runs for'} {config.home}"],
     )
     for notice in notices:
         click.echo(f"prefeed: {notice}", err=True)
@@ -58,10 +65,16 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Stop the node server and wait until it has ended and its memory is free.
 
     A server that does not answer, because it is busy or suspended, is resumed and told to end, and killed after
-    10 seconds. Training continues: readers find the data at its origin.
+    10 seconds. Training continues: readers find the data at its origin. Without a server there is nothing to do.
     """
-    missing_server_exits(ctx)
-    ended = backend_of(ctx).stop(node_config_of(home))
+    config = node_config_of(home)
+    try:
+        ended = backend_of(ctx).stop(config)
+    except ServerBusyError:
+        raise
+    except ServerUnavailableError as err:
+        render.show(as_json, {"pid": None, "stopped": False, "killed": False}, [str(err)])
+        return
     if as_json:
         render.print_json({"pid": ended.pid, "stopped": True, "killed": ended.killed})
     elif ended.killed:

@@ -1,4 +1,4 @@
-"""``prefeed stage`` and ``prefeed unstage``, and what is printed of them. The path to train from is all that it writes to stdout: ``train.py $(prefeed stage /mnt/photos)``."""
+"""``prefeed stage``, and what is printed of them. The path to train from is all that it writes to stdout: ``train.py $(prefeed stage /mnt/photos)``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from prefeed.cli import render
+from prefeed.cli.commands import Commands
 from prefeed.cli.failure import EXIT_FAILED, EXIT_INTERRUPTED
 from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
@@ -47,12 +48,34 @@ _MEANINGS: Final = {
     REMOVING: "being removed",
     COMPLETE: "complete",
     INTERRUPTED: "interrupted; stage it again to resume",
-    GONE: "gone; stage it again, or unstage it to forget it",
+    GONE: "gone; stage it again, or delete it to forget it",
 }
 
 
-@click.command(name="stage")
-@click.argument("source", metavar="SRC", required=False)
+COPY: Final = "copy"
+
+
+class _StageGroup(Commands):
+    """A group in which the first word may be left out: ``prefeed stage SRC`` is ``prefeed stage copy SRC``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [word for word in args if word not in ("-v", "-vv", "--verbose")]
+        names = {*self.list_commands(ctx), *ctx.help_option_names}
+        if words and words[0] not in names:
+            args = [COPY, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(name="stage", cls=_StageGroup)
+def command() -> None:
+    """Copy a data set into memory or onto a fast disk.
+
+    `prefeed stage SRC` means `prefeed stage copy SRC`; a directory with the name of one of these commands is written ./NAME.
+    """
+
+
+@command.command(name=COPY)
+@click.argument("source", metavar="SRC")
 @click.option("--to", default=MEMORY, metavar="memory|DIR", help="Where the copy goes; memory = PREFEED_MEMORY_DIR.")
 @click.option("--size", metavar="SIZE", help="Size limit of the copy, such as 30G.")
 @click.option(
@@ -60,13 +83,11 @@ _MEANINGS: Final = {
     help="File with paths, one per line, to copy first when not everything fits. Default: small files first.",
 )  # fmt: skip
 @click.option("--partial", is_flag=True, help="Allow a partial copy of an object store that does not fit.")
-@click.option("--list", "list_only", is_flag=True, help="List the copies.")
 @home_option
 @json_option
-def command(
-    *, source: str | None, to: str, size: str | None, order: Path | None, partial: bool, list_only: bool,
-    home: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def copy(
+    *, source: str, to: str, size: str | None, order: Path | None, partial: bool, home: str | None, as_json: bool
+) -> None:
     """Copy a data set into memory or onto a fast disk, and print the path to train from.
 
     SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and copies
@@ -75,11 +96,6 @@ def command(
     """
     ctx = click.get_current_context()
     config = config_of(home=home)
-    if (source is None) != list_only:
-        raise click.UsageError("give either SRC or --list")
-    if source is None:
-        _print_list(config, as_json=as_json)
-        return
     refuse_credentials(source)
     request = StageRequest(
         url=source,
@@ -126,11 +142,6 @@ def _read_lines(file: Path) -> list[str]:
         raise ConfigError(f"{file} cannot be read: {err.strerror}") from err
 
 
-def _print_list(config: Config, *, as_json: bool) -> None:
-    copies = list_copies(config)
-    render.show(as_json, copies_object(copies), copies_lines(copies))
-
-
 def _print_result(result: StageResult, *, as_json: bool) -> None:
     if as_json:
         render.print_json(result_object(result))
@@ -144,14 +155,23 @@ def _say_waiting(pid: int) -> None:
     render.say(f"process {pid} makes the same copy; waiting for it")
 
 
-@click.command(name="unstage")
-@click.argument("what", metavar="SRC|PATH", required=False)
-@click.option("--all", "everything", is_flag=True, help="Remove every copy.")
+@command.command(name="list")
 @home_option
 @json_option
-@click.pass_context
-def unstage_command(ctx: click.Context, what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
-    """Remove copies that `prefeed stage` made.
+def list_(home: str | None, as_json: bool) -> None:
+    """Show all copies: where they are, and whether they are complete."""
+    copies = list_copies(config_of(home=home))
+    render.show(as_json, copies_object(copies), copies_lines(copies))
+
+
+@command.command()
+@click.argument("what", metavar="SRC|PATH", required=False)
+@click.option("--all", "everything", is_flag=True, help="Delete every copy.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted.")
+@home_option
+@json_option
+def delete(what: str | None, everything: bool, dry_run: bool, home: str | None, as_json: bool) -> None:
+    """Delete copies that `prefeed stage` made.
 
     SRC is the origin, PATH the path that `prefeed stage` printed. Everything below PATH is removed, including files of
     other programs. Neither the data at the origin nor anything else outside the copy is touched.
@@ -162,9 +182,12 @@ def unstage_command(ctx: click.Context, what: str | None, everything: bool, home
         refuse_credentials(what)
     config = config_of(home=home)
     copies = list_copies(config) if what is None else find_copies(what, config)
-    for copy in copies:
-        unstage(copy, config)
-    render.show(as_json, {"removed": copies_object(copies)["copies"]}, removed_lines(copies))
+    if dry_run:
+        render.show(as_json, {"would_delete": copies_object(copies)["copies"]}, copies_lines(copies))
+        return
+    for each in copies:
+        unstage(each, config)
+    render.show(as_json, {"deleted": copies_object(copies)["copies"]}, removed_lines(copies))
 
 
 # ---------------------------------------------------------------- what is printed

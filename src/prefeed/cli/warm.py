@@ -3,59 +3,100 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefeed.cli import render
-from prefeed.cli.backend import Client, backend_of
+from prefeed.cli.backend import Backend, Client, backend_of
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.url import located
+from prefeed.config import Config
+from prefeed.errors import ServerUnavailableError
+from prefeed.jobs.clearing import clear as clear_below
+from prefeed.jobs.places import held_sets
+from prefeed.jobs.places import located as place_of
+from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
 from prefeed.types import WarmResult
+
+_MOST_SERVERS: Final = 3
+"""A warm-up gives up when so many servers have died under it."""
 
 
 @click.command(name="warm")
 @click.argument("url")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with paths, one per line, in the wanted order.",
+)  # fmt: skip
+@click.option(
+    "--strategy", type=click.Choice(STRATEGIES), default=SEQUENCE, show_default=True, help="Order of the objects."
+)
+@click.option("--seed", type=int, default=0, help="Seed of the random order.")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Number of nodes that share the work.")
+@click.option("--partition", type=click.IntRange(min=0), default=0, help="Number of this node among them, from 0.")
+@click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to URL.")
 @click.option(
     "--refresh", is_flag=True, help="List the origin now, even if PREFEED_LISTING_AGE allows an older listing."
 )
 @home_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, url: str, refresh: bool, home: str | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, /, url: str, paths: tuple[str, ...], home: str | None, as_json: bool, **given: Any
+) -> None:
     """Fill the cache from a URL before training starts.
 
     URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME; with blocks+ before it large objects are
-    cached in blocks, as prefeed.open reads them. Fills memory, then the disk tier, until everything is
-    in one of them or both are full. Exits with 1 when an object could not be fetched.
+    cached in blocks, as prefeed.open reads them. PATH is an object or a directory below URL; without a PATH, everything below URL.
+    Fills memory, then the disk tier, until everything is in one of them or both are full. Exits with 1 when an object could not be fetched.
     """
-    where, config = located(url, config_of(home=home))
-    with backend_of(ctx).connect(config) as client:
-        show_progress = has_bar(config, as_json=as_json)
-        listing_age = 0.0 if refresh else config.listing_age
-        result = _warm(client, where, listing_age=listing_age, show_progress=show_progress)
+    config = config_of(home=home)
+    options = WarmupOptions(paths=paths, **given)
+    show_progress = has_bar(config, as_json=as_json)
+    if replace(options, refresh=False, seed=0) != WarmupOptions():
+        result = _warm_in_order(url, options, config, show_progress=show_progress)
+    else:
+        where, config = located(url, config)
+        listing_age = 0.0 if options.refresh else config.listing_age
+        result = _warm_everything(
+            backend_of(ctx), where, config, listing_age=listing_age, show_progress=show_progress
+        )
     print_result(ctx, result, as_json=as_json)
 
 
 @click.command(name="clear")
 @click.argument("url", required=False)
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--all", "everything", is_flag=True, help="Free all objects of this home.")
 @home_option
 @json_option
 @click.pass_context
-def clear(ctx: click.Context, url: str | None, everything: bool, home: str | None, as_json: bool) -> None:
+def clear(
+    ctx: click.Context, url: str | None, paths: tuple[str, ...], everything: bool, home: str | None, as_json: bool
+) -> None:
     """Free the cached objects of a URL, or all objects.
 
-    URL may be the name of a sample set, sampleset://NAME/PATH. The data at the origin is never touched. Stage caches stay too: `prefeed session drop` removes those.
+    With a PATH, only the objects there, below URL. URL may be the name of a sample set, sampleset://NAME. The data at the origin is never
+    touched: `prefeed delete` removes it. Stage caches stay too: `prefeed session delete` removes those.
     Objects in a pool stay as well: other nodes use them, and they are never out of date.
     """
     if (url is None) != everything:
         raise click.UsageError("give either a URL or --all")
-    where, config = (None, config_of(home=home)) if url is None else located(url, config_of(home=home))
-    with backend_of(ctx).connect(config) as client:
-        result = client.clear(where)
+    config = config_of(home=home)
+    if url is not None and paths:
+        result = clear_below(place_of(url, config), paths)
+    else:
+        where, config = (None, config) if url is None else located(url, config)
+        with backend_of(ctx).connect(config) as client:
+            result = client.clear(where)
     render.show(as_json, render.clear_object(result), render.clear_lines(result))
 
 
@@ -94,9 +135,35 @@ class Bar:
         )
 
 
+def _warm_everything(
+    backend: Backend, url: str, config: Config, *, listing_age: float, show_progress: bool
+) -> WarmResult:
+    """Fetch everything below a URL; another server takes over when one dies."""
+    for is_last in (*[False] * (_MOST_SERVERS - 1), True):
+        with backend.connect(config) as client:
+            try:
+                return _warm(client, url, listing_age=listing_age, show_progress=show_progress)
+            except ServerUnavailableError:
+                if is_last:
+                    raise
+        render.say("the node server is gone: the warm-up resumes with another one")
+    raise AssertionError
+
+
 def _warm(client: Client, url: str, *, listing_age: float, show_progress: bool) -> WarmResult:
     if not show_progress:
         return client.warm(url, listing_age=listing_age)
     bar = Bar()
     with bar.progress:
         return client.warm(url, listing_age=listing_age, progress=bar.warming, listing=bar.listing)
+
+
+def _warm_in_order(url: str, options: WarmupOptions, config: Config, *, show_progress: bool) -> WarmResult:
+    """Fetch what the options name, in their order; another server takes over when one dies."""
+    place = place_of(url, config)
+    bar = Bar() if show_progress else None
+    with held_sets(place), bar.progress if bar is not None else nullcontext():
+        events = WarmEvents(note=render.say)
+        if bar is not None:
+            events = WarmEvents(listing=bar.listing, progress=bar.warming, note=render.say)
+        return warm_up(place, options, events)

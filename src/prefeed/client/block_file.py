@@ -374,7 +374,7 @@ class BlockFile(io.BufferedIOBase):
             return
         indices = self._order.begin(index, end)
         if len(indices) > 1:
-            self._consumer = self._blocks.begin_plan(self._opened, indices, resident=self._blocks.config.resident)
+            self._consumer = self._blocks.begin_plan(self._opened, indices, resident=not self._blocks.config.read_once)
         if not self._consumer:
             self._order.end()
 

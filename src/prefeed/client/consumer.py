@@ -51,7 +51,7 @@ class Consumer:
         self._has_begun = False
         self.number = secrets.randbits(62)
         self.dataset = dataset
-        self.resident = dataset.config.resident  # of the plans that follow: their objects are kept
+        self.resident = not dataset.config.read_once  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
         node.connection.expect_answers_within(_COUNTS_SECONDS)
         self._pid = os.getpid()
@@ -192,7 +192,7 @@ class Consumer:
     @property
     def reads_once(self) -> bool:
         """True when nothing is kept for the next epoch."""
-        return not self.dataset.config.resident
+        return self.dataset.config.read_once
 
     @property
     def is_connected(self) -> bool:

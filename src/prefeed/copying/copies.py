@@ -309,7 +309,7 @@ def find_copies(text: str, config: Config) -> list[CopyRecord]:
     found = [by_path] if by_path else [record for record in known_copies(config) if record.source == url]
     if not found:
         raise NotACopyError(
-            f"{url} is neither a copy that prefeed made nor the origin of one; `prefeed stage --list` shows them",
+            f"{url} is neither a copy that prefeed made nor the origin of one; `prefeed stage list` shows them",
             path=url,
         )
     return found

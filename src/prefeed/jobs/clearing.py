@@ -1,4 +1,4 @@
-"""Freeing what the tiers of a node hold of a data set; the origin is never touched. ``prefeed job clear``."""
+"""Freeing what the tiers of a node hold of a data set; the origin is never touched. ``prefeed clear``."""
 
 from __future__ import annotations
 

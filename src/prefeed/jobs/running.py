@@ -321,7 +321,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
     if record.process.pid and not record.process.is_here:
         return (
             f"{record.id} is process {record.process.pid} of {record.process.place}, which cannot be ended from here: run "
-            f"`prefeed job terminate {record.id}` there"
+            f"`prefeed job stop {record.id}` there"
         )
     try:
         descriptor = os.pidfd_open(record.process.pid)
@@ -365,7 +365,7 @@ def _claimed(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
         if now is not None and not now.is_over:
             raise JobConflictError(
                 f"job {job.name} is {now.phase} as process {now.process.pid} of {now.process.place}; wait for it, or end it with "
-                f"`prefeed job terminate {job.name}`"
+                f"`prefeed job stop {job.name}`"
             )
         record = JobRecord(id=job.name, type=job.type, sample_set=job.set_name, spec=job.document)
         records.claim(replace(record, created=time.time(), process=Process.of(os.getpid())))

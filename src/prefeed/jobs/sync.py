@@ -1,4 +1,4 @@
-"""Copying what one place has and another has not; ``prefeed job sync``.
+"""Copying what one place has and another has not; ``prefeed sync``.
 
 ::
 
@@ -368,7 +368,7 @@ class _Sync:
     def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
         where = _join(self._origin.url, path)
         how = f"{was} was mounted there at the last sync, and is not now" if was else "the mount there is empty"
-        copy = f"prefeed job rmr {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
+        copy = f"prefeed delete {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
         remembered = f", or {self._record.file}, which remembers the mount" if was else ""
         return _about_mount(
             path,

@@ -1,4 +1,4 @@
-"""Filling the tiers of a node with a data set, in an order; ``prefeed job warmup``."""
+"""Filling the tiers of a node with a data set, in an order; ``prefeed warm``."""
 
 from __future__ import annotations
 

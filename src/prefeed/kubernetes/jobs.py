@@ -11,8 +11,8 @@ from prefeed.sampleset.spec import API_VERSION
 
 REFUSED: Final = {
     CLEAR: "the cache of a pod ends with the pod, and there is nothing to clear",
-    RMR: "an rmr removes data at its origin: run `prefeed job rmr` where somebody can be asked",
-    SYNC: "run `prefeed job sync` where the keys of both places are; the bucket of a set's secret is filled by the sidecar",
+    RMR: "an rmr removes data at its origin: run `prefeed delete` where somebody can be asked",
+    SYNC: "run `prefeed sync` where the keys of both places are; the bucket of a set's secret is filled by the sidecar",
 }
 
 

@@ -45,7 +45,7 @@ def _ignored(meaning: str) -> Meta:
 _NO_KERNEL: Final = _ignored(
     "nothing is mounted: each dataset lists the source when it is made, unless `listing_age` allows an older listing"
 )
-_READ_ONLY: Final = "the source is only read; write to it with `prefeed job sync`"
+_READ_ONLY: Final = "the source is only read; write to it with `prefeed sync`"
 _NO_WRITEBACK: Final = Condition(".writeback", f": {_READ_ONLY}", "!has(self.writeback) || !self.writeback")
 _BELOW_ONE: Final = Condition(
     ".free-space-ratio",

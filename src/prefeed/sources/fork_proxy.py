@@ -118,7 +118,13 @@ class ForkedReader:
         """Describe what to read, and how its store is reached; nothing is started yet."""
         self.owner_pid = os.getpid()
         self._hello = Hello(
-            url, authorization, config.request_timeout, config.index, str(config.home), access.options, access.proxies
+            url,
+            authorization,
+            config.request_timeout,
+            config.http_index,
+            str(config.home),
+            access.options,
+            access.proxies,
         )
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -222,7 +228,7 @@ def _serve(open_source: Callable[..., BrowsableSource], requests: IO[bytes], rep
     """Answer requests until the other side closes its pipe."""
     try:
         hello = msgspec.msgpack.decode(_read_frame(requests), type=Hello)
-        config = Config(request_timeout=hello.request_timeout, index=hello.index, home=Path(hello.home))
+        config = Config(request_timeout=hello.request_timeout, http_index=hello.index, home=Path(hello.home))
         access = StoreAccess(options=hello.options, proxies=hello.proxies)
         source = open_source(hello.url, config, authorization=hello.authorization, access=access)
         while True:

@@ -252,7 +252,7 @@ class ObjectStoreSource:
             )
             if self._is_http:
                 yield from list_http(
-                    store, self.url, self._config.index, timeout=self._config.request_timeout,
+                    store, self.url, self._config.http_index, timeout=self._config.request_timeout,
                     fetch_plainly=self._fetch_index,
                 )  # fmt: skip
             else:

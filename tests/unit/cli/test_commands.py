@@ -13,7 +13,9 @@ import pytest
 
 from fake_backend import STATISTICS, STATUS, WARM, FakeBackend
 from prefeed.cli import options, warm
+from prefeed.config import SETTINGS, resolve
 from prefeed.errors import AccessDeniedError
+from prefeed.wire.endpoint import make_runtime_dir
 
 COMMANDS = [
     (["server", "start"], False),
@@ -25,9 +27,9 @@ COMMANDS = [
     (["clear", "--all"], True),
     (["session", "new"], True),
     (["session", "list"], True),
-    (["session", "drop", "1493732251"], True),
+    (["session", "delete", "1493732251"], True),
 ]
-NEED_A_SERVER = [["server", "status"], ["server", "stop"], ["stats"], ["session", "list"], ["session", "drop", "1"]]
+NEED_A_SERVER = [["server", "status"], ["stats"], ["session", "delete", "1"]]
 JSON_IDS = [" ".join(arguments) for arguments, _ in COMMANDS]
 
 
@@ -90,9 +92,9 @@ def test_no_server_and_no_autostart_ends_with_1(run, monkeypatch: pytest.MonkeyP
         ["nonsense"],
         ["server", "nonsense"],
         ["stats", "--nonsense"],
-        ["session", "drop"],
-        ["session", "drop", "-1"],
-        ["session", "drop", str(2**32)],
+        ["session", "delete"],
+        ["session", "delete", "-1"],
+        ["session", "delete", str(2**32)],
     ],
     ids=" ".join,
 )
@@ -128,7 +130,8 @@ def test_twice_verbose_lets_the_traceback_through(run) -> None:
 def test_start_prints_the_process_id(run) -> None:
     result = run(FakeBackend(running=False), "server", "start", "--json")
 
-    assert json.loads(result.stdout) == {"pid": 4321, "home": os.environ["PREFEED_HOME"], "notices": []}
+    home = os.environ["PREFEED_HOME"]
+    assert json.loads(result.stdout) == {"pid": 4321, "home": home, "started": True, "notices": []}
 
 
 def test_start_says_what_differs_from_what_was_asked(run) -> None:
@@ -138,11 +141,13 @@ def test_start_says_what_differs_from_what_was_asked(run) -> None:
     assert "notice           the memory tier holds 4.0 GiB" in run(backend, "server", "status").stdout
 
 
-def test_start_when_one_runs_already_fails(run) -> None:
+def test_start_when_one_runs_already_is_no_error(run) -> None:
     result = run(FakeBackend(running=True), "server", "start")
+    printed = json.loads(run(FakeBackend(running=True), "server", "start", "--json").stdout)
 
-    assert result.exit_code == 1
-    assert result.stderr.startswith("prefeed: server 4321 is already running")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"server 4321 already runs for {os.environ['PREFEED_HOME']}\n"
+    assert (printed["pid"], printed["started"]) == (4321, False)
 
 
 @pytest.mark.parametrize("foreground", [[], ["--foreground"]], ids=["background", "foreground"])
@@ -295,20 +300,79 @@ def test_without_sessions_the_list_says_so(run) -> None:
 
 def test_several_sessions_are_dropped_at_once(run) -> None:
     backend = FakeBackend()
-    result = run(backend, "session", "drop", "0", "1493732251")
-    assert result.stdout == "session 0 dropped\nsession 1493732251 dropped\n"
+    result = run(backend, "session", "delete", "0", "1493732251")
+    assert result.stdout == "session 0 deleted\nsession 1493732251 deleted\n"
     assert ("drop", 0, 1493732251) in backend.calls
 
 
 def test_dropping_an_unknown_session_ends_with_1(run) -> None:
-    result = run(FakeBackend(), "session", "drop", "7")
+    result = run(FakeBackend(), "session", "delete", "7")
     assert result.exit_code == 1
     assert result.stderr == "prefeed: session 7 not found\n"
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_stopping_what_does_not_run_is_told_so_and_not_to_start_it(run) -> None:
-    result = run(None, "server", "stop")
+def test_stopping_what_does_not_run_is_told_so_and_is_no_error(run) -> None:
+    result, as_json = run(None, "server", "stop"), run(None, "server", "stop", "--json")
 
-    assert result.exit_code == 3
-    assert result.stderr == f"prefeed: no server runs for {os.environ['PREFEED_HOME']}: there is nothing to stop\n"
+    assert (result.exit_code, as_json.exit_code, result.stderr) == (0, 0, "")
+    assert result.stdout == f"no server runs for {os.environ['PREFEED_HOME']}: there is nothing to stop\n"
+    assert json.loads(as_json.stdout) == {"pid": None, "stopped": False, "killed": False}
+
+
+@pytest.mark.parametrize(("kind", "key"), [("job", "jobs"), ("session", "sessions")])
+@pytest.mark.usefixtures("sandbox")
+def test_lists_agree_where_there_is_nothing(run, kind: str, key: str) -> None:
+    """And no server is started for that."""
+    backend = FakeBackend(running=False)
+    shown, as_json = run(backend, kind, "list"), run(backend, kind, "list", "--json")
+
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, f"no {key}\n", "")
+    assert json.loads(as_json.stdout) == {key: []}
+    assert not backend.running
+
+
+def test_without_a_server_sessions_on_disk_are_not_denied(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_DISK", "1GiB")
+
+    assert "sessions on disk are shown once one does" in run(FakeBackend(running=False), "session", "list").stderr
+
+
+# ---------------------------------------------------------------- config and logs
+
+
+def test_settings_are_shown_with_their_places(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prefeed.toml").write_text('lookahead = "1536MiB"\nmemory = "1GiB"\n')
+    monkeypatch.setenv("PREFEED_MEMORY", "8GiB")
+
+    lines = run(None, "config", "memory", "lookahead", "disk", "home", "--home", "/h").stdout.splitlines()
+    everything = json.loads(run(None, "config", "--json").stdout)["settings"]
+
+    assert [line.split() for line in lines] == [
+        ["setting", "value", "from"], ["memory", "8GiB", "PREFEED_MEMORY"],
+        ["lookahead", "1536MiB", "prefeed.toml:", "lookahead"], ["disk", "0", "default"], ["home", "/h", "--home"],
+    ]  # fmt: skip
+    assert everything["memory"] == {"value": 8 * 1024**3, "from": "PREFEED_MEMORY"}
+    assert list(everything) == list(SETTINGS)
+
+
+def test_values_shown_can_be_written_down(run) -> None:
+    shown = [line.split()[:2] for line in run(None, "config").stdout.splitlines()[1:]]
+
+    assert resolve(dict(shown)) == resolve()
+
+
+def test_a_setting_that_does_not_exist_is_answered_with_the_one_meant(run) -> None:
+    assert "did you mean 'memory'?" in run(None, "config", "memroy").stderr
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_the_newest_log_is_shown_from_its_end(run) -> None:
+    none = run(None, "logs")
+    directory = make_runtime_dir(resolve().runtime_dirs)
+    (directory / "server.log").write_text("one\ntwo\nthree\n")
+
+    assert (none.exit_code, "no server was started" in none.stderr) == (1, True)
+    assert run(None, "logs", "--lines", "2").stdout == "two\nthree\n"
+    assert run(None, "logs", "--path").stdout == f"{directory / 'server.log'}\n"

@@ -59,8 +59,8 @@ def sync_spec(source: object, target: object, more: str = "") -> str:
 
 
 def test_sync_prints_what_it_did_and_continues(run: Run, source: Path, tmp_path: Path) -> None:
-    first = run(None, "job", "sync", str(source), str(tmp_path / "t"), "--exclude", "*.tmp")
-    second = run(None, "job", "sync", str(source), str(tmp_path / "t"), "--json")
+    first = run(None, "sync", str(source), str(tmp_path / "t"), "--exclude", "*.tmp")
+    second = run(None, "sync", str(source), str(tmp_path / "t"), "--json")
 
     assert first.exit_code == 0
     assert first.stdout.startswith("30 objects, 29.3 KiB copied in ")
@@ -69,8 +69,8 @@ def test_sync_prints_what_it_did_and_continues(run: Run, source: Path, tmp_path:
 
 
 def test_exclude_and_include_count_in_their_order(run: Run, source: Path, tmp_path: Path) -> None:
-    one = run(None, "job", "sync", str(source), str(tmp_path / "1"), "--exclude=c0/", "--include", "c0/3.jpg")
-    two = run(None, "job", "sync", str(source), str(tmp_path / "2"), "--include=3.jpg", "--exclude", "*.jpg")
+    one = run(None, "sync", str(source), str(tmp_path / "1"), "--exclude=c0/", "--include", "c0/3.jpg")
+    two = run(None, "sync", str(source), str(tmp_path / "2"), "--include=3.jpg", "--exclude", "*.jpg")
 
     assert (one.exit_code, two.exit_code) == (0, 0)
     assert set(tree(tmp_path / "1")) == {path for path in FILES if not path.startswith("c0/")}
@@ -80,27 +80,27 @@ def test_exclude_and_include_count_in_their_order(run: Run, source: Path, tmp_pa
 def test_a_failure_ends_with_1(run: Run, source: Path, tmp_path: Path) -> None:
     make(tmp_path / "t", {"c0": b"in the way"})
 
-    result = run(None, "job", "sync", str(source), str(tmp_path / "t"))
+    result = run(None, "sync", str(source), str(tmp_path / "t"))
 
     assert result.exit_code == 1
     assert "10 objects failed; the same command tries again" in result.stdout
 
 
 def test_a_dry_run_says_what_it_would_do(run: Run, source: Path, tmp_path: Path) -> None:
-    result = run(None, "job", "sync", str(source), str(tmp_path / "t"), "--dry")
+    result = run(None, "sync", str(source), str(tmp_path / "t"), "--dry-run")
 
     assert f"copy {source}/c0/0.jpg\n" in result.stdout
     assert "30 objects, 29.3 KiB would be copied" in result.stdout
 
 
 def test_rmr_wants_a_yes_where_there_is_no_terminal(run: Run, source: Path) -> None:
-    asked = run(None, "job", "rmr", str(source), "c0")
+    asked = run(None, "delete", str(source), "c0")
     assert (asked.exit_code, len(tree(source))) == (2, 30)
     assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
-    dry = run(None, "job", "rmr", str(source), "c0", "--dry")
+    dry = run(None, "delete", str(source), "c0", "--dry-run")
     assert "10 files, 9.8 KiB would be removed at the origin permanently" in dry.stdout
 
-    done = run(None, "job", "rmr", str(source), "c0", "--yes")
+    done = run(None, "delete", str(source), "c0", "--yes")
     assert (done.exit_code, done.stdout) == (0, "10 files, 9.8 KiB removed\n")
     assert len(tree(source)) == 20
 
@@ -109,16 +109,16 @@ def test_warm_up_fills_in_order_and_clear_frees_part_of_it(run: Run, source: Pat
     listed = tmp_path / "list.txt"
     listed.write_text("c2/2.jpg\n./c0/0.jpg\n\nc2/2.jpg\n")
 
-    by_file = json.loads(run(None, "job", "warmup", str(source), "--file", str(listed), "--json").stdout)
+    by_file = json.loads(run(None, "warm", str(source), "--file", str(listed), "--json").stdout)
     parts = [
         json.loads(
-            run(None, "job", "warmup", str(source), "c1", "--strategy", "random", "--partitions", "3",
+            run(None, "warm", str(source), "c1", "--strategy", "random", "--partitions", "3",
                 "--partition", str(part), "--json").stdout
         )["objects"]
         for part in range(3)
     ]  # fmt: skip
-    cleared = json.loads(run(None, "job", "clear", str(source), "c1", "--json").stdout)
-    rest = json.loads(run(None, "job", "clear", str(source), "--json").stdout)
+    cleared = json.loads(run(None, "clear", str(source), "c1", "--json").stdout)
+    rest = json.loads(run(None, "clear", str(source), "--json").stdout)
 
     assert (by_file["objects"], by_file["fetched"]) == (2, 2)
     assert (sum(parts), max(parts)) == (10, 4)
@@ -127,10 +127,10 @@ def test_warm_up_fills_in_order_and_clear_frees_part_of_it(run: Run, source: Pat
 
 
 def test_removed_data_is_not_served_any_more(run: Run, source: Path) -> None:
-    run(None, "job", "warmup", str(source))
-    run(None, "job", "rmr", str(source), "c0", "--yes")
+    run(None, "warm", str(source))
+    run(None, "delete", str(source), "c0", "--yes")
 
-    warmed = json.loads(run(None, "job", "warmup", str(source), "--json").stdout)
+    warmed = json.loads(run(None, "warm", str(source), "--json").stdout)
 
     assert (warmed["objects"], warmed["resident"], warmed["failed"]) == (20, 20, 0)
 
@@ -187,7 +187,7 @@ def test_a_job_whose_process_is_gone_has_failed(run: Run) -> None:
     assert found is not None
     assert found.phase == FAILED
     assert "run it again" in found.message
-    assert "has ended already" in run(None, "job", "terminate", "lost").stdout
+    assert "has ended already" in run(None, "job", "stop", "lost").stdout
 
 
 def test_a_process_number_that_was_given_again_is_not_hit() -> None:
@@ -217,7 +217,7 @@ def test_detached_jobs_run_one_by_one_and_can_be_ended(run: Run, source: Path, t
         assert busy.exit_code == 1
         assert f"is Running as process {started['process']['pid']}" in busy.stderr
         if how == "terminate":
-            said = run(None, "job", "terminate", "first").stdout
+            said = run(None, "job", "stop", "first").stdout
             assert f"first: running as process {started['process']['pid']}, ended" in said
         else:
             os.kill(started["process"]["pid"], signal.SIGKILL)
@@ -257,7 +257,7 @@ def test_what_is_terminated_ends_and_begins_no_other_job_of_its_file(source: Pat
             [sys.executable, "-m", "prefeed", "job", "apply", "-f", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )  # fmt: skip
         assert wait_until(lambda: len(names(tmp_path / "first")) >= 29, timeout_seconds=60)
-        said = run(None, "job", "terminate", "first").stdout
+        said = run(None, "job", "stop", "first").stdout
         server.released.set()
         _, err = process.communicate(timeout=60)
 
@@ -287,7 +287,7 @@ def test_no_secret_is_seen_anywhere(source: Path, tmp_path: Path, run: Run, monk
         [record] = json.loads(run(None, "job", "apply", "--detach", "-f", file, "--json").stdout)["jobs"]
         assert wait_until(lambda: len(names(tmp_path / "t")) >= 29, timeout_seconds=60)
         command = Path(f"/proc/{record['process']['pid']}/cmdline").read_bytes()
-        run(None, "job", "terminate", "one")
+        run(None, "job", "stop", "one")
         server.released.set()
     assert all("authorization" in {name.lower() for name in headers} for _, _, headers in server.requests)
     seen = [command, *(path.read_bytes() for path in (home / "jobs").iterdir())]
@@ -295,7 +295,7 @@ def test_no_secret_is_seen_anywhere(source: Path, tmp_path: Path, run: Run, monk
     assert not any(secret.encode() in text for text in seen)
 
     refused = subprocess.run(
-        [sys.executable, "-m", "prefeed", "job", "sync", f"http://me:{secret}@127.0.0.1:1/x", str(tmp_path / "x")],
+        [sys.executable, "-m", "prefeed", "sync", f"http://me:{secret}@127.0.0.1:1/x", str(tmp_path / "x")],
         capture_output=True, check=False,
     )  # fmt: skip
     assert refused.returncode == 1

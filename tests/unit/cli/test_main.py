@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import cast
 
 import click
 import pytest
 
+from fake_backend import FakeBackend
+from prefeed import old_names
 from prefeed.cli import main
+from prefeed.cli.examples import EXAMPLES
 from prefeed.cli.main import COMMANDS, ENTRY_POINTS, FROM_BENCH, cli
+from prefeed.cli.stage import COPY
+from prefeed.errors import AccessDeniedError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -31,7 +40,7 @@ def test_help_lists_every_command(run) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_loads_and_documents_itself(name: str) -> None:
-    line = COMMANDS[name][1]
+    line = COMMANDS[name].line
     command = cli.get_command(click.Context(cli), name)
 
     assert isinstance(command, click.Command)
@@ -40,12 +49,12 @@ def test_command_loads_and_documents_itself(name: str) -> None:
     assert line.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["clear", "server", "stats", "warm"])
+@pytest.mark.parametrize("name", ["clear", "config", "job", "logs", "server", "session", "stage", "stats", "warm"])
 def test_first_line_of_help_is_the_line_in_the_list(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
 
     assert command is not None
-    assert (command.help or "").splitlines()[0] == COMMANDS[name][1]
+    assert (command.help or "").splitlines()[0] == COMMANDS[name].line
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
@@ -59,7 +68,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     imported = set(json.loads(ran.stderr))
 
     assert not imported & {"torch", "torchvision", "numpy", "obstore", "lmdb", "rich", "msgspec"}
-    assert not imported & {place.partition(":")[0] for place, _ in COMMANDS.values()}
+    assert not imported & {entry.place.partition(":")[0] for entry in COMMANDS.values()}
     assert not [name for name in imported if name.startswith("prefeed_bench")]
 
 
@@ -126,3 +135,106 @@ def test_console_script_ends_with_the_exit_code() -> None:
 
     assert ran.returncode == 2
     assert "Usage: prefeed stats" in ran.stderr
+
+
+# ---------------------------------------------------------------- what all commands have
+
+
+def commands() -> dict[str, click.Command]:
+    """Return all commands but hidden ones, by the words that call them."""
+    found: dict[str, click.Command] = {}
+    with click.Context(cli) as ctx:
+        for name in cli.list_commands(ctx):
+            command = cli.get_command(ctx, name)
+            assert command is not None
+            inner = {} if not isinstance(command, click.Group) else {
+                f"{name} {each}": command.get_command(ctx, each) for each in command.list_commands(ctx)
+            }  # fmt: skip
+            found |= {path: each for path, each in (inner or {name: command}).items() if each and not each.hidden}
+    return found
+
+
+def test_each_command_has_examples_and_takes_v() -> None:
+    assert set(commands()) == set(EXAMPLES)
+    for path, command in commands().items():
+        assert f"  {EXAMPLES[path][0]}" in command.get_help(click.Context(command)), path
+        assert [param.opts for param in command.params].count(["-v", "--verbose"]) == 1, path
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_examples_are_understood(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is parsed to its end: command, options and their values."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("sync.yaml", "nightly.yaml", "order.txt"):
+        Path(name).touch()
+    for example in EXAMPLES[path]:
+        words = shlex.split(re.split(r"[|>]", example)[0])
+        assert words[0] == "prefeed"
+        command, rest, named = cast(click.Command, cli), words[1:], []
+        with contextlib.ExitStack() as stack:
+            ctx = stack.enter_context(click.Context(cli))
+            while isinstance(command, click.Group):
+                name = rest[0] if rest[0] in command.list_commands(ctx) else COPY
+                rest = rest[1:] if name == rest[0] else rest
+                found = command.get_command(ctx, name)
+                assert found is not None
+                named.append(name)
+                command = found
+            stack.enter_context(command.make_context(" ".join(named), rest))
+        assert " ".join(named) == path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["statu"], "'stats'"), (["server", "sto"], "'stop'"), (["stats", "--jsn"], "'--json'"), (["frobnicate"], "")],
+    ids=str,
+)
+def test_a_name_that_is_almost_one_is_answered_with_it(run, arguments: list[str], meant: str) -> None:
+    result = run(FakeBackend(), *arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    first, usage, more = result.stderr.splitlines()
+    assert first.startswith("prefeed: ")
+    assert meant in first
+    assert ("did you mean" in first.lower()) == bool(meant)
+    assert (usage[:7], more[:4]) == ("Usage: ", "Try ")
+
+
+@pytest.mark.parametrize("arguments", [["statu"], ["--nonsense"], ["stats", "--jsn"], ["warm"]], ids=" ".join)
+def test_wrong_usage_is_json_too(run, arguments: list[str]) -> None:
+    result = run(FakeBackend(), *arguments, "--json")
+
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"]["code"] == "wrong-usage"
+
+
+def test_the_json_file_of_a_program_is_no_json_of_the_command(run) -> None:
+    assert run(FakeBackend(), "run", "--json", "out.json", "--nonsense", "x.py").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-vv", "warm", "s3://b"], ["warm", "-vv", "s3://b"], ["-v", "warm", "s3://b", "-v"]], ids=" ".join
+)
+def test_v_stands_before_or_behind_the_command(run, arguments: list[str]) -> None:
+    backend = FakeBackend(error=AccessDeniedError("s3://b refused the credentials"))
+
+    with pytest.raises(AccessDeniedError):
+        run(backend, *arguments)
+
+
+def test_completion_names_commands_without_importing_them() -> None:
+    shown = cli.shell_complete(click.Context(cli), "s")
+
+    assert [item.value for item in shown] == ["sampleset", "server", "session", "stage", "stats", "sync"]
+
+
+# ---------------------------------------------------------------- old names
+
+
+@pytest.mark.parametrize(("old", "new"), old_names.COMMANDS.items())
+def test_an_old_command_shows_the_help_of_the_new_one_and_says_so(run, old: str, new: str) -> None:
+    shown, wanted = run(None, *old.split(), "--help"), run(None, *new.split(), "--help")
+
+    assert (shown.stdout, shown.exit_code) == (wanted.stdout, 0)
+    assert shown.stderr == f"prefeed: `prefeed {old}` is `prefeed {new}` now; the old name works in this release only\n"
+    assert wanted.stderr == ""

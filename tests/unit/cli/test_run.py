@@ -91,7 +91,7 @@ def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "PREFEED_MEMORY": str(1 << 30),
         "PREFEED_ROOTS": f"{tmp_path}/a:/b",
         "PREFEED_HOME": f"{tmp_path}/h",
-        "PREFEED_RESIDENT": "0",
+        "PREFEED_READ_ONCE": "1",
         "PREFEED_REPORT_INTERVAL": "5.0",
     }
 
@@ -161,10 +161,10 @@ def test_command_that_starts_python(start, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Missing argument 'PROGRAM'"),
+        ([], "missing argument 'PROGRAM'"),
         (["--memory", "much", "x.py"], "'much' is not a size"),
         (["--report-interval", "x", "x.py"], "'x' is not a number"),
-        (["--nonsense", "x.py"], "No such option"),
+        (["--nonsense", "x.py"], "no such option"),
         (["--root", "/a:/b", "x.py"], "cannot be named"),
         (["--json", "/tmp", "x.py"], "cannot write /tmp: it is a directory"),
     ],

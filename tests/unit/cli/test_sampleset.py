@@ -55,7 +55,7 @@ def write(sandbox: Sandbox) -> Any:
 
 
 def status(run: Any, name: str = "imagenet") -> Any:
-    return json.loads(run(None, "sampleset", "get", name, "--json").stdout)["samplesets"][0]["status"]
+    return json.loads(run(None, "sampleset", "list", name, "--json").stdout)["samplesets"][0]["status"]
 
 
 def test_a_set_from_its_document_to_its_end(
@@ -95,7 +95,7 @@ def test_a_set_from_its_document_to_its_end(
     assert list((sandbox.root / "disk").iterdir()) == []
     assert list((sandbox.home / "samplesets").iterdir()) == [sandbox.home / "samplesets" / ".lock"]
     assert (origin / "train/a/1").read_bytes() == FILES["train/a/1"]
-    assert "there are no sample sets" in run(None, "sampleset", "get").stdout
+    assert "there are no sample sets" in run(None, "sampleset", "list").stdout
 
 
 def test_a_variable_that_was_missing_is_set_and_the_set_applied_again(
@@ -211,21 +211,21 @@ def test_sizes_are_known_after_a_job_has_changed_the_data(
 
     def sizes() -> tuple[int, int]:
         cache = status(run)["cacheStatus"]
-        (line,) = run(None, "sampleset", "get", "imagenet").stdout.splitlines()[1:]
+        (line,) = run(None, "sampleset", "list", "imagenet").stdout.splitlines()[1:]
         assert line.split()[1] != "-", line
         return cache["totalSize"], cache["totalFiles"]
 
     assert sizes() == (12_012, 3)
-    assert run(None, "job", "rmr", "sampleset://imagenet", "train/a", "--yes").exit_code == 0
+    assert run(None, "delete", "sampleset://imagenet", "train/a", "--yes").exit_code == 0
     assert sizes() == (7_012, 2)
     more = write_files(tmp_path / "more", {"train/c/3": b"z" * 100})
-    assert run(None, "job", "sync", str(more), "sampleset://imagenet").exit_code == 0
+    assert run(None, "sync", str(more), "sampleset://imagenet").exit_code == 0
     assert sizes() == (7_112, 3)
     os.kill(observe(find("imagenet", resolve()), resolve()).pid, signal.SIGTERM)
     wait_for(lambda: status(run)["phase"] == "Bound", "the server is gone")
-    assert run(None, "job", "rmr", "sampleset://imagenet", "train", "train_list.txt", "--yes").exit_code == 0
+    assert run(None, "delete", "sampleset://imagenet", "train", "train_list.txt", "--yes").exit_code == 0
     assert sizes() == (0, 0)
-    assert run(None, "job", "sync", str(more), "sampleset://imagenet").exit_code == 0
+    assert run(None, "sync", str(more), "sampleset://imagenet").exit_code == 0
     assert sizes() == (100, 1)
     run(None, "sampleset", "delete", "imagenet")
 
@@ -255,7 +255,7 @@ def test_a_set_at_work_is_not_deleted(run: Any, write: Any, document: dict[str, 
         result = run(None, "sampleset", "delete", "imagenet")
         assert "1 processes use the sample set imagenet" in result.stderr
         assert run(None, "sampleset", "delete", "imagenet", "--force").exit_code == 0
-    assert run(None, "sampleset", "get", "imagenet").exit_code == 1
+    assert run(None, "sampleset", "list", "imagenet").exit_code == 1
 
 
 def test_a_changed_size_starts_the_server_again_when_it_is_unused(
@@ -301,7 +301,7 @@ def test_a_damaged_record_does_not_hide_the_others(run: Any, write: Any, documen
     record = find("imagenet", resolve()).directory / "sampleset.json"
     whole = record.read_bytes()
     record.write_bytes(b"{")
-    result = run(None, "sampleset", "get")
+    result = run(None, "sampleset", "list")
     assert "is damaged; apply the sample set imagenet again" in result.stderr
     assert "\nother " in result.stdout
     record.write_bytes(whole)

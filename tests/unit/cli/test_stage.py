@@ -1,4 +1,4 @@
-"""``prefeed stage`` and ``prefeed unstage``: options, output, exit codes."""
+"""``prefeed stage`` and ``prefeed stage delete``: options, output, exit codes."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_what_is_not_there_is_an_error(run, sandbox: Sandbox) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "does not exist" in result.stderr
 
-    result = run(None, "unstage", str(sandbox.root / "nothing"), "--json")
+    result = run(None, "stage", "delete", str(sandbox.root / "nothing"), "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["code"] == "not-a-copy"
 
 
 @pytest.mark.parametrize(
-    "arguments", [["stage"], ["stage", "x", "--list"], ["unstage"], ["unstage", "x", "--all"], ["stage", "x", "--order", "no"]]
+    "arguments", [["stage"], ["stage", "x", "--list"], ["stage", "delete"], ["stage", "delete", "x", "--all"], ["stage", "x", "--order", "no"]]
 )  # fmt: skip
 def test_wrong_usage_ends_with_2(run, arguments: list[str]) -> None:
     assert run(None, *arguments).exit_code == 2
@@ -117,36 +117,36 @@ def test_a_copy_of_another_node_is_not_gone(run, origin: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         for module in (copies, staging):
             patched.setattr(module, "host_name", lambda: "other")
-        assert run(None, "stage", "--list").stdout == "nothing is staged\n"
+        assert run(None, "stage", "list").stdout == "nothing is staged\n"
         run(None, "stage", str(origin))
-        assert "complete" in run(None, "stage", "--list").stdout
-        run(None, "unstage", "--all")
-    assert "gone" in run(None, "stage", "--list").stdout
+        assert "complete" in run(None, "stage", "list").stdout
+        run(None, "stage", "delete", "--all")
+    assert "gone" in run(None, "stage", "list").stdout
 
 
 def test_list_and_unstage(run, origin: Path, sandbox: Sandbox) -> None:
-    assert run(None, "stage", "--list").stdout == "nothing is staged\n"
-    assert run(None, "unstage", "--all").stdout == "nothing is staged\n"
+    assert run(None, "stage", "list").stdout == "nothing is staged\n"
+    assert run(None, "stage", "delete", "--all").stdout == "nothing is staged\n"
     path = run(None, "stage", str(origin)).stdout.removesuffix("\n")
 
-    header, line = run(None, "stage", "--list").stdout.splitlines()
+    header, line = run(None, "stage", "list").stdout.splitlines()
     assert header.split() == ["source", "path", "state", "files", "size", "when"]
     assert line.split()[:6] == [str(origin), path, "complete", "3", "24.5", "KiB"]
-    [copy] = json.loads(run(None, "stage", "--list", "--json").stdout)["copies"]
+    [copy] = json.loads(run(None, "stage", "list", "--json").stdout)["copies"]
     assert (copy["path"], copy["num_files"], copy["state"]) == (path, 3, "complete")
 
-    assert run(None, "unstage", path).stdout == f"{path}: 3 files, 24.5 KiB freed\n"
+    assert run(None, "stage", "delete", path).stdout == f"{path}: 3 files, 24.5 KiB freed\n"
     assert list(sandbox.memory_dir.iterdir()) == []
     run(None, "stage", str(origin))
-    assert json.loads(run(None, "unstage", "--all", "--json").stdout)["removed"][0]["path"] == path
-    assert run(None, "stage", "--list").stdout == "nothing is staged\n"
+    assert json.loads(run(None, "stage", "delete", "--all", "--json").stdout)["deleted"][0]["path"] == path
+    assert run(None, "stage", "list").stdout == "nothing is staged\n"
 
 
 def test_a_copy_that_is_gone_is_listed_so(run, origin: Path) -> None:
     path = Path(run(None, "stage", str(origin)).stdout.removesuffix("\n"))
     shutil.rmtree(path.parent)
 
-    assert "gone; stage it again, or unstage it to forget it" in run(None, "stage", "--list").stdout
+    assert "gone; stage it again, or delete it to forget it" in run(None, "stage", "list").stdout
 
 
 def test_a_memory_directory_on_disk_is_said(
@@ -165,7 +165,7 @@ def test_names_with_odd_bytes_are_printed_as_they_are(run, origin: Path, sandbox
     result = run(None, "stage", str(origin), "--to", str(disk))
 
     assert result.stdout_bytes.removesuffix(b"\n").startswith(os.fsencode(disk))
-    assert run(None, "unstage", "--all").exit_code == 0
+    assert run(None, "stage", "delete", "--all").exit_code == 0
 
 
 # ---------------------------------------------------------------- the views

@@ -281,7 +281,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
         [pod(), sample_set(source=SOURCE), sample_job(type="clear", sampleSetRef={"name": "imagenet"})],
         "nothing to clear",
     ),
-    ([pod(), sample_set(source=SOURCE), sample_job(type="sync", sampleSetRef={"name": "a"})], "run `prefeed job sync`"),
+    ([pod(), sample_set(source=SOURCE), sample_job(type="sync", sampleSetRef={"name": "a"})], "run `prefeed sync`"),
     (
         [pod(), sample_job(type="rmr", sampleSetRef={"name": "a"}, rmrOptions={"paths": ["a"]})],
         "the job warm has the type rmr: an rmr removes data at its origin",

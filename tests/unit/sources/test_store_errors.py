@@ -183,7 +183,7 @@ def test_public_buckets_need_no_credentials(
 
 def test_no_index_and_no_webdav_says_how_to_make_an_index(server: servers.FileServer) -> None:
     with pytest.raises(CannotListError) as caught:
-        list_all(open_source(f"{server.url}/data", Config(index="files.txt")))
+        list_all(open_source(f"{server.url}/data", Config(http_index="files.txt")))
     assert f"{server.url}/data" in str(caught.value)
     assert "find . -type f -printf '%P\\t%s\\n' > files.txt" in str(caught.value)
 

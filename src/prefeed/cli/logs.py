@@ -1,0 +1,63 @@
+"""``prefeed logs``: the log of the node server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+
+from prefeed.cli import render
+from prefeed.cli.options import json_option, node_config_of, node_option
+from prefeed.cli.text import printable
+from prefeed.config import Config
+from prefeed.errors import ServerError
+from prefeed.system.trust import open_own
+
+_NAME: Final = "server.log"
+_MOST_BYTES: Final = 8 * 1024 * 1024
+"""So much of the end of a log is read."""
+
+
+@click.command(name="logs")
+@click.option(
+    "--lines", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines, from the end."
+)
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the log instead, as for `tail -f`.")
+@node_option
+@json_option
+def command(lines: int, only_path: bool, home: str | None, as_json: bool) -> None:
+    """Show the log of the node server.
+
+    It stays after the end of the server. PREFEED_LOG_LEVEL sets how much a server writes. One that was started with --foreground logs to its own stderr.
+    """
+    path, text = newest_log(node_config_of(home))
+    shown = [] if only_path else text.splitlines()[-lines:]
+    render.show(as_json, {"path": str(path), "lines": shown}, [printable(path)] if only_path else shown)
+
+
+def newest_log(config: Config) -> tuple[Path, str]:
+    """Return the log to which a server of the home wrote last, and its end.
+
+    Raises:
+        ServerError: There is none.
+    """
+    found: list[tuple[float, Path, bytes]] = []
+    for directory in dict.fromkeys((*config.runtime_dirs, *config.common_runtime_dirs)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            within = open_own(directory)
+            held.callback(os.close, within)
+            log = held.enter_context(
+                open(os.open(_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=within), "rb")
+            )
+            about = os.fstat(log.fileno())
+            log.seek(max(0, about.st_size - _MOST_BYTES))
+            found.append((about.st_mtime, directory / _NAME, log.read()))
+    if not found:
+        raise ServerError(
+            f"there is no log for {config.home}: no server was started in the background; start one with `prefeed server start`"
+        )
+    _, path, data = max(found)
+    return path, data.decode(errors="replace")

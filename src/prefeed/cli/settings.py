@@ -1,0 +1,49 @@
+"""``prefeed config``: the settings in force, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from prefeed import old_names
+from prefeed.cli import render
+from prefeed.cli.options import home_option, json_option
+from prefeed.cli.text import printable
+from prefeed.config import EVERYTHING, GIB, KIB, MIB, SETTINGS, Config, as_text, is_size, resolve_with_places
+from prefeed.places import require_known
+
+_COLUMNS: Final = ("setting", "value", "from")
+
+
+@click.command(name="config")
+@click.argument("names", nargs=-1, metavar="[SETTING]...")
+@home_option
+@json_option
+def command(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
+    """Show the settings in force, and where each comes from.
+
+    Without a SETTING, all of them. A running node server keeps the settings of its start: `prefeed server status` shows its state.
+    """
+    require_known(names, SETTINGS)
+    config, places = resolve_with_places({"home": home})
+    if home is not None:
+        places["home"] = "--home"
+    shown = [old_names.SETTINGS[name].name if name in old_names.SETTINGS else name for name in names or SETTINGS]
+    value = {name: {"value": getattr(config, name), "from": places[name]} for name in shown}
+    render.show(as_json, {"settings": value}, render.table([_COLUMNS, *(_row(name, config, places) for name in shown)]))
+
+
+def _row(name: str, config: Config, places: Mapping[str, str]) -> tuple[str, str, str]:
+    return name, printable(_text(name, getattr(config, name))), printable(places[name])
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value as it can be written into a file of settings or a variable."""
+    if value is None or (is_size(name) and value == EVERYTHING):
+        return "auto"
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if is_size(name) and value and value % size == 0:
+            return f"{value // size}{unit}"
+    return as_text(name, value) or "none"

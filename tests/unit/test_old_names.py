@@ -1,0 +1,36 @@
+"""New names in place of old ones, before anything is parsed."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefeed.old_names import renamed
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant", "num_notes"),
+    [
+        ("job rmr url a --dry --yes", "delete url a --dry-run --yes", 2),
+        ("-v job -v rmr url", "-v delete -v url", 1),
+        ("job terminate one", "job stop one", 1),
+        ("unstage src", "stage delete src", 1),
+        ("stage --home h --list --json", "stage list --home h --json", 1),
+        ("sync -uf a b", "sync -u --force-update a b", 1),
+        ("job sync -f a b", "sync --force-update a b", 2),
+        ("job sync a b -- --dry", "sync a b -- --dry", 1),
+        ("sync -s f -e -f a b", "sync -s f -e --force-update a b", 1),
+        ("sync --exclude=-f a b", "sync --exclude=-f a b", 0),
+        ("job apply -f sync", "job apply -f sync", 0),
+        ("run stage --list", "run stage --list", 0),
+        ("stage job", "stage job", 0),
+        ("warm job sync", "warm job sync", 0),
+        ("-v", "-v", 0),
+        ("", "", 0),
+    ],
+)
+def test_words(typed: str, meant: str, num_notes: int) -> None:
+    words, notes = renamed(typed.split())
+
+    assert words == meant.split()
+    assert len(notes) == num_notes
+    assert renamed(words) == (words, []) or "--" in words
