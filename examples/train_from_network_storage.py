@@ -53,7 +53,7 @@ def create_dataset(dataset_path: str, *, enable_cache: bool = False, cache_sessi
         if not cache_session_id:
             raise ValueError("a cache session_id must be provided to use the cache: see `cache_admin -g`")
         files = prefeed.CachedDataset(files, prefeed.DatasetCache(session_id=int(cache_session_id), size=0))
-    return prefeed.map(files, decode_and_augment)
+    return prefeed.mapped(files, decode_and_augment)
 
 
 def create_net(name: str, num_classes: int) -> nn.Module:

@@ -40,7 +40,7 @@ def prepare(sample: tuple[bytes, int]) -> Sample:
 
 def cached_pictures(root: Path | str) -> prefeed.CachedDataset:
     """Return the prepared pictures, kept in the node's default session."""
-    return prefeed.CachedDataset(prefeed.map(Pictures(root), prepare))
+    return prefeed.CachedDataset(prefeed.mapped(Pictures(root), prepare))
 
 
 def make_pictures(root: Path, count: int = 12) -> Path:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prefeed.loaders.declared import Accessor
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage_cache.cache import DatasetCache
-    from prefeed.stage_cache.dataset import CachedDataset, map
+    from prefeed.stage_cache.dataset import CachedDataset, cached, map, mapped
     from prefeed.stage_cache.randomness import not_random
     from prefeed.torch.device import DevicePrefetcher
     from prefeed.torch.loader import DataLoader
@@ -47,11 +47,13 @@ __all__ = [
     "PlanReader",
     "Statistics",
     "background",
+    "cached",
     "configure",
     "datasets",
     "doctor",
     "errors",
     "map",
+    "mapped",
     "not_random",
     "open",
     "prefetch",
@@ -76,11 +78,13 @@ _HOMES = {
     "PlanReader": "prefeed.datasets.plans",
     "Statistics": "prefeed.types",
     "background": "prefeed.prefetching",
+    "cached": "prefeed.stage_cache.dataset",
     "configure": "prefeed.config",
     "datasets": None,
     "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
     "map": "prefeed.stage_cache.dataset",
+    "mapped": "prefeed.stage_cache.dataset",
     "not_random": "prefeed.stage_cache.randomness",
     "open": "prefeed.files.opening",
     "prefetch": "prefeed.prefetching",

@@ -45,7 +45,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 }
 """Old name of a setting: its name now. Holds for keywords, ``PREFEED_*`` and files."""
 
-FUNCTIONS: Final[Mapping[str, str]] = {"map": "cached"}
+FUNCTIONS: Final[Mapping[str, str]] = {"map": "mapped"}
 """Old name in ``prefeed``: its name now."""
 
 

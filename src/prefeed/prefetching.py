@@ -27,6 +27,8 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from prefeed.errors import ForkedError
+from prefeed.quantities import parse_bytes
+from prefeed.shown import shown
 
 __all__ = ["BackgroundGenerator", "background", "close_iterator", "num_bytes_of", "prefetch"]
 
@@ -53,7 +55,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
             left before the end, the iterator's ``close()`` is called, if it has one, in the thread.
         max_prefetch: Items that are ready or being made, beyond those that were handed over; 0 or less: no limit.
         preprocess_func: Called in the thread with each item; what it returns is handed over in its place. None: nothing is called.
-        max_bytes: Most bytes that these items take together; None: no limit. The next one is expected to be as large as
+        max_bytes: Most bytes that these items take together, as a number or as text, ``"1GiB"``; None: no limit. The next one is expected to be as large as
             the largest so far; one is made in any case. See ``num_bytes_of``.
 
     Raises:
@@ -79,9 +81,11 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         max_prefetch: int = 1,
         preprocess_func: Callable[[T], Any] | None = None,
         *,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
     ) -> None:
         max_prefetch = _whole_number("max_prefetch", max_prefetch)
+        if isinstance(max_bytes, str):
+            max_bytes = parse_bytes(max_bytes)
         if max_bytes is not None and (max_bytes := _whole_number("max_bytes", max_bytes)) <= 0:
             raise ValueError(f"max_bytes must be positive, or None for no limit: {max_bytes}")
         if preprocess_func is not None and not callable(preprocess_func):
@@ -99,6 +103,10 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         # In this order: Ctrl-C may interrupt the start, and then the thread runs.
         self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread)
         self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "at its end" if self._is_over else f"made ahead by a thread of process {self._pid}"
+        return f"<{type(self).__name__} of {shown(self._wrapped)}, {state}>"
 
     def __iter__(self) -> Self:
         return self
@@ -306,11 +314,11 @@ def background(max_prefetch: Callable[P, Iterable[T]], /) -> Callable[P, Backgro
 
 @overload
 def background(
-    max_prefetch: int = 1, max_bytes: int | None = None
+    max_prefetch: int = 1, max_bytes: int | str | None = None
 ) -> Callable[[Callable[P, Iterable[T]]], Callable[P, BackgroundGenerator[T]]]: ...
 
 
-def background(max_prefetch: Any = 1, max_bytes: int | None = None) -> Any:
+def background(max_prefetch: Any = 1, max_bytes: int | str | None = None) -> Any:
     """Make a function that returns a generator return a ``BackgroundGenerator`` over it.
 
     May stand bare, ``@background``, or with arguments, ``@background(max_prefetch=3)``.
@@ -340,7 +348,7 @@ prefetch = background
 
 def _whole_number(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        hint = "a number of bytes, such as 1024**3 for 1 GiB" if name == "max_bytes" else "a whole number"
+        hint = "a number of bytes, or text such as '1GiB'" if name == "max_bytes" else "a whole number"
         raise ValueError(f"{name} must be {hint}, not {value!r}")
     return operator.index(value)
 

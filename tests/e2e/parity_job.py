@@ -69,12 +69,12 @@ def pipeline(what: dict[str, Any]) -> tuple[Any, prefeed.DatasetCache]:
     dataset = source(what)
     below = [STEPS[name] for name in what.get("below", [])]
     for step in below[:-1]:
-        dataset = prefeed.map(dataset, step)
+        dataset = prefeed.mapped(dataset, step)
     if "log" in what:
         dataset = Logged(dataset, Log(Path(what["log"])))
-    dataset = prefeed.map(dataset, below[-1], cache) if below else prefeed.CachedDataset(dataset, cache)
+    dataset = prefeed.mapped(dataset, below[-1], cache) if below else prefeed.CachedDataset(dataset, cache)
     for name in what.get("above", []):
-        dataset = prefeed.map(dataset, STEPS[name])
+        dataset = prefeed.mapped(dataset, STEPS[name])
     if "shard" in what:
         number, count = what["shard"]
         dataset = Subset(dataset, range(number, len(dataset), count))

@@ -65,11 +65,11 @@ def root(tmp_path: Path) -> Path:
 def over_leaf(dataset: Any, session: int, step: Any = decode) -> tuple[Any, Any]:
     """Return a pipeline of a cached reader and a step above it, and its cached stage."""
     cached = prefeed.CachedDataset(dataset, prefeed.DatasetCache(session))
-    return prefeed.map(cached, step), cached
+    return prefeed.mapped(cached, step), cached
 
 
 def over_map(dataset: Any, session: int, step: Any = decode) -> tuple[Any, Any]:
-    cached = prefeed.map(dataset, step, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(dataset, step, prefeed.DatasetCache(session))
     return cached, cached
 
 
@@ -108,7 +108,7 @@ def test_basic3(root: Path, session: int) -> None:
 def test_basic4(root: Path, session: int) -> None:
     """A random step above the cache stays random, and what is cached is left alone."""
     cached = over_map(folder(root), session)[1]
-    pipeline = prefeed.map(cached, shifted)
+    pipeline = prefeed.mapped(cached, shifted)
     first, second = rows(pipeline), rows(pipeline)
     assert [row[1] for row in first] == [row[1] for row in decoded(root)]
     assert not same(first, second)
@@ -132,7 +132,7 @@ def test_basic5(root: Path, session: int) -> None:
 def test_failure1(root: Path, session: int) -> None:
     """A cache above a cache works: each is asked for what the one above it has not."""
     inner = prefeed.CachedDataset(folder(root), prefeed.DatasetCache(session))
-    outer = prefeed.map(inner, decode, prefeed.DatasetCache(session))
+    outer = prefeed.mapped(inner, decode, prefeed.DatasetCache(session))
     assert_cached(outer, decoded(root))
     assert_counts(inner, rows=NUM_ROWS, hits=0)
     assert len(caches_of(session)) == 2
@@ -180,7 +180,7 @@ def test_failure4(root: Path, session: int) -> None:
 def test_failure5(root: Path, session: int, step: Any) -> None:
     """A random step under a cache is refused; the message says what to do."""
     with pytest.raises(RandomStageError, match=r"map the random step on top.*prefeed\.not_random"):
-        prefeed.map(prefeed.map(folder(root), decode), step, prefeed.DatasetCache(session))
+        prefeed.mapped(prefeed.mapped(folder(root), decode), step, prefeed.DatasetCache(session))
 
 
 class Squares(IterableDataset[int]):
@@ -192,7 +192,7 @@ def test_failure7(session: int) -> None:
     """A generator written in Python is cached when it can be asked by index; one that cannot is refused."""
     with pytest.raises(TypeError, match="Squares has no"):
         prefeed.CachedDataset(Squares(), prefeed.DatasetCache(session))
-    cached = prefeed.map(range(5), square, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(range(5), square, prefeed.DatasetCache(session))
     assert_cached(cached, [0, 1, 4, 9, 16])
 
 
@@ -239,9 +239,10 @@ def halves(dataset: Any) -> Any:
 
 def test_split1(root: Path, session: int) -> None:
     """Split above a cached map, and below a cache: both work, and both keep the same rows."""
-    above = halves(prefeed.map(folder(root), decode, prefeed.DatasetCache(session)))
+    above = halves(prefeed.mapped(folder(root), decode, prefeed.DatasetCache(session)))
     below = [
-        prefeed.CachedDataset(half, prefeed.DatasetCache(session)) for half in halves(prefeed.map(folder(root), decode))
+        prefeed.CachedDataset(half, prefeed.DatasetCache(session))
+        for half in halves(prefeed.mapped(folder(root), decode))
     ]
     for one, other in zip(above, below, strict=True):
         assert_same_rows(rows(other), rows(one))
@@ -294,7 +295,7 @@ def test_parameter_check_of_cache(root: Path) -> None:
     with pytest.raises(TypeError, match="argument cache with value True is not of type"):
         prefeed.CachedDataset(folder(root), True)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="argument cache with value True is not of type"):
-        prefeed.map(folder(root), decode, True)  # type: ignore[arg-type]
+        prefeed.mapped(folder(root), decode, True)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- again, elsewhere, at once
@@ -399,7 +400,7 @@ def test_server_workers_100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def with_argument(root: Path, session: int, **arguments: int) -> None:
-    assert_cached(prefeed.map(folder(root), decode, prefeed.DatasetCache(session, **arguments)), decoded(root))
+    assert_cached(prefeed.mapped(folder(root), decode, prefeed.DatasetCache(session, **arguments)), decoded(root))
 
 
 def test_num_connections_1(root: Path, session: int) -> None:
@@ -421,7 +422,7 @@ def test_prefetch_size_100(root: Path, session: int) -> None:
 def test_to_device(root: Path, session: int) -> None:
     """Their device queue is pinned memory and a copy here; without a device, the copy is none."""
     has_device = torch.cuda.is_available()
-    cached = prefeed.map(folder(root), decode_and_resize, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(folder(root), decode_and_resize, prefeed.DatasetCache(session))
     loader = prefeed.DataLoader(cached, batch_size=NUM_ROWS, pin_memory=has_device)
     for _ in range(2):
         ((images, labels),) = [[part.to("cuda" if has_device else "cpu") for part in batch] for batch in loader]
@@ -511,7 +512,7 @@ def test_reader(tmp_path: Path, session: int, write: Any, step: str) -> None:
 def test_cifar3(tmp_path: Path, session: int) -> None:
     """2,500 rows of 3 KB with 1 MB for them: two epochs, every row right; a part comes from the cache."""
     plain = readers.cifar10(tmp_path / "data", 2_500)
-    cached = prefeed.map(plain, pixels_of, prefeed.DatasetCache(session, size=1))
+    cached = prefeed.mapped(plain, pixels_of, prefeed.DatasetCache(session, size=1))
     kept = []
     for _ in range(2):
         found = loaded(cached, batch_size=500)

@@ -112,7 +112,7 @@ def test_cache_nested_cache_c_api(tmp_path: Path, session: int) -> None:
     """Refused there."""
     pictures = folder(write_folder(tmp_path / "data", 4))
     inner = prefeed.CachedDataset(pictures, prefeed.DatasetCache(session))
-    outer = prefeed.map(inner, decode, prefeed.DatasetCache(session))
+    outer = prefeed.mapped(inner, decode, prefeed.DatasetCache(session))
     assert_cached(outer, [decode(row) for row in rows(pictures)])
 
 
@@ -184,9 +184,9 @@ def test_cache_share_failure1(tmp_path: Path, session: int) -> None:
     """Two different pipelines with one cache object."""
     pictures = folder(write_folder(tmp_path / "data", 6))
     cache = prefeed.DatasetCache(session)
-    prefeed.map(pictures, decode, cache)
+    prefeed.mapped(pictures, decode, cache)
     with pytest.raises(CacheInUseError):
-        prefeed.map(pictures, decode_and_rescale, cache)
+        prefeed.mapped(pictures, decode_and_rescale, cache)
 
 
 def decode_and_rescale(row: Any) -> Any:

@@ -62,11 +62,11 @@ def as_floats(image: Any) -> Any:
 def over_leaf(dataset: Any, session: int) -> tuple[Any, Any]:
     """Return a pipeline of a cached reader and a step above it, and its cached stage."""
     cached = prefeed.CachedDataset(dataset, prefeed.DatasetCache(session))
-    return prefeed.map(cached, as_pixels), cached
+    return prefeed.mapped(cached, as_pixels), cached
 
 
 def over_map(dataset: Any, session: int) -> tuple[Any, Any]:
-    cached = prefeed.map(dataset, as_pixels, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(dataset, as_pixels, prefeed.DatasetCache(session))
     return cached, cached
 
 
@@ -91,7 +91,7 @@ def test_basic1(session: int) -> None:
 
 def test_basic2(session: int) -> None:
     """The same with a map under the cache."""
-    cached = prefeed.map(noise(10), doubled, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(noise(10), doubled, prefeed.DatasetCache(session))
     assert_cached(cached, [doubled(row) for row in rows(noise(10))], epochs=4)
 
 
@@ -109,7 +109,7 @@ def test_basic3(records: Any, session: int) -> None:
 
 def test_basic4(records: Any, session: int) -> None:
     """TFRecord, map, cache, shuffled by its loader: the order is the same with the cache and without."""
-    plain = prefeed.map(records, as_pixels)
+    plain = prefeed.mapped(records, as_pixels)
     cached = over_map(records, session)[1]
     for _ in range(2):
         orders = []
@@ -167,7 +167,7 @@ def test_allowed_share1(records: Any, session: int) -> None:
     """Different steps above the cache."""
     first, cached = over_leaf(records, session)
     again = prefeed.CachedDataset(records, prefeed.DatasetCache(session))
-    second = prefeed.map(prefeed.map(again, as_pixels), as_floats)
+    second = prefeed.mapped(prefeed.mapped(again, as_pixels), as_floats)
     assert_same_rows(rows(first), in_order(records))
     assert_same_rows(rows(second), [as_floats(image) for image in in_order(records)])
     assert_counts(cached, rows=NUM_ROWS, hits=NUM_ROWS)
@@ -177,7 +177,7 @@ def test_allowed_share1(records: Any, session: int) -> None:
 def test_allowed_share2(records: Any, session: int) -> None:
     """The same with a step below."""
     first = over_map(records, session)[1]
-    second = prefeed.map(over_map(records, session)[1], as_floats)
+    second = prefeed.mapped(over_map(records, session)[1], as_floats)
     assert_same_rows(rows(first), in_order(records))
     assert_same_rows(rows(second), [as_floats(image) for image in in_order(records)])
     assert_counts(first, rows=NUM_ROWS, hits=NUM_ROWS)
@@ -188,7 +188,7 @@ def test_allowed_share3(records: Any, session: int) -> None:
     """Different shards of one cache, whether they are chosen above it or below it."""
     for number in (0, 1):
         assert_same_rows(shard_of(over_map(records, session)[1], number, 2), in_order(records)[number::2])
-    below = prefeed.map(Subset(records, range(1, NUM_ROWS, 2)), as_pixels, prefeed.DatasetCache(session))
+    below = prefeed.mapped(Subset(records, range(1, NUM_ROWS, 2)), as_pixels, prefeed.DatasetCache(session))
     assert_same_rows(rows(below), in_order(records)[1::2])
     assert_counts(below, rows=NUM_ROWS, hits=NUM_ROWS // 2)
     assert len(caches_of(session)) == 1
@@ -209,10 +209,10 @@ def as_reversed(data: bytes) -> Any:
 def test_disallowed_share1(records: Any, session: int) -> None:
     """Different steps below: one cache object is refused, two objects are two caches."""
     cache = prefeed.DatasetCache(session)
-    first = prefeed.map(records, as_pixels, cache)
+    first = prefeed.mapped(records, as_pixels, cache)
     with pytest.raises(CacheInUseError, match="another pipeline"):
-        prefeed.map(records, as_reversed, cache)
-    second = prefeed.map(records, as_reversed, prefeed.DatasetCache(session))
+        prefeed.mapped(records, as_reversed, cache)
+    second = prefeed.mapped(records, as_reversed, prefeed.DatasetCache(session))
     assert_cached(first, in_order(records))
     assert_cached(second, [as_reversed(row) for row in rows(records)])
     assert len(caches_of(session)) == 2
@@ -340,7 +340,7 @@ def test_server_workers_100(records: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def with_argument(records: Any, session: int, **arguments: int) -> None:
-    assert_cached(prefeed.map(records, as_pixels, prefeed.DatasetCache(session, **arguments)), in_order(records))
+    assert_cached(prefeed.mapped(records, as_pixels, prefeed.DatasetCache(session, **arguments)), in_order(records))
 
 
 def test_num_connections_1(records: Any, session: int) -> None:
@@ -442,13 +442,13 @@ def test_epoch_ctrl3(records: Any, session: int) -> None:
 
 def test_epoch_ctrl4(records: Any, session: int) -> None:
     """Repeated under the cache."""
-    cached = prefeed.map(ConcatDataset([records] * 2), as_pixels, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(ConcatDataset([records] * 2), as_pixels, prefeed.DatasetCache(session))
     endless(cached, cached, in_order(records) * 2)
 
 
 def test_nested_repeat(records: Any, session: int) -> None:
     """Repeated, cached, and the whole repeated again: 48 rows of 12."""
-    cached = prefeed.map(ConcatDataset([records] * 2), as_pixels, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(ConcatDataset([records] * 2), as_pixels, prefeed.DatasetCache(session))
     assert_same_rows(loaded(ConcatDataset([cached] * 2)), in_order(records) * 4)
     assert_counts(cached, rows=NUM_ROWS, hits=3 * NUM_ROWS)
 
@@ -532,7 +532,7 @@ def test_reader_in_shards(tmp_path: Path, session: int, write: Any) -> None:
 def test_reader_in_part(tmp_path: Path, session: int, write: Any) -> None:
     """``num_samples``, and a map under the cache."""
     plain = write(tmp_path / "data", 4)
-    cached = prefeed.map(Subset(plain, range(2)), with_length, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(Subset(plain, range(2)), with_length, prefeed.DatasetCache(session))
     assert_cached(cached, [with_length(row) for row in rows(plain)[:2]])
 
 
@@ -546,7 +546,7 @@ def with_length(row: Any) -> Any:
 def test_failure1(records: Any, session: int) -> None:
     """A cache above a cache works."""
     inner = prefeed.CachedDataset(records, prefeed.DatasetCache(session))
-    assert_cached(prefeed.map(inner, as_pixels, prefeed.DatasetCache(session)), in_order(records))
+    assert_cached(prefeed.mapped(inner, as_pixels, prefeed.DatasetCache(session)), in_order(records))
 
 
 def test_failure2(records: Any, session: int) -> None:
@@ -580,7 +580,7 @@ def test_failure4(records: Any, session: int) -> None:
     """A filter is a choice of indices."""
     chosen = [index for index, image in enumerate(in_order(records)) if image[0, 0, 0] > 100]
     assert 0 < len(chosen) < NUM_ROWS
-    cached = prefeed.map(Subset(records, chosen), as_pixels, prefeed.DatasetCache(session))
+    cached = prefeed.mapped(Subset(records, chosen), as_pixels, prefeed.DatasetCache(session))
     assert_cached(cached, [in_order(records)[index] for index in chosen])
 
 
@@ -591,7 +591,7 @@ def shaken(data: bytes) -> Any:
 def test_failure5(records: Any, session: int) -> None:
     """A random step under a cache is refused."""
     with pytest.raises(RandomStageError, match=r"prefeed\.not_random"):
-        prefeed.map(records, shaken, prefeed.DatasetCache(session))
+        prefeed.mapped(records, shaken, prefeed.DatasetCache(session))
 
 
 # ---------------------------------------------------------------- functions of Python
@@ -607,22 +607,22 @@ def numbered(data: bytes) -> Any:
 
 def test_pyfunc_lambda(records: Any, session: int) -> None:
     """A lambda needs no mark when it draws nothing; one that may draw needs it."""
-    assert_cached(prefeed.map(records, lambda data: data[::2], prefeed.DatasetCache(session)),
+    assert_cached(prefeed.mapped(records, lambda data: data[::2], prefeed.DatasetCache(session)),
                   [row[::2] for row in rows(records)])  # fmt: skip
     with pytest.raises(RandomStageError):
-        prefeed.map(records, lambda data: (data, random.random()), prefeed.DatasetCache(session))
+        prefeed.mapped(records, lambda data: (data, random.random()), prefeed.DatasetCache(session))
 
 
 def test_pyfunc_builtin(records: Any, session: int) -> None:
     """A builtin function."""
-    assert_cached(prefeed.map(records, len, prefeed.DatasetCache(session)), [len(row) for row in rows(records)])
+    assert_cached(prefeed.mapped(records, len, prefeed.DatasetCache(session)), [len(row) for row in rows(records)])
 
 
 def test_pyfunc_function(records: Any, session: int) -> None:
     """A function that holds a generator is refused, and cached when it is marked."""
     with pytest.raises(RandomStageError):
-        prefeed.map(records, numbered, prefeed.DatasetCache(session))
-    marked = prefeed.map(records, marked_numbered, prefeed.DatasetCache(session))
+        prefeed.mapped(records, numbered, prefeed.DatasetCache(session))
+    marked = prefeed.mapped(records, marked_numbered, prefeed.DatasetCache(session))
     assert_cached(marked, [marked_numbered(row) for row in rows(records)])
 
 

@@ -196,7 +196,7 @@ def test_a_file_that_was_missing(tmp_path: Path) -> None:
 
 def test_other_parameters_and_other_code_are_other_entries(files: Files, log: Log, session: int) -> None:
     seen = [
-        values(prefeed.map(files, fn, prefeed.DatasetCache(session)))[9]
+        values(prefeed.mapped(files, fn, prefeed.DatasetCache(session)))[9]
         for fn in (double, times(2), times(3), times(3), double)
     ]
     assert seen == [(18, 9), (18, 9), (27, 9), (27, 9), (18, 9)]
@@ -208,13 +208,13 @@ def test_other_parameters_and_other_code_are_other_entries(files: Files, log: Lo
 
 def test_a_version_stands_for_the_code(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
     def mapped(factor: int, version: str) -> Any:
-        return prefeed.map(files, times(factor), prefeed.DatasetCache.default(), version=version)[9][0][0]
+        return prefeed.mapped(files, times(factor), prefeed.DatasetCache.default(), version=version)[9][0][0]
 
     assert [mapped(2, "1"), mapped(3, "1"), mapped(2, "2")] == [18, 27, 18]
     assert log.take() == ["9"] * 3
     other_code = tripled
     other_code.__module__, other_code.__qualname__ = double.__module__, double.__qualname__
-    caches = (prefeed.map(files, fn, prefeed.DatasetCache.default(), version="1") for fn in (double, other_code))
+    caches = (prefeed.mapped(files, fn, prefeed.DatasetCache.default(), version="1") for fn in (double, other_code))
     found = [cached[9][0][0] for cached in caches]
     assert found == [18, 27]  # an audit finds it
     assert log.take() == ["9", "9"]
@@ -223,7 +223,7 @@ def test_a_version_stands_for_the_code(files: Files, log: Log, caplog: pytest.Lo
 
 def test_stages_above_see_changes_below(files: Files, log: Log) -> None:
     inner = prefeed.CachedDataset(files)
-    outer = prefeed.map(inner, double, prefeed.DatasetCache.default())
+    outer = prefeed.mapped(inner, double, prefeed.DatasetCache.default())
     expected = [(2 * index, index) for index in range(NUM_SAMPLES)]
     assert values(inner) == ALL  # so that the outer one opens no file
     assert values(outer) == expected
@@ -404,7 +404,7 @@ def test_what_is_set_again_does_not_change_what_others_find(files: Files, sessio
         return prefeed.DatasetCache(session) if explicit else None
 
     inner = prefeed.CachedDataset(files, cache())
-    outer = prefeed.map(inner, double, prefeed.DatasetCache.default())
+    outer = prefeed.mapped(inner, double, prefeed.DatasetCache.default())
     assert values([inner[3], outer[3]]) == [(3, 3), (6, 3)]
     files.times = 10
     assert values([outer[3], inner[3], outer[4], inner[4]]) == [(60, 3), (30, 3), (80, 4), (40, 4)]
@@ -413,7 +413,7 @@ def test_what_is_set_again_does_not_change_what_others_find(files: Files, sessio
 
 
 def test_another_function_and_a_random_one(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
-    mapped: Any = prefeed.map(files, double)
+    mapped: Any = prefeed.mapped(files, double)
     cached = prefeed.CachedDataset(mapped)
     assert values([cached[2]]) == [(4, 2)]
     mapped.fn = times(3)
@@ -537,7 +537,7 @@ def test_a_stage_that_draws_is_refused(tmp_path: Path, transform: Any) -> None:
     with pytest.raises(RandomStageError, match=r"prefeed\.not_random"):
         prefeed.CachedDataset(folder)
     with pytest.raises(RandomStageError, match="random"):
-        prefeed.map(range(3), transform, prefeed.DatasetCache.default())
+        prefeed.mapped(range(3), transform, prefeed.DatasetCache.default())
 
 
 def test_a_stage_that_hides_its_draws_is_found_out(tmp_path: Path) -> None:
@@ -546,7 +546,7 @@ def test_a_stage_that_hides_its_draws_is_found_out(tmp_path: Path) -> None:
     def hidden(sample: Any) -> Any:
         return sample + getattr(__import__(names["library"]), names["function"])()
 
-    cached = prefeed.map(range(3), hidden, prefeed.DatasetCache.default(), version="1")
+    cached = prefeed.mapped(range(3), hidden, prefeed.DatasetCache.default(), version="1")
     with pytest.raises(RandomStageError, match="draws"):
         cached[0]
 
@@ -555,7 +555,7 @@ def test_a_random_step_above_stays_random(files: Files) -> None:
     def shifted(sample: tuple[Any, int]) -> float:
         return float(sample[0][0]) + random.random()
 
-    pipeline = prefeed.map(prefeed.CachedDataset(files), shifted)
+    pipeline = prefeed.mapped(prefeed.CachedDataset(files), shifted)
     assert pipeline[4] != pipeline[4]
     for make_loader in (DataLoader, prefeed.DataLoader):
         random.seed(1)
@@ -572,12 +572,12 @@ def test_a_mark_allows_it(files: Files) -> None:
         steady.seed(1)
         return sample[1] + int(10 * steady.random())
 
-    cached = prefeed.map(files, noisy, prefeed.DatasetCache.default())
+    cached = prefeed.mapped(files, noisy, prefeed.DatasetCache.default())
     assert cached[0] == cached[0]
 
 
 def test_a_global_that_is_set_again_as_in_a_notebook(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = prefeed.CachedDataset(prefeed.map(files, shifted))
+    cached = prefeed.CachedDataset(prefeed.mapped(files, shifted))
     loader = prefeed.DataLoader(cached, batch_size=4, num_workers=2)
     for number in (0, 100, 0):
         monkeypatch.setitem(globals(), "shift", number)
@@ -616,7 +616,7 @@ def test_one_cache_is_of_one_pipeline(files: Files, session: int) -> None:
     prefeed.CachedDataset(files, cache)
     prefeed.CachedDataset(files, cache)
     with pytest.raises(CacheInUseError):
-        prefeed.map(files, double, cache)
+        prefeed.mapped(files, double, cache)
 
 
 @pytest.mark.parametrize("make_loader", LOADERS)

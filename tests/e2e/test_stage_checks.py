@@ -287,8 +287,8 @@ def test_audits_wait_until_a_worker_has_nothing_to_do(
         monkeypatch.setattr("prefeed.torch.serving._IDLE_SECONDS", 60.0)  # as if there were always something to do
 
     def loader() -> Any:
-        cached = prefeed.CachedDataset(prefeed.map(made_from, Told(told.path, "made"), version="1"))
-        return prefeed.DataLoader(prefeed.map(cached, told), batch_size=2, num_workers=2, collate_fn=len)
+        cached = prefeed.CachedDataset(prefeed.mapped(made_from, Told(told.path, "made"), version="1"))
+        return prefeed.DataLoader(prefeed.mapped(cached, told), batch_size=2, num_workers=2, collate_fn=len)
 
     assert sum(loader()) == NUM_SAMPLES
     os.unlink(told.path)

@@ -291,7 +291,7 @@ def test_file_replaced_while_a_row_is_made(files: Files, session: int) -> None:
             write_file(files.root, 3, 77, seconds=9)
         return sample
 
-    cached = prefeed.map(files, prefeed.not_random(meddle), prefeed.DatasetCache(session), version="1")
+    cached = prefeed.mapped(files, prefeed.not_random(meddle), prefeed.DatasetCache(session), version="1")
     assert values([cached[3]]) == [(3, 3)]  # read before the change
     assert values([cached[3]]) == [(77, 3)]
 

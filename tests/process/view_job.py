@@ -76,7 +76,7 @@ def stage(data: str, epochs: int) -> tuple[list[list[bytes]], list[bytes]]:
 
     with NodeClient.connect(current()) as node:
         session = next((found.session for found in node.list_sessions()), 0) or node.new_session()
-    made = prefeed.map(Files(data), doubled, prefeed.DatasetCache(session))
+    made = prefeed.mapped(Files(data), doubled, prefeed.DatasetCache(session))
     loader = prefeed.DataLoader(made, batch_size=None)
     read = [list(loader) for _ in range(epochs)]
     return read, [Path(path).read_bytes() * 2 for path in paths_below(data)]

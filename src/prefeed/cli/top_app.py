@@ -94,9 +94,9 @@ class TopApp(App[None]):
 
     def __init__(self, look: Callable[[], Look] | None, *, home: str, interval_seconds: float = 1.0) -> None:
         super().__init__()
-        self.history = History()
+        self.history: History = History()
         self.sort: Sort = "order"
-        self.is_paused = False
+        self.is_paused: bool = False
         self._home = home
         self._columns = NARROWEST
         self._poller: Poller | None = None

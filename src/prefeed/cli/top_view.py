@@ -102,7 +102,7 @@ class History:
     def __init__(self) -> None:
         self.sample: Sample | None = None
         self.rates: Rates | None = None
-        self.trouble = ""
+        self.trouble: str = ""
         self._past: deque[Rates] = deque(maxlen=KEPT)
 
     def add(self, look: Look) -> None:

@@ -66,9 +66,7 @@ def command(
     else:
         where, config = located(url, config)
         listing_age = 0.0 if options.refresh else config.listing_age
-        result = _warm_everything(
-            backend_of(ctx), where, config, listing_age=listing_age, show_progress=show_progress
-        )
+        result = _warm_everything(backend_of(ctx), where, config, listing_age=listing_age, show_progress=show_progress)
     print_result(ctx, result, as_json=as_json)
 
 

@@ -35,7 +35,7 @@ class Order:
             readahead: True: all of it is read in order; False: never ahead; None: as the reads show.
         """
         self.block_bytes = block_bytes
-        self.run_bytes = 0
+        self.run_bytes: int = 0
         self._size = size_bytes
         self._num_blocks = -(-size_bytes // block_bytes)
         self._most_ahead = max(_LEAST_AHEAD_BLOCKS, min(most_bytes, _MOST_AHEAD_BYTES) // block_bytes)

@@ -157,7 +157,7 @@ class Blocks:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._lock = threading.Lock()
         self._sources: OrderedDict[tuple[str, int], BlockSource] = OrderedDict()
         self._opened: WeakValueDictionary[tuple[str, str, int, str], BlockObject] = WeakValueDictionary()

@@ -94,9 +94,9 @@ class Connection:
     """
 
     def __init__(self, reached: Reached, config: Config, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         _open.add(self)
-        self.runtime_dir = reached.directory
+        self.runtime_dir: Path = reached.directory
         self.store_dir = ""
         self.instance = ""
         self.settings: dict[str, str] = {}

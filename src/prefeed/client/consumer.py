@@ -49,9 +49,9 @@ class Consumer:
     def __init__(self, node: NodeClient, dataset: NodeDataset) -> None:
         """Speak for a loader of this dataset on this connection, which the consumer closes."""
         self._has_begun = False
-        self.number = secrets.randbits(62)
-        self.dataset = dataset
-        self.resident = not dataset.config.read_once  # of the plans that follow: their objects are kept
+        self.number: int = secrets.randbits(62)
+        self.dataset: NodeDataset = dataset
+        self.resident: bool = not dataset.config.read_once  # of the plans that follow: their objects are kept
         self._connection: Connection | None = node.connection
         node.connection.expect_answers_within(_COUNTS_SECONDS)
         self._pid = os.getpid()

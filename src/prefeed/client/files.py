@@ -45,7 +45,7 @@ class SampleFiles:
         self._written = written
         self._access = access
         self._roots = roots
-        self.costs = CostMeter()
+        self.costs: CostMeter = CostMeter()
         self._large: LargeFiles | None = None  # made when there is one
         self._samples: tuple[Any, ...] = ()
         self._expected: dict[str, int] | None = None

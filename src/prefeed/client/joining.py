@@ -31,9 +31,9 @@ class Joining:
             join: Called once, in the thread; raises nothing. It looks at ``is_stopped`` before it changes anything.
             when_slow: Wait until storage was found slow; nothing follows if it is quick. Else join at once.
         """
-        self.is_stopped = False
-        self.is_waiting = when_slow
-        self.is_running = True
+        self.is_stopped: bool = False
+        self.is_waiting: bool = when_slow
+        self.is_running: bool = True
         self._state = state
         self._join = join
         try:

@@ -34,9 +34,12 @@ class Lent:
 
     def __init__(self, value: StoredValue, path: str) -> None:
         self._value = value
-        self.path = path
-        self.num_read = self.last_start = self.last_size = 0
-        self.opening_seconds = self.waited_seconds = 0.0
+        self.path: str = path
+        self.num_read: int = 0
+        self.last_start: int = 0
+        self.last_size: int = 0
+        self.opening_seconds: float = 0.0
+        self.waited_seconds: float = 0.0
 
     def read(self, start: int, size: int) -> bytes | None:
         """Return a part, shorter at the end; None: the tier holds it no more."""

@@ -126,7 +126,7 @@ class ObjectReader:
 
     def __init__(self, dataset: NodeDataset, *, consumer: int = 0, shared: Shared | None = None) -> None:
         """Read for a consumer; readers that are given the same ``shared`` take turns."""
-        self.dataset = dataset
+        self.dataset: NodeDataset = dataset
         self.consumer = consumer
         self._shared = shared
         self._written = None
@@ -135,8 +135,8 @@ class ObjectReader:
         self._keys = dataset.manifest.keys
         self._tier = TierReader(dataset.store_dir)
         self._pid = os.getpid()
-        self.last_key = b""  # of the bytes given last; empty when not known
-        self.waited_seconds = 0.0  # for answers of the server, in this process
+        self.last_key: bytes = b""  # of the bytes given last; empty when not known
+        self.waited_seconds: float = 0.0  # for answers of the server, in this process
         self._connection: Connection | None = None
         self._source: Source | None = None
         self._retry_at = 0.0

@@ -38,8 +38,8 @@ class Consumers:
     """
 
     def __init__(self, holdings: Holdings) -> None:
-        self.counts = ReadCounts()
-        self.passed_unread = 0
+        self.counts: ReadCounts = ReadCounts()
+        self.passed_unread: int = 0
         self._holdings = holdings
         self._consumers: dict[int, _Consumer] = {}
 

@@ -131,8 +131,8 @@ class Holdings:
 
     def __init__(self, budget_bytes: int) -> None:
         self.tables: dict[int, ObjectTable] = {}
-        self.residency = Residency(budget_bytes)
-        self.num_transients = 0
+        self.residency: Residency = Residency(budget_bytes)
+        self.num_transients: int = 0
         self._tickets: dict[Key, Ticket] = {}
         self._waiters: dict[Key, list[int]] = {}
         self._uses: dict[Key, int] = {}

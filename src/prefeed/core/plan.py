@@ -49,9 +49,9 @@ class Window:
 
     def __init__(self, ids: Ids, *, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes // ids.itemsize
-        self.is_cut = len(ids) > self._most
+        self.is_cut: bool = len(ids) > self._most
         self.ids = ids[: self._most].copy() if self.is_cut else ids
-        self.start = 0
+        self.start: int = 0
         self._room: Ids = self.ids[:0]
 
     @property
@@ -136,18 +136,18 @@ class Plan:
     def __init__(
         self, consumer: int, dataset: int, ids: Ids | Window, *, warm: bool = False, resident: bool = True
     ) -> None:
-        self.consumer = consumer
-        self.dataset = dataset
+        self.consumer: int = consumer
+        self.dataset: int = dataset
         # What a warm-up fills is bounded by its dataset; no reader reads along, and nothing of it is known to be read again.
         most_bytes = _NO_LIMIT if warm else MOST_BYTES
-        self.window = ids if isinstance(ids, Window) else Window(ids, most_bytes=most_bytes)
-        self.warm = warm
-        self.resident = resident or warm
-        self.max_in_flight = _NO_LIMIT
-        self.is_past_memory = False
-        self.cursor = 0
-        self.position = 0
-        self.ahead_bytes = 0
+        self.window: Window = ids if isinstance(ids, Window) else Window(ids, most_bytes=most_bytes)
+        self.warm: bool = warm
+        self.resident: bool = resident or warm
+        self.max_in_flight: int = _NO_LIMIT
+        self.is_past_memory: bool = False
+        self.cursor: int = 0
+        self.position: int = 0
+        self.ahead_bytes: int = 0
         self.outstanding: dict[int, list[int]] = {}
         self._costs: dict[int, int] = {}
         self._num_outstanding = 0

@@ -32,8 +32,8 @@ class ConcurrencyLimit:
     __slots__ = ("_best", "_hold_until", "_round", "_round_sum", "limit", "maximum")
 
     def __init__(self, maximum: int) -> None:
-        self.maximum = maximum
-        self.limit = min(START, maximum)
+        self.maximum: int = maximum
+        self.limit: int = min(START, maximum)
         self._best = float("inf")
         self._round = 0
         self._round_sum = 0.0
@@ -124,7 +124,7 @@ class Again:
     """
 
     def __init__(self) -> None:
-        self.num_failed = 0
+        self.num_failed: int = 0
         self._due_at = float("-inf")
 
     def is_due(self, now: float) -> bool:

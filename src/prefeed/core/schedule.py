@@ -41,7 +41,7 @@ class Scheduler:
     """
 
     def __init__(self, *, budget_bytes: int, lookahead_bytes: int) -> None:
-        self.holdings = Holdings(budget_bytes)
+        self.holdings: Holdings = Holdings(budget_bytes)
         self._consumers = Consumers(self.holdings)
         self._lookahead = Lookahead(self.holdings, self._consumers, lookahead_bytes=lookahead_bytes)
         self._next_use = NextUse(self.holdings, self._consumers)

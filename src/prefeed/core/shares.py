@@ -39,7 +39,7 @@ class Shares:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.objects_share_bytes = min(budget_bytes, max(budget_bytes // OBJECTS_SHARE, MIN_OBJECTS_BYTES))
+        self.objects_share_bytes: int = min(budget_bytes, max(budget_bytes // OBJECTS_SHARE, MIN_OBJECTS_BYTES))
         self._limits: dict[Hashable, int] = {}
 
     @property

@@ -187,9 +187,9 @@ class ObjectTable:
     def __init__(self, sizes: npt.NDArray[np.uint64], stored_bytes: Callable[[int], int]) -> None:
         self._sizes = ObjectSizes(sizes, stored_bytes)
         self._stored_bytes = stored_bytes
-        self.resident_bytes = 0
-        self.in_flight = 0
-        self.max_in_flight = 32
+        self.resident_bytes: int = 0
+        self.in_flight: int = 0
+        self.max_in_flight: int = 32
         self.state = bytearray(len(sizes))
         self.states: npt.NDArray[np.uint8] = np.frombuffer(self.state, dtype=np.uint8)
         self.failures: dict[int, tuple[str, str]] = {}

@@ -47,7 +47,7 @@ class LabelledImages(OfOrigin):
         self.transform = transform
         self.target_transform = target_transform
         self.loader = loader or load_rgb_image
-        self.root = origin.url
+        self.root: str = origin.url
         self._origin = origin
         self._ids, self._targets = np.ascontiguousarray(ids), np.ascontiguousarray(targets)
 
@@ -122,6 +122,8 @@ class ImageFolder(LabelledImages):
         SourceError: The origin cannot be listed, or holds no class folder with an image.
     """
 
+    classes: list[str]
+
     def __init__(
         self,
         url_or_path: str | os.PathLike[str],
@@ -139,7 +141,7 @@ class ImageFolder(LabelledImages):
                 f"no class folder with an image below {origin.url}; wanted <class>/<name> with one of the endings "
                 f"{', '.join(IMAGE_EXTENSIONS)}, found {origin.manifest.num_objects} other objects"
             )
-        self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
+        self.class_to_idx: dict[str, int] = {name: index for index, name in enumerate(self.classes)}
         super().__init__(
             origin,
             ids,

@@ -27,6 +27,7 @@ from prefeed.client.readers import Readers, active_reader
 from prefeed.config import Config, parse_setting
 from prefeed.core.requests import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
+from prefeed.map_style import MapStyle
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.answers import read_origin
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
@@ -79,6 +80,9 @@ class Origin:
         listing_age_seconds: How old it was when this was made.
     """
 
+    listed_at: float
+    manifest: Manifest
+
     def __init__(
         self,
         url_or_path: str | os.PathLike[str],
@@ -104,8 +108,8 @@ class Origin:
             url_or_path, config = resolve(os.fspath(url_or_path), config)
         if is_pack:
             url_or_path = pack_url(url_or_path)
-        self.node_config = config if is_set else None
-        self.url = canonical_url(url_or_path)
+        self.node_config: Config | None = config if is_set else None
+        self.url: str = canonical_url(url_or_path)
         self._given = self.url if self.url.startswith("/") else veiled(os.fspath(url_or_path))
         self.config = config
         self._made_with = None
@@ -139,7 +143,7 @@ class Origin:
         else:
             assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
-        self.listing_age_seconds = max(0.0, time.time() - self.listed_at)
+        self.listing_age_seconds: float = max(0.0, time.time() - self.listed_at)
         if age:
             _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))
 
@@ -236,7 +240,7 @@ class Origin:
             )
 
 
-class OfOrigin(ABC):
+class OfOrigin(MapStyle[Any], ABC):
     """A dataset of the objects of one origin: what its loaders and their caches ask, and what it says of its listing."""
 
     _origin: Origin

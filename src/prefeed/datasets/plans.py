@@ -72,6 +72,9 @@ class PlanReader:
         self._readers: IdleReaders[ObjectReader] = IdleReaders()
         self._is_over = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._dataset!r}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (PlanReader, (self._dataset, self._on_node, self._consumer))
 
@@ -152,7 +155,7 @@ class Plan:
         first = self._samples(items)
         self._access, self._consumer = _attached(listing, listing.prefeed_settings() or settings)
         number, on_node = (0, None) if self._consumer is None else (self._consumer.number, self._consumer.dataset)
-        self.reader = PlanReader(listing, on_node, number)
+        self.reader: PlanReader = PlanReader(listing, on_node, number)
         ids = self._planned(*first)
         if self._consumer is not None:
             self._consumer.begin(ids, goes_on=True)
@@ -221,6 +224,10 @@ class Plan:
     def __len__(self) -> int:
         """Return how many samples it names so far."""
         return self._ends.num_samples
+
+    def __repr__(self) -> str:
+        state = ", cancelled" if self._is_over else "" if self._consumer is not None else ", without a server"
+        return f"<{type(self).__name__} of {len(self):,} samples of {self._dataset!r}, {self._position:,} done{state}>"
 
     def __enter__(self) -> Plan:
         return self

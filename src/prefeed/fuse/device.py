@@ -107,7 +107,7 @@ class ProgramMount:
             OSError: The kernel or ``fusermount3`` refused; it has said why on standard error.
         """
         self._socket, theirs = socket.socketpair()
-        self.link = self._socket.fileno()
+        self.link: int = self._socket.fileno()
         name = shown.replace("\\", "\\\\").replace(",", "\\,")
         options = f"ro,nosuid,nodev,auto_unmount,fsname={name},subtype={subtype},max_read={READ_BYTES}"
         options += ",allow_other,default_permissions" if others else ""
@@ -125,7 +125,7 @@ class ProgramMount:
             self._socket.close()
             raise OSError(f"{PROGRAM} ended with status {self._program.wait()}")
         descriptors.frombytes(messages[0][2])
-        self.device = descriptors[1]
+        self.device: int = descriptors[1]
 
     def close(self) -> None:
         """Unmount; requests under way fail with ``ENOTCONN``."""

@@ -78,7 +78,7 @@ class Place:
         self.name = name
         self.original: Any = None
         self.replacement: Any = None
-        self.is_replaced = False
+        self.is_replaced: bool = False
 
     def restore(self) -> None:
         """Put the original back, unless other code has replaced ours: theirs still calls ours."""
@@ -105,7 +105,7 @@ class Places:
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str], Place] = {}
-        self.num_modules = -1
+        self.num_modules: int = -1
         """Length of ``sys.modules`` at the last look; -1: look again."""
 
     def replace_all(self, *, finished: str = "") -> None:

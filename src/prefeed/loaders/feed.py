@@ -69,7 +69,7 @@ class Feed(Reported):
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.name = name
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._dataset = dataset
         self._consumer: Consumer | None = None
         self._access: AccessMap | None = None

@@ -22,7 +22,7 @@ class Replaced:
             return instead(own, self, args, kwargs) if replaced.active else own(self, *args, **kwargs)
 
         replaced = self
-        self.active = True
+        self.active: bool = True
         self._cls, self._name, self._own, self._ours = cls, name, own, method
         setattr(cls, name, method)
 

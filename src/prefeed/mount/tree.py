@@ -93,7 +93,7 @@ class Tree:
         self.manifest = manifest
         self._blob = manifest.path_blob
         self._offsets = memoryview(manifest.offsets.data).cast("B").cast("Q")
-        self.links = tuple(Link(*pair) for pair in sorted((links or {}).items()))
+        self.links: tuple[Link, ...] = tuple(Link(*pair) for pair in sorted((links or {}).items()))
         self._has_shadows = not manifest.url.startswith("/")
         self._root = Directory(b"", range(manifest.num_objects), 0)
         self._children: dict[int, Children] = {}

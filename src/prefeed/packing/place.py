@@ -113,7 +113,7 @@ class LocalPlace:
 
     def __init__(self, directory: Path, config: Config) -> None:
         """Pack into ``directory``, an absolute path."""
-        self.url = str(directory)
+        self.url: str = str(directory)
         self.work = directory
         self._config = config
 

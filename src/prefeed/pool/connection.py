@@ -50,7 +50,7 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._sock: socket.socket | None = None
-        self.has_answered = False
+        self.has_answered: bool = False
 
     def read(self, key: bytes) -> memoryview | None:
         """Return the value under the key, which is the caller's own; None when there is none.

@@ -71,8 +71,8 @@ class PoolServer:
         self, name: str, address: Address, *, timeout_seconds: float, clock: Clock, changed: Callable[[], None]
     ) -> None:
         self.name = name
-        self.item_bytes = DEFAULT_ITEM_BYTES
-        self.failures = 0
+        self.item_bytes: int = DEFAULT_ITEM_BYTES
+        self.failures: int = 0
         self._address = address
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -281,11 +281,11 @@ class Ring:
     """
 
     def __init__(self, addresses: Sequence[str], *, timeout_seconds: float, clock: Clock) -> None:
-        self.longest_question_seconds = _MOST_TIME_OUTS * timeout_seconds
+        self.longest_question_seconds: float = _MOST_TIME_OUTS * timeout_seconds
         self._clock = clock
         self._changed = threading.Condition()
         self._is_closing = False
-        self.servers = tuple(
+        self.servers: tuple[PoolServer, ...] = tuple(
             PoolServer(name, parse_address(name), timeout_seconds=timeout_seconds, clock=clock, changed=self._notice)
             for name in addresses
         )

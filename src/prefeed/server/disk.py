@@ -103,7 +103,7 @@ class DiskTier:
         self._min_free_bytes = min_free_bytes
         self._tier = SharedTier(directory, limit_bytes=self._budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
         _make_directory(directory)
-        self.damage = empty_if_damaged(directory, on_disk=True, is_suspect=is_suspect)
+        self.damage: str = empty_if_damaged(directory, on_disk=True, is_suspect=is_suspect)
         if self._tier.file_bytes() > max(self._budget_bytes, keep_bytes):
             self._remove_all()
         self._tier.shrink(self._budget_bytes)  # its file says what it might take in an earlier life

@@ -76,7 +76,7 @@ class Lease:
     def __init__(self, ring: Ring, part: tuple[int, int], start: int, size_bytes: int) -> None:
         self._ring = ring
         self._part: tuple[int, int] | None = part
-        self.data = ring.view(start, size_bytes)
+        self.data: memoryview = ring.view(start, size_bytes)
 
     def release(self) -> None:
         """The bytes are not used any more; a second call does nothing."""

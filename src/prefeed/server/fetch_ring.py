@@ -28,8 +28,8 @@ class Ring:
             OSError: The system has no memory or no descriptor for it.
         """
         self.size_bytes = size_bytes
-        self.num_leased = 0
-        self.fd = os.memfd_create("prefeed-ring", os.MFD_CLOEXEC)
+        self.num_leased: int = 0
+        self.fd: int = os.memfd_create("prefeed-ring", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size_bytes)
             self._memory = mmap.mmap(self.fd, size_bytes)

@@ -50,7 +50,7 @@ class Handlers:
         self, config: Config, *, clock: Clock, runtime_dir: Path, own_dir: Path, store_dir: Path, on_tmpfs: bool,
         notices: tuple[str, ...], metrics_url: str = "",
     ) -> None:  # fmt: skip
-        self.is_stopping = False
+        self.is_stopping: bool = False
         self.node: Node
         self.loop: Loop
         self.sessions: Sessions
@@ -64,7 +64,7 @@ class Handlers:
         self._own_dir = own_dir
         self._store_dir = store_dir
         self._version = version("prefeed")
-        self.observer = Observer(
+        self.observer: Observer = Observer(
             config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
         )
         self._instance = secrets.token_hex(8)

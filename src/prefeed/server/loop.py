@@ -46,8 +46,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.reader = FrameReader()
-        self.outgoing = bytearray()
+        self.reader: FrameReader = FrameReader()
+        self.outgoing: bytearray = bytearray()
         self.is_greeted = False
         self.is_open = True
         self.root: int | None = None  # descriptor of the client's root directory, until its first word is read

@@ -320,7 +320,7 @@ class Scrapes(ThreadingHTTPServer):
         super().__init__(listener.getsockname(), Exchange, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.pages = Pages(observe)
+        self.pages: Pages = Pages(observe)
         self._client_seconds = client_seconds
         self._deadlines: dict[socket.socket, float] = {}
 

@@ -89,8 +89,8 @@ class MetricsEndpoint:
     """
 
     def __init__(self, address: str | None, *, client_seconds: float = CLIENT_SECONDS) -> None:
-        self.url = ""
-        self.notice = ""
+        self.url: str = ""
+        self.notice: str = ""
         self._client_seconds = client_seconds
         self._scrapes: Scrapes | None = None
         self._questions: Questions

@@ -69,19 +69,19 @@ class Node:
         processes: FetchProcesses[Job] | None = None,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
-        self.fetchers = Fetchers(
+        self.scheduler: Scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
+        self.fetchers: Fetchers = Fetchers(
             max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool, processes=processes
         )
         entries = ((key, size) for key, size, _ in tier.entries())
-        self.registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight, clock=clock)
+        self.registry: Registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight, clock=clock)
         self.scheduler.set_budget(tier.capacity_bytes)
-        self.datasets = self.registry.datasets
+        self.datasets: dict[int, Dataset] = self.registry.datasets
         self.disk = disk
         self.pool = pool
         if disk is not None:
             disk.keys_in_use = self.registry.entry_keys
-        self.checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
+        self.checks: Checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
         self._sharing = Sharing(self.registry, self.scheduler)
         self._tier = tier
         self._granted_bytes = _EVERYTHING

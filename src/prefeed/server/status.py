@@ -127,7 +127,7 @@ class Observer:
         self, config: Config, *, clock: Clock, store_dir: Path, on_tmpfs: bool, notices: tuple[str, ...],
         metrics_url: str,
     ) -> None:  # fmt: skip
-        self.epochs = Epochs()
+        self.epochs: Epochs = Epochs()
         self._config = config
         self._clock = clock
         self._started = clock()

@@ -219,8 +219,8 @@ class Room:
         self.damage: list[str] = []
         self._on_disk = on_disk
         self.floor_bytes = floor_bytes
-        self.files = SessionFiles(root)
-        self.shares = Shares(budget_bytes)
+        self.files: SessionFiles = SessionFiles(root)
+        self.shares: Shares = Shares(budget_bytes)
         self._objects_bytes: Callable[[], int] = lambda: 0
         self._resize_objects: Callable[[int], int] = lambda budget_bytes: budget_bytes
         self._dropped: dict[str, Holders] = {}

@@ -96,7 +96,7 @@ class Catalogue(Listing):
     def __init__(self, directory: Path, header: CatalogueHeader, files: int) -> None:
         """Map the files below the descriptor of the directory; use ``open``."""
         self.directory = directory
-        self.header = header
+        self.header: CatalogueHeader = header
         self.url = "/"
         self._count = as_numbers(self._map(files, "count"))
         self._map_all(files)

@@ -116,7 +116,7 @@ class ForkedReader:
 
     def __init__(self, url: str, config: Config, authorization: str | None, access: StoreAccess) -> None:
         """Describe what to read, and how its store is reached; nothing is started yet."""
-        self.owner_pid = os.getpid()
+        self.owner_pid: int = os.getpid()
         self._hello = Hello(
             url,
             authorization,

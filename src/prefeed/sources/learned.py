@@ -68,8 +68,8 @@ class LearnedMap:
 
     def __init__(self, directory: Path, num_samples: int) -> None:
         """Map what is there; use ``open``."""
-        self.directory = directory
-        self.num_samples = num_samples
+        self.directory: Path = directory
+        self.num_samples: int = num_samples
         self._words: Words = _NOTHING
         self._scalars = memoryview(b"").cast("q")
         self._file = (0, 0, 0)

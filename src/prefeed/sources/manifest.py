@@ -159,15 +159,17 @@ class Manifest(Listing):
     grows: ClassVar[Literal[False]] = False
     num_objects: int
     sizes: NDArray[np.uint64]
+    stamps: NDArray[np.int64] | None
+    version_hashes: NDArray[np.uint64]
 
     def __init__(self, directory: Path, file: memoryview) -> None:
         """Take apart the mapped file of one generation; use ``Manifest.open``."""
         header, columns = _taken_apart(directory, file)
         self.directory = directory
-        self.header = header
+        self.header: Header = header
         self.url = header.url
         self.num_objects = header.num_objects
-        self.total_bytes = header.total_bytes
+        self.total_bytes: int = header.total_bytes
         self._file = file
         self.sizes = np.frombuffer(columns["sizes"], np.uint64)
         self.version_hashes = np.frombuffer(columns["versions"], np.uint64)

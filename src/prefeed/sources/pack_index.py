@@ -135,12 +135,12 @@ class PackIndex:
         Raises:
             StoreFormatError: It is none, or not a whole one.
         """
-        self.where = where
+        self.where: str = where
         self._view = view
-        self.head = Head.decode(view[:HEAD_BYTES], where)
+        self.head: Head = Head.decode(view[:HEAD_BYTES], where)
         if len(view) != self.head.total_bytes:
             raise StoreFormatError(f"{where} is damaged: {len(view)} bytes, {self.head.total_bytes} expected")
-        self.header = _decode_header(view[HEAD_BYTES : HEAD_BYTES + self.head.header_bytes], where)
+        self.header: PackHeader = _decode_header(view[HEAD_BYTES : HEAD_BYTES + self.head.header_bytes], where)
         count, body = self.header.num_objects, view[HEAD_BYTES + self.head.header_bytes :]
         is_possible = count >= 0 and self.header.path_bytes >= 0
         if not is_possible or len(body) != (4 * count + 1) * 8 + count * 4 + self.header.path_bytes:

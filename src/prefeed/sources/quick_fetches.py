@@ -168,7 +168,7 @@ class QuickClient:
     """
 
     def __init__(self, memory: mmap.mmap, origins: dict[int, QuickOrigin] | None = None) -> None:
-        self.num_under_way = 0
+        self.num_under_way: int = 0
         self._memory = memory
         self._view = memoryview(memory)
         self._origins = {number: _Origin(told) for number, told in (origins or {}).items()}

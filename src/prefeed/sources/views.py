@@ -36,7 +36,7 @@ class View:
 
     def __init__(self, identity: tuple[int, int, int]) -> None:
         """Stand for the root directory of this identity; ``attach`` says by which descriptor."""
-        self.file_systems = FileSystems(opened=self.open)
+        self.file_systems: FileSystems = FileSystems(opened=self.open)
         self.mark = xxh3_64_hexdigest("\0".join((boot_id(), *map(str, identity))).encode())
         self.listed: set[str] = set()
         self._lock = threading.Lock()

@@ -29,5 +29,7 @@ from prefeed.stage_cache.cache import CacheStatistics as CacheStatistics
 from prefeed.stage_cache.cache import DatasetCache as DatasetCache
 from prefeed.stage_cache.dataset import CachedDataset as CachedDataset
 from prefeed.stage_cache.dataset import MappedDataset as MappedDataset
+from prefeed.stage_cache.dataset import cached as cached
 from prefeed.stage_cache.dataset import map as map
+from prefeed.stage_cache.dataset import mapped as mapped
 from prefeed.stage_cache.randomness import not_random as not_random

@@ -145,7 +145,7 @@ class Auditor:
         self._run = run
         self._clock = clock
         self._given_chance = chance
-        self.num_failed = 0
+        self.num_failed: int = 0
         self._begin()
 
     def _begin(self) -> None:

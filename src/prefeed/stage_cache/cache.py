@@ -93,20 +93,26 @@ class DatasetCache:
         *,
         config: Config | None = None,
     ) -> None:  # fmt: skip
-        self.session_id = _whole_number("session_id", session_id, 1, _MAX_SESSION)
-        self.size = _whole_number("size", size, 0, _MAX_SIZE)
+        self.session_id: int = _whole_number("session_id", session_id, 1, _MAX_SESSION)
+        self.size: int = _whole_number("size", size, 0, _MAX_SIZE)
         if not isinstance(spilling, bool):
             raise TypeError(f"spilling must be True or False, not {spilling!r}")
         self.spilling = spilling
-        self.hostname = _host(hostname)
-        self.port = _port(port)
-        self.num_connections = _count("num_connections", num_connections, 12)
-        self.prefetch_size = _count("prefetch_size", prefetch_size, 20)
+        self.hostname: str = _host(hostname)
+        self.port: int = _port(port)
+        self.num_connections: int = _count("num_connections", num_connections, 12)
+        self.prefetch_size: int = _count("prefetch_size", prefetch_size, 20)
         self._config = config_for_port(settings_of(config), self.port)
         self._store: CacheStore | None = None
         self._cache: int | None = None
         self._again = Again()
         self._said = ""
+
+    def __repr__(self) -> str:
+        room = "" if not self.size else f", {self.size:,} MiB at most"
+        disk = ", spilling to disk" if self.spilling else ""
+        where = "the default session" if not self.session_id else f"session {self.session_id}"
+        return f"<{type(self).__name__} of {where}{room}{disk}>"
 
     @classmethod
     def default(cls, config: Config | None = None) -> DatasetCache:
@@ -132,9 +138,7 @@ class DatasetCache:
         """
         store = self._store
         if self._cache is None:
-            raise CacheNotInUseError(
-                "this cache is not in use yet: pass it to prefeed.map or prefeed.CachedDataset first"
-            )
+            raise CacheNotInUseError("this cache is not in use yet: pass it to prefeed.cached first")
         if store is None:
             return CacheStatistics(avg_cache_sz=0, num_mem_cached=0, num_disk_cached=0, hits=0, misses=0)
         store.report(now=True)

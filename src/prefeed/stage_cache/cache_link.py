@@ -67,14 +67,14 @@ class CacheLink:
     """
 
     def __init__(self, config: Config, name: CacheName) -> None:
-        self.is_dropped = False
+        self.is_dropped: bool = False
         self._config = config
         self._name = name
         self.start_anew()
 
     def start_anew(self) -> None:
         """This is another process: connected to nothing, and it has read nothing."""
-        self.is_alone = False
+        self.is_alone: bool = False
         self._connection: Connection | None = None
         self._retry_at = 0.0
         self._retry_seconds = _RETRY_SECONDS

@@ -334,7 +334,7 @@ class Looking:
         self._asked: set[Any] = set()
         self._allowed = _LOOKS_AT_ONCE
         self._looked_at = time.monotonic()
-        self.cost_seconds = 0.0
+        self.cost_seconds: float = 0.0
         self._due_at = time.monotonic() + _LEAST_PAUSE_SECONDS
 
     def is_due(self, indices: Sequence[Any]) -> bool:

@@ -18,6 +18,9 @@ from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
+from prefeed.map_style import MapStyle
+from prefeed.places import say_once
+from prefeed.shown import shown
 from prefeed.stage_cache.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
 from prefeed.stage_cache.cache_store import CacheStore
@@ -74,7 +77,7 @@ class _Batch:
         return Audit(self.store, self.indices[position], self.versions[position], self.keys[position], scope)
 
 
-class CachedDataset:
+class CachedDataset(MapStyle[Any]):
     """What ``dataset[i]`` returns, made once and kept, for every process of this node.
 
     An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
@@ -146,6 +149,10 @@ class CachedDataset:
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of a batch."""
         return self.samples(indices)
+
+    def __repr__(self) -> str:
+        state = "not cached: see the log" if self._place.store is None else f"in {self.cache!r}"
+        return f"<{type(self).__name__} of {shown(self.dataset)}, {state}>"
 
     def get_stat(self) -> CacheStatistics:
         """Return what its cache holds; see ``DatasetCache.get_stat``."""
@@ -446,7 +453,7 @@ def require_map_style(dataset: Any) -> None:
         )
 
 
-def map(
+def mapped(
     dataset: Any,
     fn: Callable[[Any], Any],
     cache: DatasetCache | None = None,
@@ -468,11 +475,32 @@ def map(
         RandomStageError: A cached step draws random numbers.
         CannotFingerprintError: It cannot be told whether ``fn`` is the same the next time; pass ``version``.
     """
-    mapped = MappedDataset(dataset, fn, version=version)
-    return mapped if cache is None else CachedDataset(mapped, cache, codec=codec)
+    without = MappedDataset(dataset, fn, version=version)
+    return without if cache is None else CachedDataset(without, cache, codec=codec)
 
 
-class MappedDataset:
+def cached(
+    dataset: Any,
+    cache: DatasetCache | None = None,
+    *,
+    version: str | None = None,
+    codec: str | None = None,
+    config: Config | None = None,
+) -> CachedDataset:
+    """Return a dataset whose samples are computed once and kept, for every process of this node.
+
+    Arguments and errors are those of ``CachedDataset``; without a cache, samples are kept in the node's default session.
+    """
+    return CachedDataset(dataset, cache, version=version, codec=codec, config=config)
+
+
+def map(*args: Any, **kwargs: Any) -> MappedDataset | CachedDataset:
+    """The old name of ``mapped``, for one release."""
+    say_once("prefeed.map is prefeed.mapped now; the old name works in this release only")
+    return mapped(*args, **kwargs)
+
+
+class MappedDataset(MapStyle[Any]):
     """``fn(dataset[i])``, made each time.
 
     Attributes:
@@ -481,16 +509,19 @@ class MappedDataset:
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any], *, version: str | None = None) -> None:
-        """See ``map``."""
+        """See ``mapped``."""
         require_map_style(dataset)
         if not callable(fn):
-            raise TypeError(f"the function of a map must be callable, not {fn!r}")
+            raise TypeError(f"the function of prefeed.mapped must be callable, not {fn!r}")
         self.dataset = dataset
         self.fn = fn
         self._version = version
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown(self.fn)} of {shown(self.dataset)}>"
 
     def __getitem__(self, index: Any) -> Any:
         return self.fn(self.dataset[index])

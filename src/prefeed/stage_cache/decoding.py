@@ -37,13 +37,13 @@ class Source:
     def __init__(
         self, buffer: memoryview, start: int, end: int, values: Iterator[Any], *, copy: bool, allow_pickle: bool
     ) -> None:
-        self.buffer = buffer  # read-only
-        self.next_start = start
-        self.used = start
-        self.end = end
-        self.values = values
-        self.copy = copy
-        self.allow_pickle = allow_pickle
+        self.buffer: memoryview = buffer  # read-only
+        self.next_start: int = start
+        self.used: int = start
+        self.end: int = end
+        self.values: Iterator[Any] = values
+        self.copy: bool = copy
+        self.allow_pickle: bool = allow_pickle
         self._address = 0
 
     def take(self, num_bytes: int) -> int:

@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
     def __init__(self, value: Any, reason: str, *, can_pickle: bool = True) -> None:
         super().__init__(reason)
-        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        self.type_name: str = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         self.reason = reason
         self.can_pickle = can_pickle
         self.where = ""
@@ -56,10 +56,10 @@ class Parts:
     def __init__(self, *, allow_pickle: bool) -> None:
         self.values: list[Any] = []
         self.blocks: list[tuple[int, int, Copy, Any]] = []
-        self.payload_bytes = 0
-        self.depth = 0
-        self.allow_pickle = allow_pickle
-        self.has_pickle = False
+        self.payload_bytes: int = 0
+        self.depth: int = 0
+        self.allow_pickle: bool = allow_pickle
+        self.has_pickle: bool = False
 
     def add_block(self, value: Any, num_bytes: int, copy: Copy) -> None:
         """Set room aside for a value's bytes; ``copy`` writes them later."""

@@ -166,7 +166,7 @@ class FilesSeen:
                 not matter.
             again: Bytes that the reader gave before, for a sample that is made of the same once more.
         """
-        self.is_complete = True
+        self.is_complete: bool = True
         self.ways: dict[int, list[str]] = {}
         self.served: dict[str, Answer] = {}
         self._again = again or {}

@@ -58,8 +58,8 @@ class Ballast:
         self._next = 0
         self._run = 0
         self._has_worked = False
-        self.is_scattered = False
-        self.bytes = 0
+        self.is_scattered: bool = False
+        self.bytes: int = 0
         self._find()
 
     @property

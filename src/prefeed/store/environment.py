@@ -102,9 +102,9 @@ class SharedEnvironment:
         self.layout = layout
         self.tables: tuple[Any, Any] = (None, None)
         self.reservation: Reservation | None = None
-        self.turn = Turn(data_path(Path(path)))
+        self.turn: Turn = Turn(data_path(Path(path)))
         self._data_file: int | None = None
-        self.written = not readonly
+        self.written: bool = not readonly
         self.reopening = 0
         self.holders = 1
         self.open_batches = 0

@@ -237,9 +237,9 @@ class ForeignTransaction:
         self._txn = txn
         self._environment = environment
         self._snapshot = snapshot
-        self.get = txn.get
-        self.cursor = txn.cursor
-        self.stat = txn.stat
+        self.get: Any = txn.get
+        self.cursor: Any = txn.cursor
+        self.stat: Any = txn.stat
 
     def __enter__(self) -> ForeignTransaction:
         return self

@@ -60,7 +60,7 @@ class NodeDirectory:
         self.path = path
         self.number = number
         self._lock = lock
-        self.is_suspect = os.fstat(lock).st_size > 0
+        self.is_suspect: bool = os.fstat(lock).st_size > 0
         with contextlib.suppress(OSError):  # a full disk: it is still held
             os.pwrite(lock, json.dumps(asdict(Process.of(os.getpid()))).encode(), 0)
 

@@ -38,7 +38,7 @@ class Reservation:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._address = _mapped_address(path)
         self._backed = (0, min(reserved_bytes, map_bytes))  # from, up to; replaced as a whole, since threads share it
-        self.map_bytes = map_bytes
+        self.map_bytes: int = map_bytes
 
     @property
     def reserved_bytes(self) -> int:

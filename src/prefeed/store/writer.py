@@ -113,7 +113,7 @@ class TierWriter:
         self._lock_file = lock_file
         self._closed = True
         self._expects_foreign = False
-        self.damage = ""
+        self.damage: str = ""
 
     def _begin(self, shared: SharedEnvironment, found: Found) -> None:
         self._closed = False

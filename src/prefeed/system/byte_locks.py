@@ -126,7 +126,7 @@ class OwnFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.num_opened = 0
+        self.num_opened: int = 0
         self._file: int | None = None
         _all.add(self)
 

@@ -41,7 +41,7 @@ class SlowDirectory:
     def __init__(self, *, path: Path, source: Path, server: subprocess.Popen[str]) -> None:
         self.path = path
         self.source = source
-        self.pid = server.pid
+        self.pid: int = server.pid
         self._server = server
         self._lock = threading.Lock()
 

@@ -70,8 +70,8 @@ class _Passing:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.url = source.url
-        self.mark = source.mark
+        self.url: str = source.url
+        self.mark: str = source.mark
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""
@@ -106,11 +106,11 @@ class CountingSource(_Passing):
         """Count the calls to ``source``."""
         super().__init__(source)
         self._changed = threading.Condition()
-        self.listings = 0
-        self.fetches = 0
-        self.fetched_bytes = 0
-        self.in_flight = 0
-        self.max_in_flight = 0
+        self.listings: int = 0
+        self.fetches: int = 0
+        self.fetched_bytes: int = 0
+        self.in_flight: int = 0
+        self.max_in_flight: int = 0
         self.fetches_by_path: dict[str, int] = {}
 
     def fetch(self, path: str) -> FetchedObject:
@@ -212,7 +212,7 @@ class FaultySource(_Passing):
     ) -> None:
         """Break fetches of ``source``: those in ``faults``, and this share of all others."""
         super().__init__(source)
-        self.faults = dict(faults or {})
+        self.faults: dict[str, Fault] = dict(faults or {})
         self.stalled: list[str] = []
         self._random = random.Random(seed)
         self._fault_ratio = fault_ratio

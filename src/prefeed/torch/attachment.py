@@ -85,8 +85,8 @@ class Attachment(Reported):
         self._place_said = ""
         self._is_unserved = False  # the epoch was in place so far
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
-        self.position = Position()
-        self.turn = 0  # of the iterator that was made last: an older one is not counted any more
+        self.position: Position = Position()
+        self.turn: int = 0  # of the iterator that was made last: an older one is not counted any more
 
     @property
     def config(self) -> Config:

@@ -26,6 +26,7 @@ import torch
 
 from prefeed.errors import ResumeError
 from prefeed.prefetching import BackgroundGenerator, close_iterator
+from prefeed.shown import shown
 from prefeed.torch.nesting import map_tensors, tensors_in
 
 _WITH_STREAMS: Final = ("cuda", "xpu")  # ROCm's are called cuda
@@ -237,7 +238,7 @@ class DevicePrefetcher(Generic[T]):
         if isinstance(depth, bool) or not hasattr(depth, "__index__") or depth < 1:
             raise ValueError(f"depth must be a whole number, at least 1: {depth!r}")
         self.loader: Any = loader
-        self.device = default_device() if device is None else torch.device(device)
+        self.device: Any = default_device() if device is None else torch.device(device)
         self.transform = transform
         self.dtype = dtype
         self.depth = depth
@@ -246,6 +247,9 @@ class DevicePrefetcher(Generic[T]):
         self._place = _Place()
         self._epoch: Iterator[T] | None = None
         self._after_last: Any = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {shown(self.loader)}, to {self.device}, {self.depth} batches ahead>"
 
     def __iter__(self) -> Iterator[T]:
         self._epoch = None  # one loop at a time

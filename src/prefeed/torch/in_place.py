@@ -57,8 +57,8 @@ class InPlace(Staged):
 
     def __init__(self, inner: Any, opening: Opening, config: Config) -> None:
         super().__init__(inner)
-        self.state = PlaceState(shared_tensor(STATE_BYTES, torch.uint8))
-        self.shared = SharedState()
+        self.state: PlaceState = PlaceState(shared_tensor(STATE_BYTES, torch.uint8))
+        self.shared: SharedState = SharedState()
         self._starts, self._indices = opening.starts, opening.indices
         self._roots = None if opening.names_files else Roots.of(config)
         self._begin_anew()
@@ -200,8 +200,8 @@ class Place:
     """
 
     def __init__(self, loader: Any, opening: Opening, config: Config) -> None:
-        self.dataset = InPlace(loader.dataset, opening, config)
-        self.pid = os.getpid()
+        self.dataset: InPlace = InPlace(loader.dataset, opening, config)
+        self.pid: int = os.getpid()
         self.joining: Joining | None = None
         self.is_refused = False
         self.opening = opening

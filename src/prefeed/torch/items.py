@@ -81,7 +81,7 @@ class ItemLoader:
     def __init__(self, loader: Any, source: Any) -> None:
         self.itself = loader
         self._source = source
-        self.dataset = source.dataset
+        self.dataset: Any = source.dataset
         self._index_sampler = _Drawn(source)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -21,6 +23,7 @@ from torch.utils.data.dataloader import (
 
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
+from prefeed.shown import shown
 from prefeed.torch.attachment import Attachment, samples_as_torchs, works_in_threads
 from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
@@ -35,6 +38,17 @@ __all__ = ["DataLoader", "begin_iterator", "leave", "set_all_loaders"]
 _all_loaders = False
 
 T_co = TypeVar("T_co", covariant=True)
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+
+class Samples(Protocol[T_co]):
+    """What has samples by index, and need not be a dataset of torch's."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+    def __len__(self) -> int: ...
 
 
 class _LoaderType(ABCMeta):
@@ -53,21 +67,51 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
     whose server cannot be started, makes it behave exactly as torch's; one line of the log says why.
 
     Args:
-        *args: As torch's.
-        config: Settings; defaults to those in force in the process.
-        **kwargs: As torch's.
+        config: Settings; defaults to those in force in the process. All others are torch's, with torch's defaults.
 
     **Threads and processes**: as torch's; workers may be forked, spawned or served. The main process never touches
     an object store, whose threads would not survive a fork. A copy, or an unpickled one, starts afresh.
     """
 
-    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
-        settings = settings_of(config)
-        super().__init__(*args, **kwargs)
-        note_made(self, sys._getframe(1))
-        if config is not None:
-            vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
-        _attachments.put(self, Attachment(settings, explicit=True))
+    if TYPE_CHECKING:  # torch's signature, for editors; a test compares the two
+
+        def __init__(  # noqa: PLR0913 - torch has so many
+            self,
+            dataset: Dataset[T_co] | Samples[T_co],
+            batch_size: int | None = 1,
+            shuffle: bool | None = None,
+            sampler: Iterable[Any] | None = None,
+            batch_sampler: Iterable[Sequence[Any]] | None = None,
+            num_workers: int = 0,
+            collate_fn: Callable[[list[Any]], Any] | None = None,
+            pin_memory: bool = False,
+            drop_last: bool = False,
+            timeout: float = 0,
+            worker_init_fn: Callable[[int], None] | None = None,
+            multiprocessing_context: BaseContext | str | None = None,
+            generator: torch.Generator | None = None,
+            *,
+            prefetch_factor: int | None = None,
+            persistent_workers: bool = False,
+            pin_memory_device: str = "",
+            in_order: bool = True,
+            config: Config | None = None,
+        ) -> None: ...
+
+    else:
+
+        def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
+            settings = settings_of(config)
+            super().__init__(*args, **kwargs)
+            note_made(self, sys._getframe(1))
+            if config is not None:
+                vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
+            _attachments.put(self, Attachment(settings, explicit=True))
+
+    def __repr__(self) -> str:
+        size = "batches of a sampler of its own" if self.batch_size is None else f"batches of {self.batch_size}"
+        workers = "this process" if not self.num_workers else f"{self.num_workers} workers"
+        return f"<{type(self).__name__} of {shown(self.dataset)}, {size}, made by {workers}>"
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:

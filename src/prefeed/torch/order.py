@@ -215,8 +215,8 @@ class Shadow:
 
     def __init__(self, index_sampler: Any, *, draw_seed_from: torch.Generator | bool | None = None) -> None:
         chain = samplers_of(index_sampler)
-        self.window = _first_window(chain[-1])
-        self.has_more = True
+        self.window: int = _first_window(chain[-1])
+        self.has_more: bool = True
         self._index_sampler = index_sampler
         self._torchs: Iterator[Any] | None = None
         self._is_flat = len(chain) == 2 and type(index_sampler) is BatchSampler
@@ -278,7 +278,7 @@ class Buffered:
         most: int | None = None,
     ) -> None:
         self.window = window
-        self.has_more = True
+        self.has_more: bool = True
         self._make = source
         self._source: Iterator[Any] | None = None
         self._left = most

@@ -149,7 +149,7 @@ class PlannedSampler:
         self._supposing = None if guess is None else _supposing(access, consumer, guess)
         self._has_begun = False  # a pass, whose order is kept
         self._num_drawn = 0  # samples of it that torch has
-        self.lock = ThreadLock()  # held while a batch is drawn, and while the loader joins
+        self.lock: ThreadLock = ThreadLock()  # held while a batch is drawn, and while the loader joins
         self._is_guessed = False  # what is held waits for samples to be made
         self._read: list[Order] = []  # of a pass that workers have begun and the loop has not
         self._read_at = 0

@@ -242,7 +242,7 @@ class Ring:
         self._is_closed = False
         self._pinned = None if driver is None else PinnedSlots(driver)
         status = os.fstat(descriptor)
-        self.name = RingName(
+        self.name: RingName = RingName(
             number=next(_numbers),
             pid=os.getpid(),
             descriptor=descriptor,
@@ -393,7 +393,7 @@ class Lease:
     """
 
     def __init__(self, owner: Rings, rings: Sequence[Ring]) -> None:
-        self.names = tuple(ring.name for ring in rings)
+        self.names: tuple[RingName, ...] = tuple(ring.name for ring in rings)
         self._owner: Rings | None = owner
 
     def end(self) -> None:
@@ -418,7 +418,7 @@ class Rings:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._rings: list[Ring] = []
-        self.is_in_use = False
+        self.is_in_use: bool = False
         weakref.finalize(self, _close, self._rings).atexit = False
 
     def try_lease(self, num_workers: int, *, prefetch_factor: int, pinned: bool = False) -> Lease | None:

@@ -105,12 +105,12 @@ class Served:
 
     def __init__(self, inner: Any, access: AccessMap, consumer: int, *, shared: SharedState | None = None) -> None:
         self.inner = inner
-        self.reader = ObjectReader(access.dataset, consumer=consumer)
-        self.lent = Lent()
+        self.reader: ObjectReader = ObjectReader(access.dataset, consumer=consumer)
+        self.lent: Lent = Lent()
         self._access = access
         self._files: SampleFiles | None = None
         written = written_files(access.dataset)
-        self.writes = None if written is None else Writes(access.dataset, written)
+        self.writes: Writes | None = None if written is None else Writes(access.dataset, written)
         self._epoch = 0
         self._shared: SharedState | None = None
         if access.dataset.manifest.grows:
@@ -320,7 +320,7 @@ class ServedInThreads:
     """
 
     def __init__(self, served: Served) -> None:
-        self.inner = served.inner
+        self.inner: Any = served.inner
         self._served = served
         self._of_thread = threading.local()
         self._readers: list[ObjectReader] = []
@@ -381,7 +381,7 @@ class Staged:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.lent = Lent()
+        self.lent: Lent = Lent()
 
     def begin_process(self) -> None:
         """This is a process of the loader from now on: it has nothing to tell anybody."""

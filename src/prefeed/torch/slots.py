@@ -143,7 +143,7 @@ class RingWriter:
     """
 
     def __init__(self, memory: SlotMemory, descriptor: int, name: RingName) -> None:
-        self.number = name.number
+        self.number: int = name.number
         self._memory = memory
         self._descriptor = descriptor
         self._max_bytes = name.max_bytes

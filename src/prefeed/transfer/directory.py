@@ -71,7 +71,7 @@ class DirectoryPlace:
                 os.makedirs(root, exist_ok=True)
         except OSError as err:
             raise JobError(f"{root} cannot be made: {err.strerror}", path=root) from err
-        self.mounts = MetMounts(root)
+        self.mounts: MetMounts = MetMounts(root)
 
     @property
     def rooted(self) -> RootedDir:
@@ -279,6 +279,11 @@ class DirectorySink:
         JobConflictError: Another one writes there.
         OSError: Nothing can be written there.
     """
+
+    num_same: int
+    bytes_same: int
+    step_ns: int
+    folds_case: bool
 
     def __init__(
         self,

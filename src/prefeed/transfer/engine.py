@@ -312,7 +312,7 @@ class WholeBody:
     def __init__(self, data: Buffer, version: str) -> None:
         self._data = data
         self.version = version
-        self.size_bytes = memoryview(data).nbytes
+        self.size_bytes: int = memoryview(data).nbytes
 
     def chunks(self) -> Iterator[Buffer]:
         """Yield all of it."""
@@ -326,7 +326,7 @@ class PiecewiseBody:
         self._source = source
         self._path = entry.path
         self.version = version
-        self.size_bytes = entry.size_bytes
+        self.size_bytes: int = entry.size_bytes
 
     def chunks(self) -> Iterator[Buffer]:
         """Yield the pieces in order; see ``Body.chunks``."""

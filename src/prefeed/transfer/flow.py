@@ -159,8 +159,8 @@ class PacedSource:
 
     def __init__(self, source: RangeSource, limit: Bandwidth, *, wait: Callable[[float], object]) -> None:
         """Read ``source``; ``wait`` blocks for a number of seconds."""
-        self.url = source.url
-        self.mark = source.mark
+        self.url: str = source.url
+        self.mark: str = source.mark
         self._source, self._limit, self._wait = source, limit, wait
 
     def locate(self, path: str) -> str:

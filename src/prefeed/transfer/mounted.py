@@ -48,7 +48,7 @@ class MetMounts:
         self.empty: set[str] = set()
         self._root = root
         self._before = mounts_by_number()
-        self.is_known = bool(self._before)
+        self.is_known: bool = bool(self._before)
         self._places = [os.path.realpath(root)]
         self._identity = _identity_of(root)
         self._numbers: dict[str, int] = {}

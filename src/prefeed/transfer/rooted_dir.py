@@ -55,7 +55,7 @@ class RootedDir:
             os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptor is None else descriptor
         )
         status = os.fstat(self.descriptor)
-        self.identity = (status.st_dev, status.st_ino)
+        self.identity: tuple[int, int] = (status.st_dev, status.st_ino)
         self._boundary = Boundary.of(self.descriptor)
 
     def __enter__(self) -> RootedDir:

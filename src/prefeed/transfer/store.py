@@ -188,6 +188,9 @@ def _entry(meta: ObjectMeta, path: str) -> Entry:
 class StoreSink:
     """Puts objects, and checks what the store says that it got. See ``places.TargetSink``."""
 
+    num_same: int
+    bytes_same: int
+
     folds_case = False
 
     def __init__(self, place: StorePlace) -> None:

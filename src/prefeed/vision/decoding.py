@@ -78,6 +78,9 @@ class Encoded:
         width: Likewise.
     """
 
+    height: int
+    width: int
+
     def __init__(self, data: Buffer, name: str | None = None) -> None:
         view = memoryview(data)
         self._data = view if view.c_contiguous else memoryview(bytes(view))  # simplejpeg does not look at strides
@@ -161,6 +164,9 @@ class Decoded:
         height: In pixels.
         width: Likewise.
     """
+
+    height: Any
+    width: Any
 
     def __init__(self, pixels: Pixels) -> None:
         self.height, self.width = pixels.shape[:2]

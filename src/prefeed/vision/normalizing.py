@@ -49,9 +49,9 @@ class Normalize(torch.nn.Module):
     ) -> None:
         super().__init__()
         _check(mean, std)
-        self.mean = tuple(mean)
-        self.std = tuple(std)
-        self.dtype = checked_dtype(dtype)
+        self.mean: tuple[float, ...] = tuple(mean)
+        self.std: tuple[float, ...] = tuple(std)
+        self.dtype: Any = checked_dtype(dtype)
         self.channels_last = channels_last
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 

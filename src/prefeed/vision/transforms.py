@@ -99,19 +99,19 @@ class ResizeCropNormalize:
     ) -> None:
         _sides("resize", resize)
         self.resize = resize
-        self.crop = _sides("crop", crop)
+        self.crop: tuple[int, int] = _sides("crop", crop)
         if len(mean) != 3:
             raise ValueError(f"mean and std must have three values: {tuple(mean)}")
         if not 0 <= flip <= 1:
             raise ValueError(f"flip must be a probability: {flip}")
         if reducing_gap is not None and reducing_gap < 1:
             raise ValueError(f"reducing_gap must be at least 1, or None: {reducing_gap}")
-        self.dtype = checked_dtype(dtype) if normalize else torch.uint8
+        self.dtype: Any = checked_dtype(dtype) if normalize else torch.uint8
         self.channels_last = channels_last
         self.reducing_gap = reducing_gap
         # torchvision's own: random draws in them are found by those that look, such as the caches of stages.
-        self.random_crop = RandomResizedCrop(self.crop, scale, ratio) if train else None
-        self.random_flip = RandomHorizontalFlip(flip) if train and flip else None
+        self.random_crop: Any = RandomResizedCrop(self.crop, scale, ratio) if train else None
+        self.random_flip: Any = RandomHorizontalFlip(flip) if train and flip else None
         self._table = _table(mean, std, dtype, channels_last) if normalize else None
 
     def __call__(self, image: Any) -> torch.Tensor:

@@ -38,6 +38,11 @@ class TimedFiles:
         num_jpegs: All of them.
     """
 
+    opening_seconds: float
+    reading_seconds: float
+    file_bytes: int
+    num_jpegs: int
+
     def __init__(self) -> None:
         self.opening_seconds = self.reading_seconds = 0.0
         self.file_bytes = self.num_jpegs = 0

@@ -104,7 +104,7 @@ def _stage_cache(m: Measurement, staged: Timing) -> Cure:
     return Cure(
         name=STAGE_CACHE,
         what=f"samples kept as they are made ({room}{place})",
-        how="Wrap the dataset: prefeed.CachedDataset(dataset); random steps go above it, with prefeed.map.",
+        how="Wrap the dataset: prefeed.CachedDataset(dataset); random steps go above it, with prefeed.mapped.",
         speedup=m.as_is.step_seconds / staged.step_seconds,
     )
 

@@ -205,7 +205,7 @@ class Trials:
         self.supply = self._unread = supply
         self.last_batch: Any = None
         self.last_read: list[Batch] = []
-        self.batch_file_bytes = 0.0
+        self.batch_file_bytes: float = 0.0
         self._loader = loader
         self._step = step
         self._device = device
