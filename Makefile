@@ -16,7 +16,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint verify-types format test test-all test-frameworks test-programs soak gpu system clean
+.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ verify-types: $(VENV)/.installed-dev  ## how much of the API has types that chec
 	  | $(BIN)/python -c 'import json, sys; score = json.load(sys.stdin)["typeCompleteness"]["completenessScore"]; \
 	    print(f"{100 * score:.1f} % of all symbols have known types"); sys.exit(score < 0.95)'
 
+licences: $(VENV)/.installed-dev  ## write the page of the licences of dependencies
+	$(BIN)/python .ci/licences.py
+
+release: $(VENV)/.installed-dev  ## build wheel and source distribution, and use them in an environment of their own
+	.ci/release $(BIN)/python
+
 format: $(VENV)/.installed-dev  ## rewrite the code as the formatter and the linter want it
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -58,6 +64,9 @@ test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpo
 
 test-programs: $(PROGRAMS)/.installed system  ## unchanged programs of timm, datasets, MONAI, fastai and others: plain, cold, warm
 	$(PROGRAMS)/bin/python -m pytest -q $(PARALLEL) tests/programs
+
+test-matrix:  ## the pure tests with each Python and torch that can be had here (MATRIX="3.12:2.6 3.13:newest")
+	.ci/matrix $(MATRIX)
 
 soak: $(VENV)/.installed-dev system  ## ten minutes of kills, pauses and failures at random, every byte compared
 	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,18 @@ OWN, BENCH = project(ROOT), project(ROOT / "bench")
 
 
 def test_they_have_one_version_and_one_licence() -> None:
-    assert OWN["version"] == BENCH["version"] == prefeed.__version__
+    assert BENCH["version"] == version("prefeed") == prefeed.__version__
+    assert OWN["dynamic"] == ["version"], "it stands in prefeed/__init__.py"
     assert (OWN["license"], OWN["requires-python"]) == (BENCH["license"], BENCH["requires-python"])
     assert (ROOT / "LICENSE").read_bytes() == (ROOT / "bench" / "LICENSE").read_bytes()
 
 
 def test_the_benchmarks_need_the_version_that_they_measure() -> None:
     (needed,) = [line for line in BENCH["dependencies"] if line.startswith("prefeed")]
-    name, _, version = needed.partition("==")
+    name, _, pinned = needed.partition("==")
     extras = name.removeprefix("prefeed[").removesuffix("]").split(",")
 
-    assert version == OWN["version"]
+    assert pinned == prefeed.__version__
     assert set(extras) <= set(OWN["optional-dependencies"])
 
 
