@@ -58,14 +58,19 @@ def is_here(name: str) -> bool:
 def licence_of(name: str) -> str:
     """Return what a package says of its licence: the expression, or the classifiers, or the first line of the text."""
     about = metadata(name)
-    classifiers = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")]
+    classifiers = [
+        line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")
+    ]
     text = about.get("License-Expression") or ", ".join(classifiers) or (about.get("License") or "").splitlines()[:1]
     return (text if isinstance(text, str) else "".join(text)) or "not said"
 
 
 def page() -> str:
     """Return the page."""
-    rows = [(name, use, licence_of(name) if is_here(name) else "not installed where this was written") for name, use in needed()]
+    rows = [
+        (name, use, licence_of(name) if is_here(name) else "not installed where this was written")
+        for name, use in needed()
+    ]
     return HEAD + "".join(f"| {name} | {use} | {licence} |\n" for name, use, licence in rows)
 
 
