@@ -17,7 +17,8 @@ from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, json_option
 from prefeed.errors import SpecError
 from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
-from prefeed.kubernetes.crds import definitions
+from prefeed.kubernetes.crds import definition, definitions
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.sidecar import run_job, run_sidecar
 from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import Document
@@ -35,9 +36,12 @@ def command() -> None:
 
 
 @command.command()
-def crds() -> None:
+@click.option(
+    "--paddlejob", is_flag=True, help="Print that of PaddleJob instead, for clusters without Paddle's operator."
+)
+def crds(paddlejob: bool) -> None:
     """Print the CustomResourceDefinitions of SampleSet and SampleJob."""
-    click.echo(yaml_of(definitions()), nl=False)
+    click.echo(yaml_of([definition(PADDLE_JOB)] if paddlejob else definitions()), nl=False)
 
 
 @command.command()

@@ -52,7 +52,7 @@ def problems_of(document: Document, version: str) -> list[str]:
             return list(_of_kubernetes(document, version))
     except SpecError as err:
         return [str(err)]
-    found = list(_of_schema(document, kind)) if kind in KINDS else []
+    found = list(_of_schema(document, kind)) if kind not in OF_OTHERS else []
     for name, template in pods.items():
         wrapped = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
         found += [each.replace("template", name, 1) for each in _of_kubernetes(wrapped, version)]

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions of SampleSet and SampleJob, for ``kubectl apply``."""
+"""CustomResourceDefinitions of SampleSet, SampleJob and PaddleJob, for ``kubectl apply``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Final
 
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.jobs.spec import JobFields
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.kubernetes.paddlejob import PADDLE_JOB_VERSION, PaddleJobSpec, PaddleJobStatus
 from prefeed.kubernetes.schema import VALIDATIONS, Schema, structural
 from prefeed.kubernetes.status import SampleJobStatus, SampleSetStatus
 from prefeed.sampleset.documents import Document, Fields, Metadata
@@ -25,17 +27,25 @@ _COLUMNS: Final = {
         ("PHASE", ".status.phase"),
     ),
     SAMPLE_JOB: (("TYPE", ".spec.type"), ("SET", ".spec.sampleSetRef.name"), ("PHASE", ".status.phase")),
+    PADDLE_JOB: (("Status", ".status.phase"), ("Mode", ".status.mode")),
 }
-_SHORT: Final = {SAMPLE_SET: "sset", SAMPLE_JOB: "sjob"}
+_SHORT: Final = {SAMPLE_SET: "sset", SAMPLE_JOB: "sjob", PADDLE_JOB: "pdj"}
 _CONTENTS: Final[dict[str, tuple[type[Fields], type[Fields]]]] = {
     SAMPLE_SET: (SampleSetSpec, SampleSetStatus),
     SAMPLE_JOB: (JobFields, SampleJobStatus),
+    PADDLE_JOB: (PaddleJobSpec, PaddleJobStatus),
 }
-KINDS: Final = tuple(_CONTENTS)
+KINDS: Final = (SAMPLE_SET, SAMPLE_JOB)
+"""Kinds that prefeed defines wherever it is installed."""
+
+OWNER: Final = {"app.kubernetes.io/part-of": "prefeed"}
+"""Labels of a definition that is ours: without them, a PaddleJob is Paddle's own operator's."""
+
+_VERSIONS: Final = {PADDLE_JOB: PADDLE_JOB_VERSION.split("/")[1]}
 
 
 def schema_of(kind: str) -> Schema:
-    """Return the ``openAPIV3Schema`` of ``SampleSet`` or ``SampleJob``."""
+    """Return the ``openAPIV3Schema`` of ``SampleSet``, ``SampleJob`` or ``PaddleJob``."""
     spec, status = _CONTENTS[kind]
     name = structural(Metadata)["properties"]["name"]
     schema: Schema = {
@@ -64,7 +74,10 @@ def definition(kind: str) -> Document:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{singular}s.{GROUP}"},
+        "metadata": {
+            "name": f"{singular}s.{GROUP}",
+            **({"labels": dict(OWNER)} if kind == PADDLE_JOB else {}),
+        },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
@@ -78,13 +91,17 @@ def definition(kind: str) -> Document:
             },
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": _VERSIONS.get(kind, VERSION),
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         *columns,
-                        {"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+                        {
+                            "name": "Age" if kind == PADDLE_JOB else "AGE",
+                            "type": "date",
+                            "jsonPath": ".metadata.creationTimestamp",
+                        },
                     ],
                     "schema": {"openAPIV3Schema": schema_of(kind)},
                 }
@@ -94,5 +111,10 @@ def definition(kind: str) -> Document:
 
 
 def definitions() -> list[Document]:
-    """Return those of all kinds."""
+    """Return those of ``KINDS``."""
     return [definition(kind) for kind in KINDS]
+
+
+def is_ours(found: Document) -> bool:
+    """Return whether a definition of PaddleJob that is in a cluster is prefeed's, so that its operator runs the jobs."""
+    return OWNER.items() <= ((found.get("metadata") or {}).get("labels") or {}).items()

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta
 
 from prefeed.errors import SpecError
-from prefeed.sampleset.documents import Document, Envelope, Fields, Name, Unused, Whole, decode, kind_of
+from prefeed.kubernetes.status import CONDITIONS
+from prefeed.sampleset.documents import (
+    Condition,
+    Document,
+    Envelope,
+    Fields,
+    Name,
+    Unused,
+    Whole,
+    decode,
+    kind_of,
+    schema,
+)
 
 KIND: Final = "PaddleJob"
 PADDLE_JOB_VERSION: Final = "batch.paddlepaddle.org/v1"
+
+PENDING, RUNNING, COMPLETED, FAILED = "Pending", "Running", "Completed", "Failed"
+OVER: Final = (COMPLETED, FAILED)
+"""Phases that are final."""
+
+_NO_PODS: Final = Condition(
+    ".worker",
+    " is missing: a job has at least one kind of pods, worker or ps",
+    "has(self.worker) || has(self.ps)",
+)
+_ANYTHING: Final = schema(type="object", **{"x-kubernetes-preserve-unknown-fields": True})
+_Conditions = Annotated[Unused, CONDITIONS]
 
 
 class SampleSetRef(Fields, frozen=True, kw_only=True):
@@ -28,16 +52,18 @@ class SampleSetRef(Fields, frozen=True, kw_only=True):
 
 
 class Replicas(Fields, frozen=True, kw_only=True):
-    """Pods of one kind; ``template`` is a PodTemplateSpec, as Kubernetes has it."""
+    """Pods of one kind; ``template`` is a PodTemplateSpec, as Kubernetes has it. ``requests`` and ``limits`` have no effect."""
 
     replicas: Whole = 1
-    template: dict[str, Any]
-    requests: Unused | None = None
-    limits: Unused | None = None
+    template: Annotated[dict[str, Any], _ANYTHING]
+    requests: Whole | None = None
+    limits: Whole | None = None
 
 
 class PaddleJobSpec(Fields, frozen=True, kw_only=True):
-    """The ``spec`` of a document."""
+    """What a job asks for: pods, and the set that they read."""
+
+    requires: ClassVar[tuple[Condition, ...]] = (_NO_PODS,)
 
     clean_pod_policy: (
         Annotated[
@@ -50,17 +76,39 @@ class PaddleJobSpec(Fields, frozen=True, kw_only=True):
     worker: Replicas | None = None
     ps: Replicas | None = None
     intranet: Unused | None = None
-    with_gloo: Unused | None = None
-    scheduling_policy: Unused | None = None
+    with_gloo: Whole = 0
+    scheduling_policy: Annotated[Unused, _ANYTHING] | None = None
 
     def __post_init__(self) -> None:
         if self.worker is None and self.ps is None:
-            raise ValueError(".worker is missing: a job has at least one kind of pods, worker or ps")
+            raise _NO_PODS.refusal()
 
     @property
     def pods(self) -> dict[str, Replicas]:
         """The kinds of pods that were given, by the name of their field."""
         return {name: given for name in ("worker", "ps") if (given := getattr(self, name)) is not None}
+
+
+class ReplicaStatus(Fields, frozen=True, kw_only=True):
+    """Pods of one kind: the number in each phase."""
+
+    pending: Whole = 0
+    running: Whole = 0
+    succeeded: Whole = 0
+    failed: Whole = 0
+
+
+class PaddleJobStatus(Fields, frozen=True, kw_only=True):
+    """What is known of a job."""
+
+    phase: str = ""
+    mode: str = ""
+    worker: ReplicaStatus | None = None
+    ps: ReplicaStatus | None = None
+    start_time: str = ""
+    completion_time: str = ""
+    observed_generation: Whole = 0
+    conditions: _Conditions | None = None
 
 
 class PaddleJob(Envelope, frozen=True, kw_only=True):
@@ -80,3 +128,11 @@ def parse_paddle_job(document: Document) -> PaddleJob:
     if (kind, version) != (KIND, PADDLE_JOB_VERSION):
         raise SpecError(f"a {KIND} has apiVersion {PADDLE_JOB_VERSION}, not {version!r:.60}")
     return decode(document, PaddleJob)
+
+
+def wants_files(document: Document) -> bool:
+    """Return whether a PaddleJob needs its set as a directory of nodes."""
+    spec = document.get("spec") or {}
+    reference = spec.get("sampleSetRef") if isinstance(spec, dict) else None
+    is_over = (document.get("status") or {}).get("phase") in OVER or "deletionTimestamp" in document["metadata"]
+    return isinstance(reference, dict) and bool(reference.get("mountPath")) and not is_over

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from prefeed.sampleset.documents import Fields, Unused, Whole, schema
 
-_CONDITIONS: Final = schema(
+CONDITIONS: Final = schema(
     type="array",
     description="What is true of the object, in the usual form.",
     maxItems=16,
@@ -26,7 +26,7 @@ _CONDITIONS: Final = schema(
     },
     **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
 )
-_Conditions = Annotated[Unused, _CONDITIONS]
+_Conditions = Annotated[Unused, CONDITIONS]
 
 
 class CacheStatus(Fields, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.jobs.spec import JobFields, parse_job
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.crds import KINDS, schema_of
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.kubernetes.paddlejob import PADDLE_JOB_VERSION
 from prefeed.kubernetes.schema import VALIDATIONS
 from prefeed.sampleset.documents import Condition, Fields
 from prefeed.sampleset.spec import API_VERSION, MountOptions, SampleSetSpec
@@ -27,7 +29,8 @@ SET: dict[str, Any] = {"partitions": 1, "source": {"uri": "s3://bucket/a"}}
 
 
 def document(kind: str, spec: dict[str, Any], name: str = "imagenet") -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    version = PADDLE_JOB_VERSION if kind == PADDLE_JOB else API_VERSION
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def options(**given: Any) -> dict[str, Any]:
@@ -57,6 +60,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (SAMPLE_JOB, {"type": "rmr", "sampleSetRef": {"name": "a"}}),
     (SAMPLE_JOB, {**CLEAR, "clearOptions": {"url": "/data"}}),
     (SAMPLE_JOB, {"type": "clear"}),
+    (PADDLE_JOB, {"cleanPodPolicy": "Never"}),
 ]
 
 

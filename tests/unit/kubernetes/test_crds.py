@@ -12,10 +12,12 @@ import yaml
 from prefeed.cli.kubernetes import yaml_of
 from prefeed.jobs.spec import JobFields
 from prefeed.kubernetes.crds import KINDS, definition, definitions, schema_of
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.schema import PRESERVE, VALIDATIONS, strict, structural
 from prefeed.sampleset.spec import MountOptions, mount_options
 
-FILE = Path(__file__).parents[3] / "deploy" / "kubernetes" / "crds.yaml"
+DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
+ALL = (*KINDS, PADDLE_JOB)
 KEYWORDS = {
     "type", "description", "properties", "required", "items", "enum", "format", "pattern", "maxLength", "maxItems", "minimum",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys", PRESERVE, VALIDATIONS,
@@ -32,10 +34,18 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 def test_the_file_has_the_resources() -> None:
     """After a change: prefeed kubernetes crds > deploy/kubernetes/crds.yaml."""
-    assert FILE.read_text() == yaml_of(definitions())
+    assert (DEPLOY / "crds.yaml").read_text() == yaml_of(definitions())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_has_the_resource_of_paddle() -> None:
+    """After a change: prefeed kubernetes crds --paddlejob > deploy/kubernetes/paddlejob/crd.yaml."""
+    assert (DEPLOY / "paddlejob" / "crd.yaml").read_text() == yaml_of([definition(PADDLE_JOB)])
+    (version,) = definition(PADDLE_JOB)["spec"]["versions"]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert (version["name"], columns) == ("v1", ["Status", "Mode", "Age"])
+
+
+@pytest.mark.parametrize("kind", ALL)
 def test_a_schema_is_structural(kind: str) -> None:
     for path, schema in nodes(schema_of(kind)):
         assert schema.keys() <= KEYWORDS, path
@@ -43,7 +53,7 @@ def test_a_schema_is_structural(kind: str) -> None:
         assert set(schema.get("required", ())) <= set(schema.get("properties", ())), path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_texts_and_lists_in_a_spec_have_a_limit(kind: str) -> None:
     for path, schema in nodes(schema_of(kind)["properties"]["spec"]):
         if schema.get("type") == "string" and "enum" not in schema:

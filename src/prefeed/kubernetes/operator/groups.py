@@ -43,10 +43,12 @@ class Choices:
     Attributes:
         image: Of servers and jobs, with prefeed; empty: each set names its own.
         pool_image: With memcached.
+        paddle_jobs: PaddleJobs are this operator's, and not those of Paddle's own.
     """
 
     image: str = ""
     pool_image: str = POOL_IMAGE
+    paddle_jobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

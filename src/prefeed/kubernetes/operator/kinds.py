@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
-from prefeed.kubernetes.operator.groups import Group, Outcome, Resource
+from prefeed.kubernetes.operator.groups import Choices, Group, Outcome, Resource
+from prefeed.kubernetes.operator.paddle_jobs import decide_paddle_job
 from prefeed.kubernetes.operator.sample_jobs import decide_job
 from prefeed.kubernetes.operator.sample_sets import decide_set
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.kubernetes.paddlejob import PADDLE_JOB_VERSION
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import API_VERSION
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
@@ -43,12 +46,15 @@ def _reference_of(document: Document) -> str:
 KINDS: Final = {
     SAMPLE_SET: Kind(Resource(API_VERSION, "samplesets", SAMPLE_SET), _name_of, decide_set),
     SAMPLE_JOB: Kind(Resource(API_VERSION, "samplejobs", SAMPLE_JOB), _reference_of, decide_job),
+    PADDLE_JOB: Kind(Resource(PADDLE_JOB_VERSION, "paddlejobs", PADDLE_JOB), _reference_of, decide_paddle_job),
 }
 """By their name; in the order in which they are decided."""
 
+PODS: Final = Resource("v1", "pods", "Pod")
 MADE: Final = {
     each.kind: each
     for each in (
+        PODS,
         Resource("v1", "configmaps", "ConfigMap"),
         Resource("v1", "services", "Service"),
         Resource("apps/v1", "statefulsets", "StatefulSet"),
@@ -56,10 +62,16 @@ MADE: Final = {
         Resource("batch/v1", "cronjobs", "CronJob"),
     )
 }
-"""Kinds of objects that it makes, watches and removes: those with its label only."""
+"""Kinds of objects that it makes, watches and removes: those with its label only, and pods with the label of a set."""
 
-PODS: Final = Resource("v1", "pods", "Pod")
 SECRETS: Final = Resource("v1", "secrets", "Secret")
 EVENTS: Final = Resource("v1", "events", "Event")
-READ: Final = (PODS, SECRETS)
-"""What it only reads: pods with the label of a set, and the names of the keys of secrets that a set names."""
+DEFINITIONS: Final = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition")
+READ: Final = (SECRETS, DEFINITIONS)
+"""What it only reads: the names of the keys of secrets that a set names, and whose the definition of PaddleJob is."""
+
+
+def watched(choices: Choices) -> tuple[Resource, ...]:
+    """Return the kinds of documents and objects that are listed and watched."""
+    kinds = (kind.resource for name, kind in KINDS.items() if name != PADDLE_JOB or choices.paddle_jobs)
+    return (*kinds, *MADE.values())

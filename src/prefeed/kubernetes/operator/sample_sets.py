@@ -11,8 +11,11 @@ from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.jobs.spec import WARMUP
 from prefeed.kubernetes.jobs import warmup_of
 from prefeed.kubernetes.layout import SIDECAR
+from prefeed.kubernetes.mounts import stateful_set as mounts
 from prefeed.kubernetes.nodes import NODE, mode_of, node_set, runtime_name, service, stateful_set
 from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, owned
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.kubernetes.paddlejob import wants_files
 from prefeed.kubernetes.pods import config_map
 from prefeed.kubernetes.sets import PodSet, pod_set
 from prefeed.sampleset.documents import Document, decode
@@ -80,6 +83,8 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
         given = node_set(document, image=group.choices.image, pool_image=group.choices.pool_image)
         found = given.found
         made = [config_map(found), service(given), stateful_set(given)]
+        if not given.user and any(wants_files(job) for job in group.documents.get(PADDLE_JOB, ())):
+            made.append(mounts(given))
     return tuple(owned(document, each) for each in made), found
 
 

@@ -1,0 +1,142 @@
+"""A set as a directory of its nodes, for pods that read plain files: mode ``node``, and only where a document has a ``mountPath``. Pure.
+
+::
+
+    node: NAME-mount-i: prefeed mount ─FUSE→ DIRECTORIES/NAMESPACE/NAME/files  ──hostPath→  the pods' mountPath
+                                             DIRECTORIES/NAMESPACE/NAME/output ←─ what they write: mountPath/log
+
+It is the only privileged container: kubelet shows a mount to other pods of its node only if the container that made it is privileged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from prefeed.errors import SpecError
+from prefeed.kubernetes.layout import PREFIX, ROOT
+from prefeed.kubernetes.nodes import (
+    COMPONENT,
+    DIRECTORIES,
+    INSTANCE,
+    MANAGED,
+    USER,
+    NodeSet,
+    apart,
+    near,
+    placed,
+    server_of,
+)
+from prefeed.sampleset.documents import Document
+
+WRITABLE: Final = "log"
+"""The directory of a mount that pods may write to."""
+
+FILES: Final = ROOT / "files"
+OUTPUT: Final = ROOT / "output"
+"""Where both lie in all containers: the mount has a link to the second one."""
+
+_FOR_READERS: Final = 0o1777
+
+
+def mount_name(name: str) -> str:
+    """Return the name of the StatefulSet that mounts a set."""
+    return f"{name}-mount"
+
+
+def stateful_set(given: NodeSet) -> Document:
+    """Return the StatefulSet that mounts a set on each node with a server of it.
+
+    Raises:
+        SpecError: Its servers run as a user who may not mount.
+    """
+    require_user(given)
+    labels = {**MANAGED, INSTANCE: given.found.name, COMPONENT: "mount"}
+    base = placed(given)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": mount_name(given.found.name), "namespace": given.namespace, "labels": labels},
+        "spec": {
+            "replicas": given.partitions,
+            "serviceName": given.name,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    **base,
+                    "automountServiceAccountToken": False,
+                    "affinity": {
+                        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near(given)]},
+                        "podAntiAffinity": apart(labels),
+                    },
+                    "containers": [_mounter(given)],
+                    "volumes": [*base["volumes"], *_volumes(given)],
+                },
+            },
+        },
+    }
+
+
+def require_user(given: NodeSet) -> None:
+    """Refuse a set whose servers run as a user who may not mount.
+
+    Raises:
+        SpecError: The message says what to change.
+    """
+    if given.user:
+        raise SpecError(
+            f"the servers of {given.found.name} run as user {given.user}, who may not mount for other pods: remove the "
+            f"annotation {USER} of the set, or read sampleset://{given.found.name} without a mountPath"
+        )
+
+
+def with_files(template: Document, given: NodeSet, mount_path: str) -> Document:
+    """Return a template whose first container, and all that read the set, find its files at a path.
+
+    Args:
+        template: That ``with_node_cache`` has given a cache.
+        given: The set.
+        mount_path: Where they find them; ``log`` below it may be written.
+    """
+    spec = template["spec"]
+    for container in spec["containers"]:
+        if any(mount["name"] == f"{PREFIX}state" for mount in container.get("volumeMounts") or ()):
+            container["volumeMounts"] += [
+                {"name": f"{PREFIX}files", "mountPath": mount_path, "mountPropagation": "HostToContainer"},
+                {"name": f"{PREFIX}output", "mountPath": str(OUTPUT)},
+            ]
+    spec["volumes"] += _volumes(given)
+    return template
+
+
+def _volumes(given: NodeSet) -> list[dict[str, Any]]:
+    own = f"{DIRECTORIES}/{given.namespace}/{given.found.name}"
+    return [
+        {"name": f"{PREFIX}{name}", "hostPath": {"path": f"{own}/{name}", "type": "DirectoryOrCreate"}}
+        for name in ("files", "output")
+    ]
+
+
+def _mounter(given: NodeSet) -> dict[str, Any]:
+    server = server_of(given)
+    url, place = f"sampleset://{given.found.name}", str(FILES)
+    script = (
+        f"install -d -m {_FOR_READERS:o} {OUTPUT / WRITABLE} && exec prefeed mount {url} {place} --foreground "
+        f"--allow-other --writable-below {WRITABLE}={OUTPUT / WRITABLE}"
+    )
+    return {
+        "name": "mount",
+        "image": server["image"],
+        "command": ["sh", "-c", script],
+        "env": [*server["env"], {"name": "PREFEED_AUTOSTART", "value": "0"}],
+        "readinessProbe": {"exec": {"command": ["mountpoint", "-q", place]}, "periodSeconds": 2, "timeoutSeconds": 10},
+        "lifecycle": {"preStop": {"exec": {"command": ["prefeed", "umount", "--lazy", place]}}},
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {"privileged": True, "runAsUser": 0},
+        "volumeMounts": [
+            *server["volumeMounts"],
+            {"name": f"{PREFIX}files", "mountPath": place, "mountPropagation": "Bidirectional"},
+            {"name": f"{PREFIX}output", "mountPath": str(OUTPUT)},
+        ],
+    }

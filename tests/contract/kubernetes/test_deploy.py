@@ -1,0 +1,203 @@
+"""What is installed in a cluster: Kustomize and Helm make the same of it, it fits the schemas, and the operator may do what it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from prefeed.cli.operator import run
+from prefeed.kubernetes.checking import problems_of
+from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+ROOT = Path(__file__).parents[3] / "deploy"
+VERSIONS = ("1.29", "1.33", "1.37")
+COMPONENT = """
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../kubernetes]
+components: [../kubernetes/paddlejob]
+"""
+RENDER = """
+import json, sys
+import helm_python
+chart, values = sys.argv[1:]
+with helm_python.Chart.load(chart) as found:
+    rendered = found.render(json.loads(values), name="prefeed", namespace="prefeed-system")
+print(json.dumps([rendered, helm_python.lint(chart, json.loads(values), strict=True)["messages"]]))
+"""
+Key = tuple[str, str]
+
+
+def by_name(text: str) -> dict[Key, dict[str, Any]]:
+    documents = [each for each in yaml.safe_load_all(text) if each]
+    found = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    assert len(found) == len(documents)
+    return found
+
+
+def kustomized(folder: Path) -> dict[Key, dict[str, Any]]:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    result = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return by_name(result.stdout)
+
+
+def with_component(tmp_path: Path) -> dict[Key, dict[str, Any]]:
+    """Return what there is with PaddleJob: in a copy, because a kustomization lies beside what it uses."""
+    shutil.copytree(ROOT / "kubernetes", tmp_path / "kubernetes")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "kustomization.yaml").write_text(COMPONENT)
+    return kustomized(tmp_path / "own")
+
+
+def helm(**values: Any) -> dict[Key, dict[str, Any]]:
+    """Return what the chart becomes, by Helm's own engine: in a process of its own, because it has threads."""
+    command = [sys.executable, "-c", RENDER, ROOT / "helm" / "prefeed", json.dumps(values)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rendered, messages = json.loads(result.stdout.splitlines()[-1])
+    assert [each["error"] for each in messages] == ["icon is recommended"]
+    return by_name("\n---\n".join(rendered.values()))
+
+
+def definitions(found: dict[Key, dict[str, Any]]) -> set[str]:
+    return {name for kind, name in found if kind == "CustomResourceDefinition"}
+
+
+def test_kustomize_and_helm_make_the_same() -> None:
+    """Helm has its definitions in a folder of their own, and leaves the namespace to its user."""
+    of_kustomize = kustomized(ROOT / "kubernetes")
+    of_helm = helm()
+    crds = by_name((ROOT / "helm" / "prefeed" / "crds" / "crds.yaml").read_text())
+    there = {key: each for key, each in of_kustomize.items() if key[0] not in ("Namespace", "CustomResourceDefinition")}
+
+    assert of_helm == there
+    assert definitions(crds) == definitions(of_kustomize) == {f"{KINDS[kind].resource.plural}.batch.paddlepaddle.org" for kind in KINDS if kind != PADDLE_JOB}
+    for version in VERSIONS:
+        assert [problem for each in of_kustomize.values() for problem in problems_of(each, version)] == []
+
+
+def test_paddlejob_is_added_where_it_is_asked_for(tmp_path: Path) -> None:
+    of_kustomize, of_helm = with_component(tmp_path), helm(paddleJob=True)
+    added = definitions(of_kustomize) - definitions(kustomized(ROOT / "kubernetes"))
+
+    assert added == definitions(of_helm) == {"paddlejobs.batch.paddlepaddle.org"}
+    role = ("ClusterRole", "prefeed-operator-paddlejobs")
+    assert of_kustomize[role]["rules"] == of_helm[role]["rules"]
+    for found in (of_kustomize, of_helm):
+        assert "--paddlejob" in arguments(found)
+        assert [problem for each in found.values() for problem in problems_of(each, "1.33")] == []
+    crd = of_helm["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert crd["spec"] == of_kustomize["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]["spec"]
+
+
+def test_values_of_the_chart() -> None:
+    found = helm(
+        image={"repository": "mine/prefeed", "tag": "2", "pullPolicy": "Always"},
+        namespaces=["a", "b"],
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+    )
+    spec = found["Deployment", "prefeed-operator"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+
+    assert (container["image"], container["imagePullPolicy"]) == ("mine/prefeed:2", "Always")
+    assert container["env"] == [{"name": "RUNTIME_IMAGE", "value": "mine/prefeed:2"}]
+    assert container["args"][-2:] == ["--namespace=a", "--namespace=b"]
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert [problem for each in found.values() for problem in problems_of(each, "1.29")] == []
+
+
+def arguments(found: dict[Key, dict[str, Any]]) -> list[str]:
+    (container,) = found["Deployment", "prefeed-operator"]["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
+
+
+def test_the_operator_understands_its_arguments() -> None:
+    for found in (helm(), helm(paddleJob=True, namespaces=["a"])):
+        first, second, *rest = arguments(found)
+        assert (first, second) == ("operator", "run")
+        context = run.make_context("run", rest)
+        assert context.params["liveness"] == "http://0.0.0.0:8080/healthz"
+        assert context.params["metrics_port"] == 9464
+        assert context.params["namespaces"] == (("a",) if context.params["paddlejob"] else ())
+
+
+def test_the_operator_is_restricted() -> None:
+    """It keeps the rules of the pod security level "restricted", which its namespace enforces."""
+    spec = kustomized(ROOT / "kubernetes")["Deployment", "prefeed-operator"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert [each for each in spec["volumes"] if "emptyDir" not in each] == []
+
+
+# ---------------------------------------------------------------- rights
+
+Rights = dict[tuple[str, str], set[str]]
+"""Verbs, by group and resource."""
+
+_OF_KIND, _OF_MADE = {"list", "watch", "patch"}, {"list", "watch", "create", "patch", "delete"}
+
+
+def needed(*, with_paddle: bool) -> Rights:
+    """Return what the operator needs, from the kinds that it knows."""
+    found: Rights = defaultdict(set)
+    for name, kind in KINDS.items():
+        if name != PADDLE_JOB or with_paddle:
+            found[kind.resource.group, kind.resource.plural] |= _OF_KIND
+            found[kind.resource.group, f"{kind.resource.plural}/status"] |= {"patch"}
+    for each in MADE.values():
+        if each != PODS or with_paddle:
+            found[each.group, each.plural] |= _OF_MADE
+    found[PODS.group, PODS.plural] |= {"list", "watch"}
+    found[SECRETS.group, SECRETS.plural] |= {"get"}
+    found[EVENTS.group, EVENTS.plural] |= {"create"}
+    if with_paddle:
+        found["apiextensions.k8s.io", "customresourcedefinitions"] |= {"get"}
+    return dict(found)
+
+
+def granted(found: dict[Key, dict[str, Any]]) -> Rights:
+    """Return what its service account may do."""
+    roles = {
+        each["roleRef"]["name"]
+        for (kind, _), each in found.items()
+        if kind == "ClusterRoleBinding"
+        and each["subjects"] == [{"kind": "ServiceAccount", "name": "prefeed-operator", "namespace": "prefeed-system"}]
+    }
+    rights: Rights = defaultdict(set)
+    for rule in (rule for role in roles for rule in found["ClusterRole", role]["rules"]):
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                rights[group, resource] |= set(rule["verbs"])
+    return dict(rights)
+
+
+def test_the_operator_may_do_what_it_does_and_nothing_more(tmp_path: Path) -> None:
+    assert granted(kustomized(ROOT / "kubernetes")) == needed(with_paddle=False)
+    assert granted(with_component(tmp_path)) == needed(with_paddle=True)
+
+
+def test_of_other_definitions_it_may_read_none() -> None:
+    rules = helm(paddleJob=True)["ClusterRole", "prefeed-operator-paddlejobs"]["rules"]
+
+    (rule,) = [each for each in rules if "customresourcedefinitions" in each["resources"]]
+    assert rule["resourceNames"] == ["paddlejobs.batch.paddlepaddle.org"]
