@@ -28,9 +28,16 @@ def command() -> None:
     help="Say at this address that the operator lives, such as http://0.0.0.0:8080/healthz.",
 )
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of Prometheus' metrics; 0: none.")
+@click.option("--paddlejob", is_flag=True, help="Run PaddleJobs too; not beside Paddle's own operator.")
 @click.option("--peering", default="", metavar="NAME", help="Name of a KopfPeering: of several operators, one works.")
 def run(
-    namespaces: tuple[str, ...], image: str, pool_image: str, liveness: str, metrics_port: int, peering: str
+    namespaces: tuple[str, ...],
+    image: str,
+    pool_image: str,
+    liveness: str,
+    metrics_port: int,
+    paddlejob: bool,
+    peering: str,
 ) -> None:
     """Run the operator until SIGTERM.
 
@@ -46,7 +53,7 @@ def run(
     service.run(
         service.Options(
             namespaces=namespaces,
-            choices=Choices(image=image, pool_image=pool_image),
+            choices=Choices(image=image, pool_image=pool_image, paddle_jobs=paddlejob),
             liveness=liveness,
             metrics_port=metrics_port,
             peering=peering,

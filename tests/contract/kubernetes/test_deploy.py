@@ -85,7 +85,11 @@ def test_kustomize_and_helm_make_the_same() -> None:
     there = {key: each for key, each in of_kustomize.items() if key[0] not in ("Namespace", "CustomResourceDefinition")}
 
     assert of_helm == there
-    assert definitions(crds) == definitions(of_kustomize) == {f"{KINDS[kind].resource.plural}.batch.paddlepaddle.org" for kind in KINDS if kind != PADDLE_JOB}
+    assert (
+        definitions(crds)
+        == definitions(of_kustomize)
+        == {f"{KINDS[kind].resource.plural}.batch.paddlepaddle.org" for kind in KINDS if kind != PADDLE_JOB}
+    )
     for version in VERSIONS:
         assert [problem for each in of_kustomize.values() for problem in problems_of(each, version)] == []
 

@@ -3,6 +3,7 @@
 ``groups``       what is known of a set, and what a decision comes to: start reading here
 ``sample_sets``  decisions about sets
 ``sample_jobs``  decisions about jobs
+``paddle_jobs``  decisions about PaddleJobs
 ``kinds``        all kinds of documents and objects
 ``world``        what was seen last
 ``carrying``     carries decisions out

@@ -16,7 +16,7 @@ from prefeed.errors import ClusterError, SpecError
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.kubernetes.nodes import MANAGED
 from prefeed.kubernetes.operator.groups import FALSE, FINALIZER, Choices, Group, Key, Outcome, Resource, is_owned
-from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
+from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, watched
 from prefeed.kubernetes.operator.sample_jobs import active_jobs
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
@@ -76,7 +76,7 @@ class Carrier:
         """
         keys = set()
         places = list(namespaces)
-        for resource in (*(kind.resource for kind in KINDS.values()), *MADE.values(), PODS):
+        for resource in watched(self._choices):
             before = self._world.versions(resource.kind)
             found = [each for place in places for each in await self._api.list(resource, place, selector_of(resource))]
             keys |= self._world.replace(before, found)

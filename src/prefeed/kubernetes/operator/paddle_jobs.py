@@ -201,7 +201,7 @@ def _common(document: Document, said: list[Condition], group: Group) -> dict[str
 
 
 def _without_effect(job: PaddleJob) -> Iterator[Condition]:
-    given = {"intranet": job.spec.intranet, "schedulingPolicy": job.spec.scheduling_policy}
+    given: dict[str, object] = {"intranet": job.spec.intranet, "schedulingPolicy": job.spec.scheduling_policy}
     for role, replicas in job.spec.pods.items():
         given |= {f"{role}.requests": replicas.requests, f"{role}.limits": replicas.limits}
     names = [f"spec.{name}" for name, value in given.items() if value is not None]

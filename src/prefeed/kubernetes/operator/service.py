@@ -14,12 +14,14 @@ import kopf
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from prefeed.errors import ClusterError
+from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
 from prefeed.kubernetes.operator.groups import Choices
-from prefeed.kubernetes.operator.kinds import KINDS, MADE, PODS
+from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
 from prefeed.kubernetes.operator.working import Worker
 from prefeed.kubernetes.operator.world import World
+from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 
 _CLIENT_SECONDS: Final = 600
 """A watch is begun again after so long: one that has gone silent is noticed. Without it, kopf's watches used to freeze (#955)."""
@@ -76,6 +78,16 @@ def run(options: Options) -> None:
     )
 
 
+async def _require_ours(client: Client) -> None:
+    """Refuse to run PaddleJobs that are those of Paddle's own operator."""
+    name = definition(PADDLE_JOB)["metadata"]["name"]
+    if not is_ours(await client.get(DEFINITIONS, "", name)):
+        raise kopf.PermanentError(
+            f"the definition {name} is not prefeed's: another operator runs PaddleJobs here; leave out --paddlejob, and its jobs "
+            "read sample sets by the label of their pods"
+        )
+
+
 def _settings(options: Options) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.watching.client_timeout = _CLIENT_SECONDS
@@ -84,7 +96,7 @@ def _settings(options: Options) -> kopf.OperatorSettings:
     if options.peering:
         settings.peering.name = options.peering
         settings.peering.mandatory = True
-    for resource in (*MADE.values(), PODS):
+    for resource in MADE.values():
         settings.watching.label_selectors[resource.group, _version(resource.api_version), resource.plural] = (
             selector_of(resource)
         )
@@ -110,12 +122,14 @@ class _Service:
         kopf.on.cleanup(registry=registry)(self._end)
         kopf.on.login(registry=registry)(lambda **_: login())
         kopf.on.probe(registry=registry, id="groups")(self._alive)
-        for resource in (*(kind.resource for kind in KINDS.values()), *MADE.values(), PODS):
+        for resource in watched(self._options.choices):
             seen = self._seen(resource.api_version, resource.kind)
             kopf.on.event(resource.group, _version(resource.api_version), resource.plural, registry=registry)(seen)
 
     async def _start(self, **_: Any) -> None:
         client = await self._stack.enter_async_context(Client(login))
+        if self._options.choices.paddle_jobs:
+            await _require_ours(client)
         carrier = Carrier(client, self._world, self._options.choices, lambda: datetime.now(UTC))
         ends = Counter("prefeed_operator_reconciliations", "Work at sets.", ["end"], registry=self._registry)
         namespaces = self._options.namespaces or ("",)

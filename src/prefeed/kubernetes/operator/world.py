@@ -24,7 +24,7 @@ def key_of(document: Document) -> Key | None:
     if kind in KINDS:
         return Key(metadata.get("namespace", ""), KINDS[kind].set_of(document))
     name = labels.get(LABEL if kind == PODS.kind else INSTANCE)
-    return Key(metadata.get("namespace", ""), str(name)) if name else None
+    return None if name is None else Key(metadata.get("namespace", ""), str(name))
 
 
 def name_of(document: Document) -> Name:
