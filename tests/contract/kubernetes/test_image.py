@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[3]
 IMAGE = ROOT / "deploy" / "image"
 CONTAINERFILE = IMAGE / "Containerfile"
-EXTRAS = ("aws", "pool")
-"""Extras of prefeed that the image has: those by which its server speaks to stores and pools."""
+EXTRAS = ("aws", "pool", "operator")
+"""Extras of prefeed that the image has: stores and pools of its server, and the operator."""
 
 
 def stages() -> list[list[str]]:
