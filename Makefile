@@ -16,7 +16,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs soak gpu system clean
+.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs test-cluster soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ test-programs: $(PROGRAMS)/.installed system  ## unchanged programs of timm, dat
 
 test-matrix:  ## the pure tests with each Python and torch that can be had here (MATRIX="3.12:2.6 3.13:newest")
 	.ci/matrix $(MATRIX)
+
+test-cluster: $(VENV)/.installed-dev  ## the same documents against a cluster of yours: KUBECONFIG
+	@test -n "$$KUBECONFIG" || { echo "make test-cluster: no cluster: set KUBECONFIG to one of yours, such as kind's or k3d's" >&2; exit 1; }
+	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/acceptance.py
 
 soak: $(VENV)/.installed-dev system  ## ten minutes of kills, pauses and failures at random, every byte compared
 	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
