@@ -16,7 +16,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs test-cluster soak gpu system clean
+.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs test-cluster docs soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ test-cluster: $(VENV)/.installed-dev  ## the same documents against a cluster of
 	@test -n "$$KUBECONFIG" || { echo "make test-cluster: no cluster: set KUBECONFIG to one of yours, such as kind's or k3d's" >&2; exit 1; }
 	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/acceptance.py
 
+docs: $(VENV)/.installed-docs  ## the site, in build/site; fails for a broken link and for a public name without a docstring
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 soak: $(VENV)/.installed-dev system  ## ten minutes of kills, pauses and failures at random, every byte compared
 	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
 
@@ -105,6 +108,10 @@ $(VENV)/.installed-dev: $(PROJECTS) | $(VENV)/bin/python
 	$(PIP) '.[pack,top,dev,integrations]' --editable ./bench
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: $(PROJECTS) $(VENV)/.installed-demo
+	$(PIP) '.[docs]' --editable ./bench
+	@touch $@
 
 # Frameworks do not agree on the versions of what they need; none of them needs torch, and neither does prefeed.
 $(VENV)-%/.installed: pyproject.toml

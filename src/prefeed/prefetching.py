@@ -324,7 +324,8 @@ def background(max_prefetch: Any = 1, max_bytes: int | str | None = None) -> Any
     May stand bare, ``@background``, or with arguments, ``@background(max_prefetch=3)``.
 
     Args:
-        max_prefetch, max_bytes: As of ``BackgroundGenerator``.
+        max_prefetch: As of ``BackgroundGenerator``.
+        max_bytes: As of ``BackgroundGenerator``.
     """
     if callable(max_prefetch):
         return background()(max_prefetch)

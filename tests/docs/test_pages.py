@@ -1,49 +1,53 @@
-"""The Python on README.md and on the guide's pages works as it stands there.
+"""The Python on README.md and on the pages of the documentation works as it stands there.
 
-A page that needs data finds it in its working directory when ``setups/<page>.py`` makes it: that file is run first, in
-the same namespace.
+Recipes of frameworks that are not installed with prefeed's tests are run by ``make test-programs`` and ``make test-frameworks``.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import prefeed
+from leaks import wait_until
+from pages import ROOT, run_page
 from snippets import read_page
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md")])
-MOST_NOT_RUN = 3
-"""A page with more blocks that are not run than this is a page that nobody checks."""
+DOCS = ROOT / "docs"
+RECIPES = DOCS / "integrations"
+PROGRAMS = ("huggingface", "monai", "timm", "ultralytics")
+"""Run by tests/programs/test_pages.py."""
+
+FRAMEWORKS = ("grain", "mindspore", "paddle", "tensorflow")
+"""Run by tests/frameworks, each by the file of its framework."""
+
+HERE = sorted(path for path in RECIPES.glob("*.md") if path.stem not in (*PROGRAMS, *FRAMEWORKS))
+PAGES = sorted(
+    [ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "guide").glob("*.md"), *(DOCS / "reference").glob("*.md")]
+)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_python_blocks_run(path: Path, tmp_path: Path, record_property) -> None:
-    setup = HERE / "setups" / f"{path.stem}.py"
-    first_line = f"exec(compile(open({str(setup)!r}).read(), {str(setup)!r}, 'exec'))" if setup.exists() else ""
-    page = read_page(path, first_line=first_line)
+    page = run_page(path, tmp_path)
     record_property("num_not_run", page.num_not_run)
-    script = tmp_path / f"{path.stem}.py"
-    script.write_text(page.script)
-    (tmp_path / "work").mkdir()
 
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "run_page.py"), str(script)],
-        cwd=tmp_path / "work",
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
-    assert ran.returncode == 0, f"{path.name} (line numbers are the page's):\n{ran.stderr}"
-    assert page.num_not_run <= MOST_NOT_RUN
+@pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
+def test_recipes_are_served(path: Path, tmp_path: Path) -> None:
+    page = run_page(path, tmp_path)
+
+    assert not page.num_run or wait_until(lambda: prefeed.statistics().reads >= 24, timeout_seconds=60)
+
+
+def test_every_recipe_is_run_somewhere() -> None:
+    elsewhere = {
+        *PROGRAMS,
+        *(name for name in FRAMEWORKS if list((ROOT / "tests" / "frameworks").glob(f"test_{name}*.py"))),
+    }
+
+    assert {path.stem for path in HERE} | elsewhere == {path.stem for path in RECIPES.glob("*.md")}
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -12,10 +12,14 @@ import numpy as np
 
 import prefeed
 from leaks import wait_until
+from pages import ROOT, run_page
 
 PROGRAMS = Path(__file__).parent / "programs"
 NUM_FILES = 26
 """Not a multiple of any batch size used."""
+
+NUM_PICTURES = 24
+"""Of the recipes of the documentation."""
 
 
 def make_files(root: Path) -> Path:
@@ -50,6 +54,12 @@ def assert_the_node_reads_ahead(program: str, tmp_path: Path, *, num_workers: in
     counts = prefeed.statistics()
     assert counts.origin_requests == NUM_FILES
     assert (counts.misses, counts.direct_reads) == (0, 0)
+
+
+def assert_recipe_is_served(name: str, tmp_path: Path) -> None:
+    """Check that the recipe of the documentation's page of that name runs, and that the cache has its files."""
+    run_page(ROOT / "docs" / "integrations" / f"{name}.md", tmp_path, with_torch=False)
+    assert wait_until(lambda: prefeed.statistics().reads >= NUM_PICTURES, timeout_seconds=60)
 
 
 def _run(command: list[str]) -> str:

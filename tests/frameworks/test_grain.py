@@ -10,7 +10,7 @@ import pytest
 
 import prefeed
 from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
-from frameworks.running import assert_the_node_reads_ahead
+from frameworks.running import assert_recipe_is_served, assert_the_node_reads_ahead
 from leaks import wait_until
 
 grain = pytest.importorskip("grain.python", reason="Grain is not installed: make test-frameworks", exc_type=ImportError)
@@ -76,3 +76,7 @@ def test_a_plan_of_its_sampler(tmp_path: Path, num_workers: int) -> None:
 def test_an_unchanged_program_is_served(tmp_path: Path, num_workers: int) -> None:
     answer = ["grain.DataLoader (Files)"]
     assert_the_node_reads_ahead("grain_epochs.py", tmp_path, num_workers=num_workers, answer=answer)
+
+
+def test_the_recipe_is_served(tmp_path: Path) -> None:
+    assert_recipe_is_served("grain", tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
-from frameworks.running import assert_the_node_reads_ahead
+from frameworks.running import assert_recipe_is_served, assert_the_node_reads_ahead
 
 pytest.importorskip("paddle", reason="Paddle is not installed: make test-frameworks", exc_type=ImportError)
 
@@ -31,3 +31,7 @@ def test_loader(tmp_path: Path, num_workers: int) -> None:
 def test_an_unchanged_program_is_served(tmp_path: Path, num_workers: int) -> None:
     answer = ["paddle.io.DataLoader (Files)", "paddle.io.DataLoader (Files) #2"]
     assert_the_node_reads_ahead("paddle_epochs.py", tmp_path, num_workers=num_workers, answer=answer)
+
+
+def test_the_recipe_is_served(tmp_path: Path) -> None:
+    assert_recipe_is_served("paddle", tmp_path)

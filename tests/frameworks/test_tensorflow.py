@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from frameworks.running import assert_recipe_is_served
 from prefeed import datasets
 from prefeed.config import current
 from prefeed.packing.driver import PackRequest, pack
@@ -89,3 +90,7 @@ def test_compressed_files_are_refused(tmp_path: Path) -> None:
         writer.write(b"x")
     with pytest.raises(CannotPackError, match="compressed"):
         index_files(str(tmp_path), None, current())
+
+
+def test_the_recipe_is_served(tmp_path: Path) -> None:
+    assert_recipe_is_served("tensorflow", tmp_path)

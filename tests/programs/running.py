@@ -129,7 +129,7 @@ def _run(program: Program, kind: str, slow: SlowDirectory, folder: Path) -> Run:
     done = subprocess.run(
         [sys.executable, *under, str(SCRIPTS / script), str(slow.path), str(out), *rest],
         cwd=folder,
-        env={**os.environ, **_offline(folder), **(program.environment or {})},
+        env={**os.environ, **offline(folder), **(program.environment or {})},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
@@ -148,7 +148,7 @@ def _run(program: Program, kind: str, slow: SlowDirectory, folder: Path) -> Run:
     )
 
 
-def _offline(folder: Path) -> dict[str, str]:
+def offline(folder: Path) -> dict[str, str]:
     """Return what keeps libraries from the network, and their files together."""
     return {
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "huggingface"),

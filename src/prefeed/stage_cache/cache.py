@@ -71,8 +71,8 @@ class DatasetCache:
         spilling: Values that do not fit into memory go to the node's disk tier.
         hostname: ``127.0.0.1``; anything else is refused: a cache is on the host that it serves.
         port: Names the server, as in ``cache_admin -p``; default: the environment's MS_CACHE_PORT, or 50052.
-        num_connections, prefetch_size: Checked and of no effect: entries are mapped into the reading process, so there is
-            nothing to connect and nothing to prefetch.
+        num_connections: Checked and of no effect: entries are mapped into the reading process, so there is nothing to connect.
+        prefetch_size: Checked and of no effect: there is nothing to prefetch.
         config: Settings; defaults to those in force in the process.
 
     Raises:

@@ -79,6 +79,7 @@ class Normalize(torch.nn.Module):
         return result
 
     def extra_repr(self) -> str:
+        """Return the arguments as torch shows them in a module's ``repr``."""
         return f"mean={self.mean}, std={self.std}, dtype={self.dtype}, channels_last={self.channels_last}"
 
     def __getstate__(self) -> dict[str, Any]:
