@@ -44,7 +44,7 @@ class Counts:
     def arrived(self, where: Where, size_bytes: int, seconds: float) -> None:
         """A fetch brought an object, after so long."""
         self.fetched[where] += 1
-        if where == Where.ORIGIN:
+        if where is Where.ORIGIN:
             self.asked_origin(seconds)
             self.origin_bytes += size_bytes
 

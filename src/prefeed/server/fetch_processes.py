@@ -154,6 +154,7 @@ class FetchProcesses(Generic[JobT]):
         self._clock = clock
         self._again = Again()
         self._processes: list[_Process[JobT]] = []
+        self._ready: list[_Process[JobT]] = []
         self._ended: list[subprocess.Popen[bytes]] = []
         self._origins: dict[QuickOrigin, int] = {}
         self._deliveries: deque[Delivery[JobT]] = deque()
@@ -174,7 +175,7 @@ class FetchProcesses(Generic[JobT]):
     @property
     def num_ready(self) -> int:
         """Processes that fetch."""
-        return sum(process.is_ready for process in self._processes)
+        return len(self._ready)
 
     @property
     def process_ids(self) -> list[int]:
@@ -184,7 +185,7 @@ class FetchProcesses(Generic[JobT]):
     @property
     def ready_ids(self) -> tuple[int, ...]:
         """Those of them that fetch."""
-        return tuple(process.program.pid for process in self._processes if process.is_ready)
+        return tuple(process.program.pid for process in self._ready)
 
     def expect(self, num_objects: int) -> None:
         """``num_objects`` may be asked for soon: if that is worth a process, it is ready by then."""
@@ -215,7 +216,7 @@ class FetchProcesses(Generic[JobT]):
         self._idle_ticks = 0
         if self._num_asked >= self._start_after:
             self._start_first()
-        if not self.num_ready:
+        if not self._ready:
             return False
         if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded):
             self._waiting.append((origin, target, size_bytes, job, is_demanded))
@@ -258,11 +259,9 @@ class FetchProcesses(Generic[JobT]):
 
     def _dispatch(self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool) -> bool:
         """Put a fetch into the batch of the process that has the fewest; False when its ring has no room."""
-        process = min(
-            (one for one in self._processes if one.is_ready), key=lambda one: len(one.under_way), default=None
-        )
-        if process is None:
+        if not self._ready:
             return False
+        process = self._ready[0] if len(self._ready) == 1 else min(self._ready, key=lambda one: len(one.under_way))
         part = process.ring.lease(size_bytes + ROOM_FOR_HEAD_BYTES)
         if part is None:
             return False
@@ -281,7 +280,7 @@ class FetchProcesses(Generic[JobT]):
         if number not in process.limits:
             process.limits[number] = 0
             process.outgoing.append(self._encode(NewOrigin(number, origin)))
-        share = -(-self._limits.get(origin, START) // self.num_ready)
+        share = -(-self._limits.get(origin, START) // len(self._ready))
         if share != process.limits[number]:
             process.limits[number] = share
             process.outgoing.append(self._encode(Limit(number, share)))
@@ -317,7 +316,9 @@ class FetchProcesses(Generic[JobT]):
 
     def _take_in(self, process: _Process[JobT], message: Arrivals) -> None:
         process.silent_ticks = 0
-        process.is_ready = True
+        if not process.is_ready:
+            process.is_ready = True
+            self._ready.append(process)
         process.cpu_seconds = message.cpu_seconds
         for arrival in message.arrivals:
             done = process.under_way.pop(arrival.number)
@@ -386,6 +387,8 @@ class FetchProcesses(Generic[JobT]):
     def _let_go(self, process: _Process[JobT]) -> None:
         """End a process; what was under way in it is lost."""
         self._processes.remove(process)
+        if process.is_ready:
+            self._ready.remove(process)
         self._watcher.unwatch(process.sock.fileno())
         process.sock.close()
         process.program.kill()

@@ -245,7 +245,13 @@ class Fetchers:
     def _hand_over(self, jobs: Sequence[Job], processes: FetchProcesses[Job]) -> list[Job]:
         """Let processes make the requests that they can make; return the others."""
         processes.is_urgent = self.is_urgent
-        rest = [job for job in jobs if not _try_process(job, processes)]
+        rest: list[Job] = []
+        source, origin = None, None
+        for job in jobs:
+            if job.source is not source:
+                source, origin = job.source, _quick_origin(job.source)
+            if origin is None or not _try_process(job, origin, processes):
+                rest.append(job)
         processes.flush()
         return rest
 
@@ -337,7 +343,9 @@ class Fetchers:
     def _may_hand_over(self, job: Job) -> bool:
         """Return whether a process may make the request, which a thread has looked up in vain."""
         has_looked = self._disk is not None or self._pool is not None
-        return has_looked and self._processes is not None and self._processes.num_ready > 0 and _is_quick(job)
+        if not has_looked or self._processes is None or not self._processes.num_ready:
+            return False
+        return _is_quick(job) and _quick_origin(job.source) is not None
 
     def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
@@ -376,10 +384,10 @@ class Fetchers:
 
 
 def _is_quick(job: Job) -> bool:
-    """Return whether a fetch process may make the request: the object has a size, and its source answers plainly."""
-    if job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE:
-        return False
-    return _quick_origin(job.source) is not None
+    """Return whether a fetch process may make the request, if its source has an origin for it: the object has a size."""
+    return not (
+        job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE
+    )
 
 
 def _quick_origin(source: Source) -> QuickOrigin | None:
@@ -387,16 +395,12 @@ def _quick_origin(source: Source) -> QuickOrigin | None:
     return cast("QuickSource", source).quick_origin() if hasattr(source, "quick_origin") else None
 
 
-def _try_process(job: Job, processes: FetchProcesses[Job]) -> bool:
+def _try_process(job: Job, origin: QuickOrigin, processes: FetchProcesses[Job]) -> bool:
     """Let a process make the request, if it can."""
     if not _is_quick(job):
         return False
-    source = cast("QuickSource", job.source)
-    origin = source.quick_origin()
-    target = source.quick_target(job.manifest.path(job.ticket.object_id))
-    return origin is not None and processes.try_fetch(
-        origin, target, job.listed_bytes, job, is_demanded=job.ticket.is_demanded
-    )
+    target = cast("QuickSource", job.source).quick_target(job.manifest.path(job.ticket.object_id))
+    return processes.try_fetch(origin, target, job.listed_bytes, job, is_demanded=job.ticket.is_demanded)
 
 
 def _delivered(delivery: Delivery[Job]) -> Result | None:
@@ -501,13 +505,13 @@ def offer_to_pool(pool: PoolTier, result: Result) -> None:
 def is_changed(result: Result) -> bool:
     """Return whether the origin gave another version, or another size, than the manifest has."""
     assert result.fetched is not None
-    listed = result.job.manifest.listed(result.job.ticket.object_id)
-    if listed is None:
+    if result.job.manifest.grows:  # a file has the bytes that it has when it is read
         return False
-    if listed.size_bytes not in (-1, memoryview(result.fetched.data).nbytes):
+    manifest, object_id = result.job.manifest, result.job.ticket.object_id
+    if int(manifest.sizes[object_id]) not in (UNKNOWN_SIZE, memoryview(result.fetched.data).nbytes):
         return True
-    seen = result.fetched.version
-    return bool(listed.version_hash) and bool(seen) and version_hash(seen) != listed.version_hash
+    listed, seen = manifest.version_hash(object_id), result.fetched.version
+    return bool(listed) and bool(seen) and version_hash(seen) != listed
 
 
 def check(job: CheckJob) -> CheckResult:

@@ -342,6 +342,7 @@ class Node:
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[Result] = []
+        asked: set[int] = set()  # datasets whose origins have answered
         for result in results:
             if result.fetched is None:
                 self._fetch_failed(result)
@@ -351,7 +352,12 @@ class Node:
                 self._fetch_failed(replace(result, fetched=None, error=_changed_in_one_view(result)))
                 continue
             size = len(data) if not isinstance(data, memoryview) else data.nbytes
-            self._observe(result, size)
+            self._counts.arrived(result.where, size, result.seconds)
+            if result.where is Where.ORIGIN:
+                self._limit_of(ticket).on_success(
+                    result.seconds, num_in_flight=self.scheduler.tables[ticket.dataset].in_flight, now=self._clock()
+                )
+                asked.add(ticket.dataset)
             if changed := is_changed(result):
                 self._counts.errors["object-changed"] += 1
             placement = self.scheduler.arrived(ticket, size, changed=changed)
@@ -365,6 +371,8 @@ class Node:
                 puts.append(result)
             else:
                 self._hold(result, placement)
+        for dataset in asked:
+            self._apply_limit(dataset)
         if puts:
             self._commit(puts, [])
         self._go_on(results)
@@ -508,15 +516,6 @@ class Node:
             self.scheduler.failed(ticket, code=error.code, message=str(error), permanent=not error.retryable)
         else:
             self._call_later(delay, lambda: self.fetchers.submit([self._job(ticket)]))
-
-    def _observe(self, result: Result, size_bytes: int) -> None:
-        self._counts.arrived(result.where, size_bytes, result.seconds)
-        if result.where != Where.ORIGIN:
-            return
-        table = self.scheduler.tables[result.job.ticket.dataset]
-        limit = self._limit_of(result.job.ticket)
-        limit.on_success(result.seconds, num_in_flight=table.in_flight, now=self._clock())
-        self._apply_limit(result.job.ticket.dataset)
 
     def _apply_limit(self, dataset: int) -> None:
         found = self.datasets[dataset]

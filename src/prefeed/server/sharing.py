@@ -37,6 +37,8 @@ class Sharing:
     def begin(self, ticket: Ticket) -> Held | None:
         """Return what the node has of the file; None when it is on its way: ``end`` yields the ticket then, once it has come."""
         twins = self._registry.twins(ticket.dataset, ticket.object_id)
+        if not twins:
+            return NOTHING
         if keys := self._resident_keys(twins):
             return Held(keys)
         for twin in twins:
@@ -65,12 +67,14 @@ class Sharing:
         assert result.fetched is not None
         ticket, manifest = result.job.ticket, result.job.manifest
         key = entry_key(manifest.url, manifest.path(ticket.object_id), result.fetched.version)
-        return self._resident((ticket.dataset, ticket.object_id), key)
+        return self._resident(self._registry.twins(ticket.dataset, ticket.object_id), key)
 
     def stored(self, ticket: Ticket) -> None:
         """An entry is committed: it is paid for once, also if another dataset came by it in another way."""
         key = ticket.dataset, ticket.object_id
-        if ticket.placement == Placement.RESIDENT and self._resident(key, self._registry.key(*key)) is not None:
+        if ticket.placement != Placement.RESIDENT or not (twins := self._registry.twins(*key)):
+            return
+        if self._resident(twins, self._registry.key(*key)) is not None:
             self._scheduler.holdings.become_guest(key)
 
     def is_last(self, free: Free) -> bool:
@@ -84,9 +88,8 @@ class Sharing:
             self._scheduler.holdings.bequeath(free, holders)
         return not holders
 
-    def _resident(self, of: Key, entry: bytes) -> Key | None:
-        """Return a twin that keeps this entry."""
-        twins = self._registry.twins(*of)
+    def _resident(self, twins: Iterable[Key], entry: bytes) -> Key | None:
+        """Return that one of these which keeps this entry."""
         residents = (twin for twin in twins if self._scheduler.holdings.state(twin) == RESIDENT)
         return next((twin for twin in residents if self._registry.key(*twin) == entry), None)
 
