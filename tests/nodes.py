@@ -6,10 +6,11 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class RecordingTier(MemoryTier):
         most_bytes: The most that it ever held.
         groups: How many values each commit stored.
         expected: Whether readers of other PID namespaces are expected, each time that was said.
+        sums: Of values, by key, that came with them.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -131,6 +133,7 @@ class RecordingTier(MemoryTier):
         self.most_bytes = 0
         self.groups: list[int] = []
         self.expected: list[bool] = []
+        self.sums: dict[bytes, int] = {}
 
     def expect_foreign_readers(self, are_expected: bool) -> None:
         self.expected.append(are_expected)
@@ -139,8 +142,14 @@ class RecordingTier(MemoryTier):
         """The file system filled up."""
         self._capacity_bytes = capacity_bytes
 
-    def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
+    def apply(
+        self,
+        puts: Sequence[tuple[bytes, Buffer, bool]],
+        deletes: Sequence[bytes],
+        sums: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> None:
         self.deleted += deletes
+        self.sums.update(sums)
         if puts and self.refusal is not None:
             super().apply([], deletes)
             raise self.refusal

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from prefeed.sources.quick_fetches import Arrival, QuickClient, QuickOrigin
+from prefeed.store.entry_sums import sum_of
 
 PACKET_BYTES: Final = 128 * 1024
 """No packet is larger."""
@@ -48,11 +49,12 @@ class Fetches(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """To the process: objects to fetch.
 
     Attributes:
-        fetches: Of each number, origin, target, begin of its room, size in bytes, and whether it does not wait for its turn.
+        fetches: Of each number, origin, target, begin of its room, size in bytes, whether it does not wait for its turn, and
+            the key under which it will be stored; no key: its sum is not wanted.
         is_urgent: A reader waits: tell of each arrival at once, until the next message.
     """
 
-    fetches: list[tuple[int, int, bytes, int, int, bool]]
+    fetches: list[tuple[int, int, bytes, int, int, bool, bytes]]
     is_urgent: bool
 
 
@@ -64,10 +66,12 @@ class Arrivals(msgspec.Struct, frozen=True, array_like=True):
     """From the process: fetches that have ended; none when it begins, and as answer to a ping.
 
     Attributes:
+        sums: Of each arrival, as ``sum_of`` makes it: made here, while the object is in the processor's cache. 0: not made.
         cpu_seconds: Processor time of the process so far.
     """
 
     arrivals: list[Arrival]
+    sums: list[int]
     cpu_seconds: float
 
 
@@ -84,6 +88,9 @@ class _FetchProcess:
 
     def __init__(self, sock: socket.socket, memory: mmap.mmap) -> None:
         self._sock = sock
+        self._view = memoryview(memory)
+        self._wanted: dict[int, tuple[bytes, int]] = {}  # keys and sizes of objects whose sums are wanted
+        self._sums: list[int] = []  # of what has arrived
         self._client = QuickClient(memory)
         self._client.watch(sock.fileno())
         self._encode = msgspec.msgpack.Encoder().encode
@@ -100,9 +107,18 @@ class _FetchProcess:
                 if not self._arrived:
                     self._held_since = time.monotonic()
                 self._arrived += arrivals
+                self._sums += map(self._sum_of, arrivals)
             self._take_messages()
             if self._arrived and self._is_due():
                 self._tell()
+
+    def _sum_of(self, arrival: Arrival) -> int:
+        """Return the sum of an object that is wanted and has come, else 0."""
+        key, size = self._wanted.pop(arrival.number, (b"", 0))
+        if not key or arrival.failure:
+            return 0
+        with self._view[arrival.start : arrival.start + size] as value:
+            return sum_of(key, value)
 
     def _timeout(self) -> float:
         if self._arrived:
@@ -127,7 +143,9 @@ class _FetchProcess:
             message = TO_PROCESS.decode(packet)
             if isinstance(message, Fetches):
                 self._is_urgent = message.is_urgent
-                for number, origin, target, start, size, is_urgent in message.fetches:
+                for number, origin, target, start, size, is_urgent, key in message.fetches:
+                    if key:
+                        self._wanted[number] = (key, size)
                     self._client.fetch(number, origin, target, start, size, is_urgent=is_urgent)
             elif isinstance(message, NewOrigin):
                 self._client.add_origin(message.number, message.origin)
@@ -139,8 +157,10 @@ class _FetchProcess:
     def _tell(self) -> None:
         """Send the arrivals; waits while the server takes none."""
         arrivals, self._arrived = self._arrived, []
+        sums, self._sums = self._sums, []
         for start in range(0, max(len(arrivals), 1), _GROUP):
-            packet = self._encode(Arrivals(arrivals[start : start + _GROUP], time.process_time()))
+            part = slice(start, start + _GROUP)
+            packet = self._encode(Arrivals(arrivals[part], sums[part], time.process_time()))
             try:
                 self._sock.send(packet)
             except OSError as err:

@@ -41,7 +41,10 @@ RING_BYTES: Final = 32 * 1024**2
 START_AFTER: Final = 256
 """Fetches after which the first process is worth its start, which takes the processor 0.1 s."""
 
-_TARGETS_BYTES: Final = PACKET_BYTES // 4
+_BATCH_BYTES: Final = PACKET_BYTES // 4
+_FETCH_BYTES: Final = 64
+"""Of a fetch in a message, beside its target; rather too many."""
+
 _TICK_SECONDS: Final = 1.0
 _MOST_SILENT_TICKS: Final = 10
 """A process that says nothing for so long, while the server itself ran, is taken for dead: it may be suspended."""
@@ -94,6 +97,7 @@ class Delivery(Generic[JobT]):
         job: Whose it is.
         lease: Of the object; None after a failure.
         version, modified_seconds, seconds, failure: As in ``Arrival``.
+        value_sum: Of the object under its key; 0: not made.
     """
 
     job: JobT
@@ -102,6 +106,7 @@ class Delivery(Generic[JobT]):
     modified_seconds: int = 0
     seconds: float = 0.0
     failure: str = ""
+    value_sum: int = 0
 
 
 @dataclass(slots=True)
@@ -122,7 +127,7 @@ class _Process(Generic[JobT]):
     is_ready: bool = False
     limits: dict[int, int] = field(default_factory=dict)  # as it was told, by number of the origin
     under_way: dict[int, _UnderWay[JobT]] = field(default_factory=dict)
-    batch: list[tuple[int, int, bytes, int, int, bool]] = field(default_factory=list)
+    batch: list[tuple[int, int, bytes, int, int, bool, bytes]] = field(default_factory=list)
     batch_bytes: int = 0
     outgoing: deque[bytes] = field(default_factory=deque)
     silent_ticks: int = 0
@@ -159,7 +164,7 @@ class FetchProcesses(Generic[JobT]):
         self._origins: dict[QuickOrigin, int] = {}
         self._deliveries: deque[Delivery[JobT]] = deque()
         self._limits: dict[QuickOrigin, int] = {}
-        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool]] = deque()
+        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool, bytes]] = deque()
         self._lost: list[JobT] = []
         self._encode = msgspec.msgpack.Encoder().encode
         self._buffer = bytearray(PACKET_BYTES)
@@ -199,7 +204,14 @@ class FetchProcesses(Generic[JobT]):
         self._limits[origin] = most
 
     def try_fetch(
-        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, *, is_demanded: bool = False
+        self,
+        origin: QuickOrigin,
+        target: bytes,
+        size_bytes: int,
+        job: JobT,
+        *,
+        is_demanded: bool = False,
+        key: bytes = b"",
     ) -> bool:
         """Let a process fetch an object, from ``flush`` on; False when there is none, or the object is too large.
 
@@ -209,6 +221,7 @@ class FetchProcesses(Generic[JobT]):
             size_bytes: Size of the object, as listed.
             job: Comes back with its delivery, or as lost.
             is_demanded: A reader waits for it: it goes before the limit.
+            key: Under which it will be stored: its sum comes with it. Empty: no sum is wanted.
         """
         if size_bytes > LARGEST_BYTES or self._is_closed:
             return False
@@ -218,8 +231,8 @@ class FetchProcesses(Generic[JobT]):
             self._start_first()
         if not self._ready:
             return False
-        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded):
-            self._waiting.append((origin, target, size_bytes, job, is_demanded))
+        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded, key):
+            self._waiting.append((origin, target, size_bytes, job, is_demanded, key))
         return True
 
     def flush(self) -> None:
@@ -257,7 +270,9 @@ class FetchProcesses(Generic[JobT]):
 
     # ---------------------------------------------------------------- to the processes
 
-    def _dispatch(self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool) -> bool:
+    def _dispatch(
+        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool, key: bytes
+    ) -> bool:
         """Put a fetch into the batch of the process that has the fewest; False when its ring has no room."""
         if not self._ready:
             return False
@@ -269,9 +284,9 @@ class FetchProcesses(Generic[JobT]):
         self._next_number += 1
         process.under_way[number] = _UnderWay(job, part, size_bytes)
         known = self._number_of(origin, process)
-        process.batch.append((number, known, target, part[0], size_bytes, is_demanded))
-        process.batch_bytes += len(target)
-        if process.batch_bytes > _TARGETS_BYTES:
+        process.batch.append((number, known, target, part[0], size_bytes, is_demanded, key))
+        process.batch_bytes += len(target) + _FETCH_BYTES
+        if process.batch_bytes > _BATCH_BYTES:
             self._send_batch(process)
         return True
 
@@ -320,7 +335,7 @@ class FetchProcesses(Generic[JobT]):
             process.is_ready = True
             self._ready.append(process)
         process.cpu_seconds = message.cpu_seconds
-        for arrival in message.arrivals:
+        for arrival, value_sum in zip(message.arrivals, message.sums, strict=True):
             done = process.under_way.pop(arrival.number)
             lease = None
             if arrival.failure:
@@ -328,7 +343,15 @@ class FetchProcesses(Generic[JobT]):
             else:
                 lease = Lease(process.ring, done.part, arrival.start, done.size_bytes)
             self._deliveries.append(
-                Delivery(done.job, lease, arrival.version, arrival.modified_seconds, arrival.seconds, arrival.failure)
+                Delivery(
+                    done.job,
+                    lease,
+                    arrival.version,
+                    arrival.modified_seconds,
+                    arrival.seconds,
+                    arrival.failure,
+                    value_sum,
+                )
             )
 
     # ---------------------------------------------------------------- their lives
@@ -400,7 +423,7 @@ class FetchProcesses(Generic[JobT]):
         process.under_way.clear()
         process.ring.close()
         if not self._processes:
-            self._lost += [job for _, _, _, job, _ in self._waiting]
+            self._lost += [job for _, _, _, job, _, _ in self._waiting]
             self._waiting.clear()
 
     def _tick(self) -> None:

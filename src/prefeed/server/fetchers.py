@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, cast
 
-from prefeed.core.actions import Ticket
+from prefeed.core.actions import Placement, Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
@@ -124,6 +124,7 @@ class Result:
         seconds: How long the request took.
         where: Who had the answer.
         lease: Who lends the bytes; None: they are the result's own.
+        value_sum: Of the bytes under the key that the listing has for them; 0: not made.
     """
 
     job: Job
@@ -132,6 +133,7 @@ class Result:
     seconds: float
     where: Where = Where.ORIGIN
     lease: Lease | None = None
+    value_sum: int = 0
 
     def release(self) -> None:
         """The bytes are stored, or not wanted: what lends them may use their memory again."""
@@ -385,9 +387,7 @@ class Fetchers:
 
 def _is_quick(job: Job) -> bool:
     """Return whether a fetch process may make the request, if its source has an origin for it: the object has a size."""
-    return not (
-        job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE
-    )
+    return not (job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE)
 
 
 def _quick_origin(source: Source) -> QuickOrigin | None:
@@ -399,8 +399,11 @@ def _try_process(job: Job, origin: QuickOrigin, processes: FetchProcesses[Job]) 
     """Let a process make the request, if it can."""
     if not _is_quick(job):
         return False
-    target = cast("QuickSource", job.source).quick_target(job.manifest.path(job.ticket.object_id))
-    return processes.try_fetch(origin, target, job.listed_bytes, job, is_demanded=job.ticket.is_demanded)
+    ticket = job.ticket
+    target = cast("QuickSource", job.source).quick_target(job.manifest.path(ticket.object_id))
+    is_kept = ticket.placement is Placement.RESIDENT and not job.manifest.grows
+    key = job.manifest.key(ticket.object_id) if is_kept else b""
+    return processes.try_fetch(origin, target, job.listed_bytes, job, is_demanded=ticket.is_demanded, key=key)
 
 
 def _delivered(delivery: Delivery[Job]) -> Result | None:
@@ -413,7 +416,7 @@ def _delivered(delivery: Delivery[Job]) -> Result | None:
         return None if error is None else Result(job, None, error, delivery.seconds)
     version = delivery.version or version_without_etag(delivery.modified_seconds, lease.data.nbytes)
     fetched = FetchedObject(data=lease.data, version=version, modified_seconds=delivery.modified_seconds)
-    return Result(job, fetched, None, delivery.seconds, lease=lease)
+    return Result(job, fetched, None, delivery.seconds, lease=lease, value_sum=delivery.value_sum)
 
 
 def _asked(job: Job) -> FetchedObject:

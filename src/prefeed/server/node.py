@@ -429,14 +429,16 @@ class Node:
         # What is set aside is not in the tier: what lies there under its key is another's.
         stored = [free for free in frees if (free.dataset, free.object_id) not in self._aside]
         last = [free for free in stored if self._sharing.is_last(free)]
+        keys = [self.registry.key(ticket.dataset, ticket.object_id) for ticket in tickets]
         try:
             self._tier.apply(
                 [
-                    (self.registry.key(t.dataset, t.object_id), result.fetched.data, t.placement == Placement.TRANSIENT)
-                    for t, result in zip(tickets, puts, strict=True)
+                    (key, result.fetched.data, result.job.ticket.placement == Placement.TRANSIENT)
+                    for key, result in zip(keys, puts, strict=True)
                     if result.fetched is not None
                 ],
                 [self.registry.key(free.dataset, free.object_id) for free in last],
+                {key: result.value_sum for key, result in zip(keys, puts, strict=True) if result.value_sum},
             )
         except StoreError as err:
             if not isinstance(err, StoreDamagedError):

@@ -12,6 +12,7 @@
 ``reservation``     allocates pages ahead of writes, in a thread
 ``ballast``         returns pages to the kernel
 ``sums``            checksums of residents, for the next writer
+``entry_sums``      the checksum of one value
 ``tree``            checks LMDB's file without LMDB: meta pages and trees
 ``namespaces``      the processes that have a store open, and their PID namespaces
 ``foreign``         readers in other PID namespaces than LMDB's table

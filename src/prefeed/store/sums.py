@@ -20,13 +20,12 @@ from typing import Final, NamedTuple
 import lmdb
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
+from prefeed.store.entry_sums import sum_of
 from prefeed.store.layout import PAGE_BYTES, RESIDENT_TABLE, TRANSIENT_TABLE, data_path, sums_path
 from prefeed.store.tree import Leaf, Walk
-from prefeed.types import ENTRY_KEY_BYTES, Buffer
+from prefeed.types import ENTRY_KEY_BYTES
 
-_HALVES: Final = struct.Struct("<QQ")
 _SUM: Final = struct.Struct("<Q")
 _GROUP: Final = 256
 _MOST_THREADS: Final = 8
@@ -34,12 +33,6 @@ _MOST_WAITING: Final = 64
 
 _Value = tuple[bytes, list[tuple[int, int]]]
 """Key, and where the parts of its value lie in the file: start and size."""
-
-
-def sum_of(key: bytes, value: Buffer) -> int:
-    """Return the sum of a key and its value."""
-    low, high = _HALVES.unpack(key)
-    return int(xxh3_64_intdigest(value, low ^ high))
 
 
 class Sums:
@@ -72,9 +65,9 @@ class Sums:
         """What the file has of its file system."""
         return -(-self._most // PAGE_BYTES) * PAGE_BYTES
 
-    def add(self, key: bytes, value: Buffer) -> None:
-        """The value is about to be stored."""
-        self._pending += _SUM.pack(sum_of(key, value))
+    def add(self, value_sum: int) -> None:
+        """A value with this sum is about to be stored."""
+        self._pending += _SUM.pack(value_sum)
 
     def write(self) -> None:
         """What was added is in the file: before the commit of what it is of."""

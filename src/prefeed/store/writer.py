@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import lmdb
@@ -17,6 +18,7 @@ from prefeed.errors import StoreDamagedError, StoreError, TierFullError
 from prefeed.store import directory as store_directory
 from prefeed.store.ballast import Ballast
 from prefeed.store.batches import read_transaction, write_transaction
+from prefeed.store.entry_sums import sum_of
 from prefeed.store.environment import (
     DAMAGE,
     Identity,
@@ -53,6 +55,7 @@ from prefeed.types import ENTRY_KEY_BYTES, Buffer
 Put = tuple[bytes, Buffer, bool]
 """Key, value, and whether it is transient."""
 
+_NO_SUMS: Final[Mapping[bytes, int]] = MappingProxyType({})
 _SLACK_BYTES: Final = 1024**2
 _TREE_PAGES_A_PUT: Final = 6
 _WHOLE: Final = 0
@@ -264,11 +267,16 @@ class TierWriter:
         """
         self.apply((), keys)
 
-    def apply(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:
+    def apply(self, puts: Sequence[Put], deletes: Sequence[bytes], sums: Mapping[bytes, int] = _NO_SUMS) -> None:
         """Delete values and store others, in one commit if there is room for that, deletes first.
 
         Pages of deleted values can be written again two commits later. When the tier is nearly full the deletes are
         therefore committed by themselves, followed by empty commits, before the puts.
+
+        Args:
+            puts: Values to store.
+            deletes: Keys of values that go.
+            sums: Of values of the group, by key, as ``sum_of`` makes them; those that are missing are made here.
 
         Raises:
             TierFullError: There is no room; none of the group is stored, and the deletes are done, or will be with
@@ -285,7 +293,7 @@ class TierWriter:
                 if not self._try_reserve_for(puts):
                     self._delete(deletes)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._note_sums(puts)
+                self._note_sums(puts, sums)
                 self._apply_in_stages(puts, deletes)
             else:
                 self._delete(deletes)
@@ -395,12 +403,12 @@ class TierWriter:
 
     # ------------------------------------------------------------ one group
 
-    def _note_sums(self, puts: Sequence[Put]) -> None:
+    def _note_sums(self, puts: Sequence[Put], known: Mapping[bytes, int]) -> None:
         """Write the sums of residents before these are stored: a value without a sum is not taken over."""
         if self._sums is not None:
             for key, value, transient in puts:
                 if not transient:
-                    self._sums.add(key, value)
+                    self._sums.add(known[key] if key in known else sum_of(key, value))
             self._sums.write()
 
     def _apply_in_stages(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:

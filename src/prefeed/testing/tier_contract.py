@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol
 
 import pytest
@@ -61,8 +62,13 @@ class WritableTier(Protocol):
         """Give back what holds no values, part by part, until no more than that is taken; returns what is taken now."""
         ...
 
-    def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
-        """Delete, then store; raises TierFullError with none of the puts stored and the deletes done."""
+    def apply(
+        self,
+        puts: Sequence[tuple[bytes, Buffer, bool]],
+        deletes: Sequence[bytes],
+        sums: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> None:
+        """Delete, then store; raises TierFullError with none of the puts stored and the deletes done. Sums may be known."""
         ...
 
     def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
@@ -178,7 +184,12 @@ class MemoryTier:
         self._capacity_bytes = budget_bytes
         return budget_bytes
 
-    def apply(self, puts: Sequence[tuple[bytes, Buffer, bool]], deletes: Sequence[bytes]) -> None:
+    def apply(
+        self,
+        puts: Sequence[tuple[bytes, Buffer, bool]],
+        deletes: Sequence[bytes],
+        sums: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> None:
         """Delete, then store all or none."""
         for key, _, _ in puts:
             if len(key) != ENTRY_KEY_BYTES:

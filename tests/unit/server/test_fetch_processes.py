@@ -22,6 +22,7 @@ from nodes import FakeClock, Timers, kill
 from prefeed.server import fetch_processes
 from prefeed.server.fetch_processes import Delivery, FetchProcesses
 from prefeed.sources.quick_fetches import QuickOrigin
+from prefeed.store.entry_sums import sum_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -60,6 +61,7 @@ class Node:
         )
         self.data: dict[int, bytes] = {}
         self.failures: dict[int, str] = {}
+        self.sums: dict[int, int] = {}
         self.lost: list[int] = []
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -77,6 +79,7 @@ class Node:
 
     def _keep(self, delivery: Delivery[int]) -> None:
         assert delivery.job not in self.data | self.failures
+        self.sums[delivery.job] = delivery.value_sum
         if delivery.lease is None:
             self.failures[delivery.job] = delivery.failure
         else:
@@ -131,6 +134,17 @@ def test_each_object_is_asked_for_once(node: Node, server: servers.FileServer, o
     assert node.data == expected(*range(NUM_OBJECTS))
     assert len(server.requests) == NUM_OBJECTS
     assert not node.lost
+
+
+def test_sum_is_made_of_an_object_with_a_key(node: Node, server: servers.FileServer, origin: QuickOrigin) -> None:
+    server.answers["/002.bin"] = servers.status(503)
+    key = bytes(range(16))
+    node.start()
+    for index, of_key in ((0, key), (1, b""), (2, key)):
+        node.processes.try_fetch(origin, b"/%03d.bin" % index, SIZE, index, key=of_key)
+    node.processes.flush()
+    node.until(lambda: len(node.sums) == 3)
+    assert node.sums == {0: sum_of(key, bytes(SIZE)), 1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("node", [2], indirect=True)

@@ -16,6 +16,7 @@ from prefeed.server.fetch_processes import Delivery, Lease
 from prefeed.server.fetch_ring import Ring
 from prefeed.server.fetchers import Job
 from prefeed.sources.quick_fetches import MISSING, ODD, TIMED_OUT, QuickOrigin
+from prefeed.store.entry_sums import sum_of
 from prefeed.testing.sources import CountingSource
 from sandbox import Sandbox
 
@@ -51,6 +52,7 @@ class HandProcesses:
         self.ring = Ring(8 * 1024**2)
         self.asked: list[tuple[int, Job, bool]] = []
         self.limits: list[int] = []
+        self.keys: dict[int, bytes] = {}  # whose sums are wanted, by object
         self._deliveries: list[Delivery[Job]] = []
         self._lost: list[Job] = []
 
@@ -62,9 +64,17 @@ class HandProcesses:
         self.limits.append(most)
 
     def try_fetch(
-        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: Job, *, is_demanded: bool = False
+        self,
+        origin: QuickOrigin,
+        target: bytes,
+        size_bytes: int,
+        job: Job,
+        *,
+        is_demanded: bool = False,
+        key: bytes = b"",
     ) -> bool:
         assert target.decode() == job.manifest.path(job.ticket.object_id)
+        self.keys[job.ticket.object_id] = key
         self.asked.append((size_bytes, job, is_demanded))
         return True
 
@@ -102,7 +112,9 @@ class HandProcesses:
             lease = Lease(self.ring, part, part[0] + 100, len(data))
             lease.data[:] = data
             seen = version or job.source.fetch(job.manifest.path(job.ticket.object_id)).version
-            self._deliveries.append(Delivery(job, lease, seen, seconds=0.01))
+            key = self.keys[job.ticket.object_id]
+            value_sum = sum_of(key, data) if key else 0
+            self._deliveries.append(Delivery(job, lease, seen, seconds=0.01, value_sum=value_sum))
         return len(jobs)
 
     def fail(self, failure: str) -> None:
@@ -150,6 +162,21 @@ def test_objects_are_stored_before_their_room_is_used_again(node: Node) -> None:
     for index in (0, 150, 299):
         assert node.made.tier.get(node.dataset.key(index)) == content(index)
     assert node.made.node.statistics().origin_requests == 300
+
+
+def test_sums_of_what_is_kept_come_with_it(node: Node) -> None:
+    keys = [node.dataset.key(index) for index in range(3)]
+    node.made.plan(READER, node.dataset, [0, 1])
+    node.pump()
+    node.processes.arrive()
+    node.pump()
+    assert node.made.tier.sums == {keys[index]: sum_of(keys[index], content(index)) for index in (0, 1)}
+
+
+def test_no_sum_is_made_of_what_only_passes(node: Node) -> None:
+    node.made.node.scheduler.register_plan(READER, node.dataset.number, np.arange(2), resident=False)
+    node.pump()
+    assert node.processes.keys == {0: b"", 1: b""}
 
 
 def test_bytes_that_the_tier_refuses_are_copied_for_the_reader(node: Node) -> None:

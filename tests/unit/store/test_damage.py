@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prefeed.store.entry_sums import sum_of
 from prefeed.store.layout import PAGE_BYTES, data_path, lock_path, readers_path, sums_path, writer_lock_path
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
@@ -180,6 +181,18 @@ def test_a_value_of_another_key_is_none(directory: Path) -> None:
     again = TierWriter.open(directory, budget_bytes=BUDGET)
     assert [key for key, _, _ in again.entries()] in ([key_of(3)], [])
     assert "sums" in again.damage
+    again.close()
+
+
+def test_a_value_that_does_not_fit_the_sum_that_came_with_it_is_none(directory: Path) -> None:
+    """Who fetched it made the sum: what became another value on the way is not taken over by the next server."""
+    writer = TierWriter.open(directory, budget_bytes=BUDGET)
+    values = {n: value_of(n, 9_000) for n in (1, 2, 3)}
+    sums = {key_of(1): sum_of(key_of(1), values[1]), key_of(2): sum_of(key_of(2), values[3])}
+    writer.apply([(key_of(n), value, False) for n, value in values.items()], (), sums)
+    writer.close()
+    again = TierWriter.open(directory, budget_bytes=BUDGET)
+    assert {key for key, _, _ in again.entries()} == {key_of(1), key_of(3)}
     again.close()
 
 
