@@ -281,3 +281,37 @@ def test_workers_that_are_not_forked(root: Path, monkeypatch: pytest.MonkeyPatch
     joined(ours)
     assert seen + list(batches) == expected
     assert wait_until(lambda: num_reads() > 0, timeout_seconds=60)
+
+
+class Rewriting(Hashed):
+    """The same; once there is a file ``gate`` beside the root, making sample 40 writes to the file of the last sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 40 and os.path.exists(f"{self.root}.gate"):
+            with open(os.path.join(self.root, *self.names_of(len(self) - 1)), "wb") as file:
+                file.write(b"written in place")
+        return super().__getitem__(index)
+
+
+def test_what_a_new_worker_writes_in_place_is_read_as_it_is_after_joining_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told of these writes, and ``revalidate = 0`` asks files once: so joining after an epoch in place asks them too."""
+    monkeypatch.setenv("PREFEED_REVALIDATE", "0")
+    ours = prefeed.DataLoader(
+        Rewriting(root, NUM_SAMPLES), batch_size=BATCH_SIZE, collate_fn=kept, num_workers=1,
+        multiprocessing_context="spawn",
+    )  # fmt: skip
+    before, last = Hashed(root, NUM_SAMPLES)[NUM_SAMPLES - 1][1], []
+    for _ in range(2):
+        batches = iter(ours)
+        assert not has_joined(ours)
+        for _ in range(7):  # sixteen reads were quick, and sample 40 is made
+            next(batches)
+        slow_down(ours)
+        next(batches)
+        joined(ours)
+        last.append(list(batches)[-1][-1])
+        Path(f"{root}.gate").touch()
+    assert last[0] == (NUM_SAMPLES - 1, before)
+    assert last[1] == (NUM_SAMPLES - 1, [b"written in place"])

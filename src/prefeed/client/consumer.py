@@ -234,6 +234,10 @@ class Consumer:
                 self._send(m.ExtendPlan(self.number, ids_file=name))
                 self._remove_untold(name)
 
+    def was_elsewhere(self) -> None:
+        """An epoch was read without the server, and files may have been written that it was not told of: the next one asks them all."""
+        self._has_begun = False
+
     def _takes_recheck(self) -> bool:
         """Files opened by path are asked whether they changed: at the first epoch, and at each if so set."""
         first, self._has_begun = not self._has_begun, True

@@ -484,6 +484,7 @@ class Attachment(Reported):
                 if served.writes is not None:
                     served.writes.begin()
                 self.served = served
+            consumer.was_elsewhere()  # what workers wrote that were started since was told to nobody
             planned.join(access, consumer, guess)
             place.dataset.adopt(served, access)
             self._is_unserved = False

@@ -231,6 +231,17 @@ def test_files_are_asked_whether_they_changed_at_the_first_epoch_and_at_each_if_
     consumer.close()
 
 
+def test_files_are_asked_again_after_an_epoch_without_the_server(server: ScriptedServer, dataset: NodeDataset) -> None:
+    set_so = replace(dataset, config=resolve({"revalidate": False}))
+    consumer = Consumer(NodeClient(Connection.open(dataset.config)), set_so)
+    consumer.begin(order())
+    consumer.was_elsewhere()
+    consumer.begin(order())
+    consumer.begin(order())
+    assert [plan.recheck for plan in plans_of(server, 3)] == [True, True, False]
+    consumer.close()
+
+
 def test_an_epoch_that_is_about_to_begin_is_asked_once(server: ScriptedServer, consumer: Consumer) -> None:
     for _ in range(2):
         consumer.announce(order(), begins=True)
