@@ -250,7 +250,10 @@ class _Containers:
 
     def _volume(self, volume: dict[str, Any], documents: list[dict[str, Any]]) -> Path:
         if "hostPath" in volume:
-            return Path(volume["hostPath"]["path"])
+            path = Path(volume["hostPath"]["path"])
+            if volume["hostPath"].get("type") == "DirectoryOrCreate":
+                path.mkdir(parents=True, exist_ok=True)
+            return path
         path = self._root / f"volume-{volume['name']}"
         path.mkdir()
         if "emptyDir" in volume:

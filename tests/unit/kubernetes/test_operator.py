@@ -84,8 +84,8 @@ def pod(name: str = "train-0", **status: Any) -> dict[str, Any]:
     }
 
 
-def serve(cluster: Cluster, ready: int = 1) -> None:
-    cluster.change("StatefulSet", "imagenet-runtime", {"status": {"replicas": ready, "readyReplicas": ready}})
+def serve(cluster: Cluster, ready: int = 1, name: str = "imagenet") -> None:
+    cluster.change("StatefulSet", f"{name}-runtime", {"status": {"replicas": ready, "readyReplicas": ready}})
 
 
 def end(cluster: Cluster, name: str, kind: str = "Complete", message: str = "") -> None:
