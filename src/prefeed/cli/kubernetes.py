@@ -100,10 +100,11 @@ def sidecar(ctx: click.Context, name: str, *, clear: bool) -> None:
 @click.argument("name")
 @click.argument("document")
 @click.option("--partitions", type=click.IntRange(min=1), default=1, help="Pods among which a warm-up is divided.")
+@click.option("--again", is_flag=True, help="Run it even if a job of its name has succeeded.")
 @click.pass_context
-def job(ctx: click.Context, name: str, document: str, partitions: int) -> None:
+def job(ctx: click.Context, name: str, document: str, partitions: int, *, again: bool) -> None:
     """Run a job of the set NAME in a pod that the operator made for it; DOCUMENT is its SampleJob, as JSON."""
-    ctx.exit(run_job(name, document, config_of(), partitions=partitions))
+    ctx.exit(run_job(name, document, config_of(), partitions=partitions, is_again=again))
 
 
 def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:

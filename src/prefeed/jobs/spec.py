@@ -47,7 +47,18 @@ KIND: Final = "SampleJob"
 SYNC, WARMUP, RMR, CLEAR = "sync", "warmup", "rmr", "clear"
 TYPES: Final = (SYNC, WARMUP, RMR, CLEAR)
 
-_NO_SCHEDULE: Final = "jobs have no schedule here: run `prefeed job apply -f FILE` from cron or a systemd timer"
+_NO_SCHEDULE: Final = (
+    "spec.schedule: jobs have no schedule here: run `prefeed job apply -f FILE` from cron or a systemd timer; in a cluster, "
+    "`prefeed operator` has schedules"
+)
+_Schedule = Annotated[
+    str,
+    Meta(
+        pattern=r"^(@[a-z]+|[^ ]+( [^ ]+){4})\Z",
+        max_length=100,
+        description="five fields of cron, or a word such as @daily",
+    ),
+]
 _NO_SECRET: Final = (
     "secretRef: credentials are looked up by URL, in credentials.json of the set's home, which Secrets fill"
 )
@@ -176,7 +187,6 @@ def _given(kind: str, name: str) -> str:
 
 
 _HAS_URL: Final = " || ".join(_given(kind, "url") for kind in (WARMUP, RMR, CLEAR))
-_NOT_SCHEDULED: Final = Condition(".schedule", f": {_NO_SCHEDULE}", "!has(self.schedule)")
 _OWN_OPTIONS: Final = {kind: _only_of(kind) for kind in TYPES}
 _BOTH_ENDS: Final = Condition(
     ".syncOptions",
@@ -200,7 +210,7 @@ class JobFields(Fields, frozen=True, kw_only=True):
     """The ``spec`` of a document."""
 
     requires: ClassVar[tuple[Condition, ...]] = (
-        _NOT_SCHEDULED, *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE,
+        *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE,
     )  # fmt: skip
 
     type: Annotated[Literal["sync", "warmup", "rmr", "clear"], Meta(description=f"one of {', '.join(TYPES)}")]
@@ -211,11 +221,9 @@ class JobFields(Fields, frozen=True, kw_only=True):
     warmup_options: WarmupFields | None = None
     rmr_options: RmrFields | None = None
     clear_options: ClearFields | None = None
-    schedule: Annotated[Unused, schema(type="string", maxLength=4096)] | None = None
+    schedule: _Schedule | None = None
 
     def __post_init__(self) -> None:
-        if self.schedule is not None:
-            raise _NOT_SCHEDULED.refusal()
         for kind in TYPES:
             if kind != self.type and getattr(self, f"{kind}_options") is not None:
                 raise _OWN_OPTIONS[kind].refusal(f"; this job is a {self.type}")
@@ -356,8 +364,10 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
     Raises:
         SpecError: A pattern is none.
         SampleSetNotFoundError: There is no such set.
-        JobSpecError, UnknownSchemeError, ConfigError: A place cannot be one of this job.
+        JobSpecError, UnknownSchemeError, ConfigError: It has a schedule, or a place cannot be one of this job.
     """
+    if spec.schedule is not None:
+        raise JobSpecError(_NO_SCHEDULE)
     found = find(spec.sample_set, config) if spec.sample_set else None
     settings = config if found is None else found.settings(config)  # with its credentials
     own = spec.own

@@ -26,6 +26,10 @@ def warmup_of(document: Document) -> tuple[str, Document]:
     name = said.metadata.name
     if why := REFUSED.get(said.spec.type):
         raise SpecError(f"the job {name} has the type {said.spec.type}: {why}")
+    if said.spec.schedule is not None:
+        raise SpecError(
+            f"the job {name} has a schedule, and sidecars run warm-ups once, when their pod starts: leave it out"
+        )
     if not said.spec.sample_set:
         raise SpecError(f"the job {name} has no sampleSetRef: name the set whose pods run it")
     plain = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": document["spec"]}

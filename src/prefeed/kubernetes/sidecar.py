@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -70,7 +71,7 @@ def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = F
             _clear()
 
 
-def run_job(name: str, text: str, config: Config, *, partitions: int = 1, end: Path = TERMINATION) -> int:
+def run_job(name: str, text: str, config: Config, *, partitions: int = 1, is_again: bool = False) -> int:
     """Run a job of a set in a pod of its own; return the exit status.
 
     Args:
@@ -78,7 +79,7 @@ def run_job(name: str, text: str, config: Config, *, partitions: int = 1, end: P
         text: The document of the job, as JSON.
         config: Settings in force.
         partitions: Pods that do it, each on another node; a warm-up is divided among them.
-        end: Where it says how it ended, for whoever looks at the pod.
+        is_again: It is done at each of its times: it is recorded under the name of its pod.
 
     Raises:
         SpecError: The set, a secret or the job is not understood.
@@ -86,6 +87,8 @@ def run_job(name: str, text: str, config: Config, *, partitions: int = 1, end: P
     _given(name, config)
     try:
         document = json.loads(text)
+        if is_again:
+            document["metadata"]["name"] = socket.gethostname()
         if partitions > 1 and document["spec"]["type"] == WARMUP:
             document["spec"] = _part_of(document["spec"], partitions, int(os.environ["JOB_COMPLETION_INDEX"]))
         said = parse_job(document)
@@ -96,8 +99,8 @@ def run_job(name: str, text: str, config: Config, *, partitions: int = 1, end: P
         )
     except PrefeedError as err:
         is_done, message = False, str(err)
-    if end.exists():
-        end.write_text(message[:_MOST_SAID])
+    if TERMINATION.exists():
+        TERMINATION.write_text(message[:_MOST_SAID])
     return 0 if is_done else 1
 
 

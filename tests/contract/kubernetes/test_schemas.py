@@ -52,7 +52,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (SAMPLE_JOB, {"type": "warmup", "warmupOptions": {"url": "data"}}),
     (SAMPLE_JOB, {"type": "clear", "clearOptions": {"url": "data"}}),
     (SAMPLE_JOB, {"type": "rmr", "rmrOptions": {"url": "data", "paths": ["a"]}}),
-    (SAMPLE_JOB, {**CLEAR, "schedule": "0 3 * * *"}),
     *((SAMPLE_JOB, {**CLEAR, f"{kind}Options": {"paths": ["a"]}}) for kind in ("warmup", "rmr")),
     (SAMPLE_JOB, {**CLEAR, "syncOptions": {}}),
     (SAMPLE_JOB, {"type": "sync", "syncOptions": {"source": "/a"}}),

@@ -130,6 +130,8 @@ def test_the_places_of_a_job_are_those_of_its_set_and_may_be_in_another() -> Non
     assert freed.places == (Place(url="/data", settings=job.places[0].settings, sample_set=job.sample_set),)
     with pytest.raises(JobSpecError, match="nothing is copied: give syncOptions a destination"):
         resolved("  type: sync\n  sampleSetRef: imagenet\n")
+    with pytest.raises(JobSpecError, match="from cron or a systemd timer"):
+        resolved("  type: clear\n  sampleSetRef: imagenet\n  schedule: '0 3 * * *'\n")
     with pytest.raises(SampleSetNotFoundError, match="there is no sample set 'gone'"):
         resolved("  type: clear\n  sampleSetRef: gone\n")
 
@@ -150,7 +152,7 @@ REFUSED = [
         "type: clear\n  sampleSetRef: a\n  rmrOptions: {paths: [a]}",
         "spec.rmrOptions: only jobs of type rmr have rmrOptions; this job is a clear",
     ),
-    ("type: clear\n  sampleSetRef: a\n  schedule: '* * * * *'", "cron or a systemd timer"),
+    ("type: clear\n  sampleSetRef: a\n  schedule: daily", "five fields of cron"),
     ("type: sync\n  sampleSetRef: a\n  syncOptions: {exclude: '['}", "spec.syncOptions.exclude"),
     (
         'type: sync\n  sampleSetRef: a\n  syncOptions: {exclude: "it\'s"}',

@@ -383,6 +383,24 @@ def test_data_is_removed_at_its_origin_only_with_consent(served: Cluster, operat
     assert len(active(served)) == 1
 
 
+def test_a_job_with_a_schedule_is_a_cron_job(served: Cluster, operator: Operator) -> None:
+    served.add(sample_job("nightly", type="warmup", schedule="0 3 * * *", **REF))
+    served.add(sample_job("now", type="clear", **REF))
+    operator.settle()
+
+    (made,) = served.of("CronJob").values()
+    assert (made["spec"]["schedule"], made["spec"]["concurrencyPolicy"]) == ("0 3 * * *", "Forbid")
+    command = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[-3:] == ["--again", "--partitions", "2"]
+    assert "schedule" not in command[4]
+    assert said(served, "SampleJob", "nightly")["Complete"][0] == "Scheduled"
+    assert [name[:3] for name in active(served)] == ["now"]  # it does not wait for the other
+
+    served.change("SampleJob", "nightly", {"spec": {"schedule": "0 4 * * *"}})
+    operator.settle()
+    assert [each["spec"]["schedule"] for each in served.of("CronJob").values()] == ["0 4 * * *"]
+
+
 def test_in_mode_pod_sidecars_warm_and_nothing_is_cleared(cluster: Cluster, operator: Operator) -> None:
     cluster.add(sample_set(source=SOURCE))
     cluster.add(sample_job("warm", type="warmup", **REF))

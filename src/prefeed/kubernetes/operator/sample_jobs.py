@@ -16,7 +16,7 @@ from typing import Any, Final
 from prefeed.errors import SpecError
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED
 from prefeed.jobs.spec import CLEAR, KIND, RMR, WARMUP, parse_job
-from prefeed.kubernetes.jobs import REFUSED
+from prefeed.kubernetes.jobs import REFUSED, warmup_of
 from prefeed.kubernetes.nodes import INSTANCE, MANAGED, NODE, NodeSet, apart, mode_of, near, node_set, placed, server_of
 from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, is_owned, owned
 from prefeed.kubernetes.operator.sample_sets import is_usable
@@ -29,6 +29,7 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 CONSENT: Final = "prefeed.io/consent"
 """Annotation of a job of type rmr: its name, by which the user agrees that data is removed at its origin."""
 
+SCHEDULED: Final = "Scheduled"
 JOB: Final = "prefeed.io/samplejob"
 """Label of what is made for a job."""
 
@@ -55,15 +56,13 @@ def decide_job(document: Document, group: Group) -> Outcome:
     waits = False
     try:
         phase, said = _state(document, group, own)
-        if phase == PENDING and said.status == TRUE:
+        if said.reason == SCHEDULED or (phase == PENDING and said.status == TRUE):
             objects = (owned(document, _object(document, group)),)
-        elif phase == RUNNING:
-            objects = ()
         else:
             waits = phase == PENDING
     except SpecError as err:
         phase, said = FAILED, Condition("Complete", FALSE, "Refused", str(err))
-    current = frozenset(("Job", made["metadata"]["name"]) for made in own if _is_current(made, document))
+    current = frozenset((made["kind"], made["metadata"]["name"]) for made in own if _is_current(made, document))
     name = next((made["metadata"]["name"] for made in own if _is_current(made, document)), "")
     status = {
         "phase": phase,
@@ -116,14 +115,17 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
         )
     if mode_of(found) != NODE and said.type == CLEAR:
         raise SpecError(f"the job has the type {said.type}: {REFUSED[said.type]}")
-    if mode_of(found) != NODE and said.type == WARMUP and said.schedule is None:
+    if mode_of(found) != NODE and said.type == WARMUP:
+        warmup_of({key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")})
         return RUNNING, Condition(
             "Complete", FALSE, "InSidecars", "the sidecar of each pod of the set runs it when the pod starts"
         )
     if not is_usable(found):
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is not ready: see its conditions")
     if said.schedule is not None:
-        return RUNNING, Condition("Complete", FALSE, "Scheduled", f"it runs at {said.schedule}")
+        return RUNNING, Condition(
+            "Complete", FALSE, SCHEDULED, f"it runs at {said.schedule}; see the CronJob {name_of(document)}"
+        )
     return _in_queue(document, group, own)
 
 
@@ -200,8 +202,10 @@ def _is_current(made: Document, document: Document) -> bool:
 def _object(document: Document, group: Group) -> Document:
     found = group.document(SAMPLE_SET)
     assert found is not None
-    work = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name_of(document)}, "spec": document["spec"]}
-    command = ["prefeed", "kubernetes", "job", group.key.name, json.dumps(work)]
+    schedule = document["spec"].get("schedule")
+    asked = {name: value for name, value in document["spec"].items() if name != "schedule"}
+    work = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name_of(document)}, "spec": asked}
+    command = ["prefeed", "kubernetes", "job", group.key.name, json.dumps(work), *(["--again"] if schedule else [])]
     labels = {**MANAGED, INSTANCE: group.key.name, JOB: document["metadata"]["name"]}
     if mode_of(found) == NODE:
         given = node_set(found, image=group.choices.image, pool_image=group.choices.pool_image)
@@ -209,12 +213,16 @@ def _object(document: Document, group: Group) -> Document:
     else:
         spec = _anywhere(found, group, command)
     spec["template"]["metadata"] = {"labels": labels}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name_of(document), "labels": labels},
-        "spec": {"backoffLimit": _TRIES, "podFailurePolicy": _FAILURES, **spec},
+    metadata = {"name": name_of(document), "labels": labels}
+    spec = {"backoffLimit": _TRIES, "podFailurePolicy": _FAILURES, **spec}
+    if not schedule:
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    cron = {
+        "schedule": schedule,
+        "concurrencyPolicy": "Forbid",
+        "jobTemplate": {"metadata": {"labels": labels}, "spec": spec},
     }
+    return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": metadata, "spec": cron}
 
 
 _FAILURES: Final = {

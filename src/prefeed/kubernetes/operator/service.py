@@ -55,7 +55,9 @@ def login() -> Connection:
         ClusterError: There is neither.
     """
     settings = kopf.OperatorSettings()
-    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    found: Connection | None = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(
+        settings=settings
+    )
     if found is None:
         raise ClusterError("no cluster is known: run in a pod with a service account, or set KUBECONFIG", status=0)
     return found
