@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +54,27 @@ def operator(path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def test_a_pod_is_answered_by_tls(server: Server, tmp_path: Path) -> None:
+    names = [str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject]
+    subprocess.run([*request, "-out", names[0], "-keyout", names[1]], check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with server.lock:
+        server.cluster.add(node_mode())
+    review = {"request": {"uid": "1", "namespace": "default", "object": pod()}}
+    with operator(tmp_path, "--webhook-port", str(port), "--certificate", names[0], "--key", names[1]):
+        until(server, lambda it: it.of("StatefulSet"), tmp_path)
+        context = ssl.create_default_context(cafile=names[0])
+        url = f"https://localhost:{port}/pods"
+        with urllib.request.urlopen(url, json.dumps(review).encode(), context=context) as found:
+            response = json.load(found)["response"]
+
+    assert response["allowed"]
+    assert b"podAffinity" in base64.b64decode(response["patch"])
 
 
 def until(server: Server, is_so: Callable[[Cluster], object], path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from prefeed.cli.commands import Commands
@@ -29,16 +32,25 @@ def command() -> None:
 )
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of Prometheus' metrics; 0: none.")
 @click.option("--paddlejob", is_flag=True, help="Run PaddleJobs too; not beside Paddle's own operator.")
+@click.option(
+    "--webhook-port", type=click.IntRange(0, 65535), default=0, help="Port at which pods get their caches; 0: none."
+)
+@click.option(
+    "--certificate",
+    type=click.Path(path_type=Path),
+    default=Path("/run/certificate/tls.crt"),
+    show_default=True,
+    help="Of the webhook, as a file.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("/run/certificate/tls.key"),
+    show_default=True,
+    help="Of the certificate, as a file.",
+)
 @click.option("--peering", default="", metavar="NAME", help="Name of a KopfPeering: of several operators, one works.")
-def run(
-    namespaces: tuple[str, ...],
-    image: str,
-    pool_image: str,
-    liveness: str,
-    metrics_port: int,
-    paddlejob: bool,
-    peering: str,
-) -> None:
+def run(namespaces: tuple[str, ...], image: str, pool_image: str, *, paddlejob: bool, **given: Any) -> None:
     """Run the operator until SIGTERM.
 
     The cluster is that of the pod's service account, or of KUBECONFIG. The operator may be ended at any moment; the next one
@@ -46,16 +58,20 @@ def run(
     """
     try:
         from prefeed.kubernetes.operator import service
+        from prefeed.kubernetes.operator.webhook import Endpoint
     except ModuleNotFoundError as err:
         raise PrefeedError(
             f"the operator needs the package {err.name}: install it with `pip install 'prefeed[kubernetes]'`"
         ) from None
+    files = given.pop("certificate"), given.pop("key")
+    port = given.pop("webhook_port")
+    if port and not all(map(Path.is_file, files)):
+        raise PrefeedError(f"the webhook needs {files[0]} and {files[1]}: name the files by --certificate and --key")
     service.run(
         service.Options(
             namespaces=namespaces,
             choices=Choices(image=image, pool_image=pool_image, paddle_jobs=paddlejob),
-            liveness=liveness,
-            metrics_port=metrics_port,
-            peering=peering,
+            webhook=Endpoint(port=port, certificate=files[0], key=files[1]) if port else None,
+            **given,
         )
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import copy
+import json
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,7 +15,9 @@ import pytest
 
 from cluster import Cluster
 from prefeed.errors import ClusterError
+from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.nodes import MODE, NODE, USER
+from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.carrying import Carrier
 from prefeed.kubernetes.operator.groups import FINALIZER, Choices, Key
 from prefeed.kubernetes.operator.sample_jobs import CONSENT
@@ -412,6 +417,82 @@ def test_in_mode_pod_sidecars_warm_and_nothing_is_cleared(cluster: Cluster, oper
     assert phases(cluster) == {"warm": "Running", "clear": "Failed", "copy": "Running"}
     assert "warm" in cluster.of("ConfigMap")["prefeed-imagenet"]["data"]["samplejobs.yaml"]
     assert [name[:4] for name in active(cluster)] == ["copy"]
+
+
+# ---------------------------------------------------------------- pods that are made
+
+
+def asked_about(operator: Operator, made: dict[str, Any], namespace: str = "default") -> dict[str, Any]:
+    """Return what the API server is answered when a pod is made; the pod does not say its namespace."""
+    review = {"request": {"uid": "1", "namespace": namespace, "object": made}}
+    key = key_of(review)
+    found = answer(review, None if key is None else now(operator.carrier.group_now(key)))["response"]
+    assert isinstance(found, dict)
+    return found
+
+
+def patched_by(response: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(made)
+    for change in json.loads(base64.b64decode(response["patch"])):
+        assert change["op"] == "add"
+        _, part, name = change["path"].split("/")
+        result[part][name] = change["value"]
+    return result
+
+
+def test_a_pod_gets_a_sidecar_in_mode_pod_and_the_nodes_cache_in_mode_node(
+    cluster: Cluster, operator: Operator
+) -> None:
+    cluster.add(sample_set(source=SOURCE))
+    mine = patched_by(asked_about(operator, pod()), pod())
+    assert [each["name"] for each in mine["spec"]["initContainers"]] == ["prefeed-node"]
+    assert problems_of(mine, "1.33") == []
+
+    cluster.change("SampleSet", "imagenet", {"metadata": {"annotations": {MODE: NODE, USER: "1000"}}})
+    shared = patched_by(asked_about(operator, pod()), pod())
+    assert "initContainers" not in shared["spec"]
+    assert [each["hostPath"]["path"] for each in shared["spec"]["volumes"]] == [
+        "/var/lib/prefeed/default/imagenet/state",
+        "/dev/shm/prefeed/default/imagenet",
+    ]
+    assert shared["spec"]["containers"][0]["securityContext"] == {"runAsUser": 1000}
+    assert "podAffinity" in shared["spec"]["affinity"]
+    assert problems_of(shared, "1.33") == []
+    assert patched_by(asked_about(operator, shared), shared) == shared  # once more changes nothing
+
+
+def test_a_pod_without_the_label_stays_as_it_is(operator: Operator) -> None:
+    made = pod()
+    del made["metadata"]["labels"]
+    assert asked_about(operator, made) == {"uid": "1", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "namespace", "change", "words"),
+    [
+        ({}, "other", {}, "there is none of this name in other"),
+        ({MODE: NODE}, "default", {"runAsUser": 7}, "runs as user 7, and the servers of imagenet as 0"),
+        ({MODE: "both"}, "default", {}, "must be pod or node"),
+    ],
+)
+def test_a_pod_that_cannot_read_its_set_is_refused(
+    cluster: Cluster,
+    operator: Operator,
+    annotations: dict[str, str],
+    namespace: str,
+    change: dict[str, int],
+    words: str,
+) -> None:
+    document = sample_set(source=SOURCE)
+    document["metadata"]["annotations"] = annotations
+    cluster.add(document)
+    made = pod()
+    made["spec"]["securityContext"] = change
+
+    response = asked_about(operator, made, namespace)
+
+    assert not response["allowed"]
+    assert words in response["status"]["message"]
 
 
 # ---------------------------------------------------------------- what goes wrong

@@ -8,6 +8,8 @@
 ``world``        what was seen last
 ``carrying``     carries decisions out
 ``working``      which group is worked at, and when again
+``admission``    the answer to a request about a pod
+``webhook``      the endpoint of these requests
 ``client``       requests to the API server
 ``service``      the program, on kopf: the only module that imports it
 """

@@ -98,6 +98,18 @@ class Carrier:
                 await self._carry(kind.resource, document, outcome)
         return waits
 
+    async def group_now(self, key: Key) -> Group:
+        """Return a group with its set as the server has it now: a pod may be made right after its set."""
+        resource = KINDS[SAMPLE_SET].resource
+        try:
+            self._see(await self._api.get(resource, key.namespace, key.name), resource)
+        except ClusterError as err:
+            if err.details["status"] != 404:
+                raise
+            if known := self._world.get(SAMPLE_SET, key.namespace, key.name):
+                self._world.forget(known)
+        return self._group(key)
+
     def _group(self, key: Key, **known: Any) -> Group:
         return self._world.group(key, now=self._clock(), choices=self._choices, **known)
 

@@ -77,7 +77,7 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
         SpecError: It is not understood.
     """
     if mode_of(document) != NODE:
-        found = replace(pod_set(document), warmups=tuple(_warmups(group)))
+        found = pod_set_of(document, group)
         made = [config_map(found)]
     else:
         given = node_set(document, image=group.choices.image, pool_image=group.choices.pool_image)
@@ -86,6 +86,15 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
         if not given.user and any(wants_files(job) for job in group.documents.get(PADDLE_JOB, ())):
             made.append(mounts(given))
     return tuple(owned(document, each) for each in made), found
+
+
+def pod_set_of(document: Document, group: Group) -> PodSet:
+    """Return a set as its pods have it, with the warm-ups that their sidecars run.
+
+    Raises:
+        SpecError: It is not understood.
+    """
+    return replace(pod_set(document), warmups=tuple(_warmups(group)))
 
 
 def _warmups(group: Group) -> Iterator[Document]:

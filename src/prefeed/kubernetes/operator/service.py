@@ -15,13 +15,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.crds import definition, is_ours
+from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
+from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
 from prefeed.kubernetes.operator.working import Worker
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.sampleset.documents import Document
 
 _CLIENT_SECONDS: Final = 600
 """A watch is begun again after so long: one that has gone silent is noticed. Without it, kopf's watches used to freeze (#955)."""
@@ -38,6 +41,7 @@ class Options:
         choices: What sets do not say.
         liveness: URL at which the program says that it lives; empty: nowhere.
         metrics_port: Of Prometheus; 0: none.
+        webhook: Where pods are given their caches; None: nowhere.
         peering: Name of a KopfPeering: of several operators one works; empty: this one is alone.
     """
 
@@ -45,6 +49,7 @@ class Options:
     choices: Choices = field(default_factory=Choices)
     liveness: str = ""
     metrics_port: int = 0
+    webhook: Endpoint | None = None
     peering: str = ""
 
 
@@ -133,6 +138,13 @@ class _Service:
         if self._options.choices.paddle_jobs:
             await _require_ours(client)
         carrier = Carrier(client, self._world, self._options.choices, lambda: datetime.now(UTC))
+        if self._options.webhook is not None:
+
+            async def about_pod(review: Document) -> Document:
+                key = key_of(review)
+                return answer(review, None if key is None else await carrier.group_now(key))
+
+            await self._stack.enter_async_context(Webhook(self._options.webhook, about_pod))
         ends = Counter("prefeed_operator_reconciliations", "Work at sets.", ["end"], registry=self._registry)
         namespaces = self._options.namespaces or ("",)
         self._worker = worker = Worker(carrier, namespaces, counts=lambda end: ends.labels(end).inc())

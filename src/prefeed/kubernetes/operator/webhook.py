@@ -1,0 +1,77 @@
+"""The endpoint at which the API server asks about pods that are made. kopf's own does not say in which namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from aiohttp import web
+
+from prefeed.sampleset.documents import Document
+
+PATH: Final = "/pods"
+_RELOAD_SECONDS: Final = 300.0
+"""Certificates are replaced before they end: the file is read again this often."""
+
+_MOST_BYTES: Final = 16 * 1024**2
+
+Answer = Callable[[Document], Awaitable[Document]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where to answer.
+
+    Attributes:
+        port: Of all addresses.
+        certificate: File, with the name of the Service; API servers ask by TLS only.
+        key: File.
+    """
+
+    port: int
+    certificate: Path
+    key: Path
+
+
+class Webhook:
+    """Answers an API server.
+
+    **Ownership**: an ``async with`` block opens and closes the port.
+    """
+
+    def __init__(self, endpoint: Endpoint, answer: Answer) -> None:
+        self._endpoint = endpoint
+        self._answer = answer
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(endpoint.certificate, endpoint.key)
+        app = web.Application(client_max_size=_MOST_BYTES)
+        app.router.add_post(PATH, self._handle)
+        self._runner = web.AppRunner(app, access_log=None)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Webhook:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, port=self._endpoint.port, ssl_context=self._context).start()
+        self._task = asyncio.create_task(self._reload())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._runner.cleanup()
+
+    async def _reload(self) -> None:
+        while True:
+            await asyncio.sleep(_RELOAD_SECONDS)
+            self._context.load_cert_chain(self._endpoint.certificate, self._endpoint.key)
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._answer(await request.json()))
