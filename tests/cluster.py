@@ -19,11 +19,12 @@ from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.crds import GROUP
 from prefeed.kubernetes.operator.groups import Resource
-from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
+from prefeed.kubernetes.operator.kinds import DEFINITIONS, EVENTS, KINDS, MADE, SECRETS
 
 Document = dict[str, Any]
 RESOURCES = {
-    each.plural: each for each in (*(kind.resource for kind in KINDS.values()), *MADE.values(), PODS, SECRETS, EVENTS)
+    each.plural: each
+    for each in (*(kind.resource for kind in KINDS.values()), *MADE.values(), SECRETS, EVENTS, DEFINITIONS)
 }
 VERSION = "1.33"
 _THEN = "2026-11-27T00:00:00Z"
