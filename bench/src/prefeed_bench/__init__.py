@@ -3,6 +3,7 @@
 ``bench``       ``prefeed bench``
 ``cases``       the benchmarks
 ``demo``        ``prefeed demo``
+``demo_page``   what it measured, as SVG and HTML
 ``training``    one training of the demo
 ``scripts``     training scripts that know nothing of prefeed
 ``harness``     runs variants in turn and sums them up

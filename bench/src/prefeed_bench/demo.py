@@ -21,6 +21,7 @@ from rich.table import Table
 
 from prefeed.cli import render
 from prefeed.cli.options import json_option
+from prefeed_bench import demo_page
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import host_facts
 from prefeed_bench.home import temporary_home
@@ -117,8 +118,10 @@ _DEFAULTS = DemoOptions()
               help="Pictures to train on.")  # fmt: skip
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-output"),
               show_default=True, help="Directory for chart and figures.")  # fmt: skip
+@click.option("--html", "as_html", is_flag=True,
+              help="Also write a page of its own, and the chart as SVG for both color schemes.")  # fmt: skip
 @json_option
-def command(images: int, output: Path, as_json: bool) -> None:
+def command(images: int, output: Path, as_html: bool, as_json: bool) -> None:
     """Train on a slow object store, with and without prefeed.
 
     Makes JPEGs from real photographs, serves them over HTTP with 20 ms added to each request, and trains ResNet-18
@@ -129,12 +132,25 @@ def command(images: int, output: Path, as_json: bool) -> None:
     with terminated_like_interrupted(), _Bars(console) as bars:
         result = run_demo(DemoOptions(num_photos=images), bars)
     chart = _write(result, output)
+    pages = write_pages(result.to_json(), output) if as_html else []
     if as_json:
-        render.print_json({**result.to_json(), "chart": str(chart)})
+        render.print_json({**result.to_json(), "chart": str(chart), **({"page": str(pages[0])} if pages else {})})
         return
     console.print(make_table(result))
     console.print(make_summary(result), style="bold")
     console.print(f"Chart: {chart}", highlight=False, soft_wrap=True)
+    for page in pages[:1]:
+        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+
+
+def write_pages(facts: Mapping[str, Any], output: Path) -> list[Path]:
+    """Write the page and its picture for each color scheme; return the files, the page first."""
+    texts = {"prefeed-demo.html": demo_page.page(facts)}
+    for scheme, colors in demo_page.SCHEMES.items():
+        texts[f"prefeed-demo-{scheme}.svg"] = demo_page.chart(facts, colors)
+    for name, text in texts.items():
+        (output / name).write_text(text)
+    return [output / name for name in texts]
 
 
 def _write(result: DemoResult, output: Path) -> Path:

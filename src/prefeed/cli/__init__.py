@@ -23,6 +23,7 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``session``        ``prefeed session``
 ``cache_admin``    MindSpore's ``cache_admin``
 ``doctor``         ``prefeed doctor``
+``doctor_page``    its verdict as a page (pure)
 ``tune``           ``prefeed tune``
 ``mount``          ``prefeed mount``, ``prefeed umount``
 ``pack``           ``prefeed pack``

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from prefeed.cli import render
+from prefeed.cli.doctor_page import doctor_page
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
 from prefeed.client.node import NodeClient
@@ -36,11 +37,19 @@ _LEAVE_SECONDS: Final = 10.0
               help="Steps to time in each trial.")  # fmt: skip
 @home_option
 @json_option
+@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Also write the verdict as a page of its own.")  # fmt: skip
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    steps: int, home: str | None, as_json: bool, as_module: bool, program: str, arguments: tuple[str, ...]
+    steps: int,
+    home: str | None,
+    as_json: bool,
+    page: Path | None,
+    as_module: bool,
+    program: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Show whether a training program waits for data, for what, and what helps.
 
@@ -58,6 +67,8 @@ def command(
         last.parent.mkdir(parents=True, exist_ok=True)
         last.write_text(verdict.to_json())
     compared = None if before is None else beside_the_prediction(before, verdict)
+    if page is not None:
+        page.write_text(doctor_page(verdict, list(verdict_lines(verdict))))
     if as_json:
         render.print_json({**msgspec.to_builtins(verdict), "text": str(verdict), "since_last_time": compared})
     else:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from prefeed_bench.demo import DemoOptions, DemoResult, compared, make_summary, make_table, write_chart
+from prefeed_bench.demo import DemoOptions, DemoResult, compared, make_summary, make_table, write_chart, write_pages
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.photos import PhotoFolder
 from prefeed_bench.training import EpochReport
@@ -89,3 +91,30 @@ def test_json_has_every_epoch(result: DemoResult) -> None:
     assert [epoch["waiting_ratio"] for epoch in found["epochs"]["plain"]] == [0.7, 0.7]
     assert [epoch["hit_ratio"] for epoch in found["epochs"]["prefeed"]] == [0.98, 1.0]
     assert found["host"]["cores"] >= 1
+
+
+def test_pages_have_all_figures_and_load_nothing(result: DemoResult, tmp_path: Path) -> None:
+    page, *pictures = write_pages(result.to_json(), tmp_path)
+    text = page.read_text()
+
+    assert [picture.name for picture in pictures] == ["prefeed-demo-light.svg", "prefeed-demo-dark.svg"]
+    assert not re.search(r"(src|href)=|@import|url\(|<script", text)
+    assert "3.0 times as fast" in text
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th><td>(.*?)</td></tr>", text)
+    assert [(name, cells.split("</td><td>")) for name, cells in rows] == [
+        ("torch, epoch 1", ["30.0", "7", "70 %", "-", "200"]),
+        ("torch, epoch 2", ["30.0", "7", "70 %", "-", "200"]),
+        ("prefeed, epoch 1", ["10.0", "20", "5 %", "98 %", "200"]),
+        ("prefeed, epoch 2", ["10.0", "20", "0 %", "100 %", "0"]),
+    ]
+
+
+def test_bars_are_as_long_as_their_seconds(result: DemoResult, tmp_path: Path) -> None:
+    picture = ET.parse(write_pages(result.to_json(), tmp_path)[1])
+    widths = [float(bar.attrib["width"]) for bar in picture.iter("{http://www.w3.org/2000/svg}rect")][2:]
+    computing, waiting = widths[0::2], widths[1::2]
+
+    assert len(computing) == len(waiting) == 4
+    assert computing[0] + waiting[0] == pytest.approx(3 * (computing[2] + waiting[2]), abs=1)
+    assert waiting[0] / (computing[0] + waiting[0]) == pytest.approx(0.7, abs=0.01)
+    assert waiting[3] == 0
