@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,18 +19,16 @@ import yaml
 from prefeed.cli.operator import run
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
+from prefeed.kubernetes.operator.webhook import PATH
+from prefeed.kubernetes.paddle_pods import JOB
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
+from prefeed.kubernetes.pods import LABEL
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 ROOT = Path(__file__).parents[3] / "deploy"
 VERSIONS = ("1.29", "1.33", "1.37")
-COMPONENT = """
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [../kubernetes]
-components: [../kubernetes/paddlejob]
-"""
+OF_CERT_MANAGER = ("Issuer", "Certificate")
 RENDER = """
 import json, sys
 import helm_python
@@ -55,11 +56,13 @@ def kustomized(folder: Path) -> dict[Key, dict[str, Any]]:
     return by_name(result.stdout)
 
 
-def with_component(tmp_path: Path) -> dict[Key, dict[str, Any]]:
-    """Return what there is with PaddleJob: in a copy, because a kustomization lies beside what it uses."""
+def with_component(tmp_path: Path, name: str) -> dict[Key, dict[str, Any]]:
+    """Return what there is with a component: in a copy, because a kustomization lies beside what it uses."""
     shutil.copytree(ROOT / "kubernetes", tmp_path / "kubernetes")
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "kustomization.yaml").write_text(COMPONENT)
+    kinds = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    own = {**kinds, "resources": ["../kubernetes"], "components": [f"../kubernetes/{name}"]}
+    (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(own))
     return kustomized(tmp_path / "own")
 
 
@@ -95,7 +98,7 @@ def test_kustomize_and_helm_make_the_same() -> None:
 
 
 def test_paddlejob_is_added_where_it_is_asked_for(tmp_path: Path) -> None:
-    of_kustomize, of_helm = with_component(tmp_path), helm(paddleJob=True)
+    of_kustomize, of_helm = with_component(tmp_path, "paddlejob"), helm(paddleJob=True)
     added = definitions(of_kustomize) - definitions(kustomized(ROOT / "kubernetes"))
 
     assert added == definitions(of_helm) == {"paddlejobs.batch.paddlepaddle.org"}
@@ -107,6 +110,77 @@ def test_paddlejob_is_added_where_it_is_asked_for(tmp_path: Path) -> None:
     crd = of_helm["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert crd["spec"] == of_kustomize["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]["spec"]
+
+
+def test_the_webhook_asks_about_pods_with_the_label_and_no_others(tmp_path: Path) -> None:
+    of_kustomize, of_helm = with_component(tmp_path, "webhook"), helm(webhook=True)
+
+    for found in (of_kustomize, of_helm):
+        assert [
+            problem
+            for key, each in found.items()
+            if key[0] not in OF_CERT_MANAGER
+            for problem in problems_of(each, "1.33")
+        ] == []
+        deployment, service = found["Deployment", "prefeed-operator"], found["Service", "prefeed-webhook"]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        (hook,) = found["MutatingWebhookConfiguration", "prefeed"]["webhooks"]
+        parsed = run.make_context("run", container["args"][2:], resilient_parsing=True).params
+
+        assert parsed["webhook_port"] == 9443
+        assert {"name": "webhook", "containerPort": 9443} in container["ports"]
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "certificate"]
+        assert parsed["certificate"].parent == parsed["key"].parent == Path(mount["mountPath"])
+        assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+        assert service["spec"]["ports"] == [{"name": "webhook", "port": 443, "targetPort": "webhook"}]
+        asked = hook["clientConfig"]["service"]
+        assert (asked["name"], asked["namespace"], asked["path"]) == ("prefeed-webhook", "prefeed-system", PATH)
+        assert [each["resources"] for each in hook["rules"]] == [["pods"]]
+        assert hook["objectSelector"]["matchExpressions"] == [
+            {"key": LABEL, "operator": "Exists"},
+            {"key": JOB, "operator": "DoesNotExist"},
+        ]
+        open_ports = [
+            port["port"]
+            for each in found["NetworkPolicy", "prefeed-operator"]["spec"]["ingress"]
+            for port in each["ports"]
+        ]
+        assert open_ports == [9464, 9443]
+
+
+def test_the_certificate_is_that_of_the_service(tmp_path: Path) -> None:
+    of_kustomize, of_helm = with_component(tmp_path, "webhook"), helm(webhook=True)
+    certificate = of_kustomize["Certificate", "prefeed-webhook"]
+    secret = of_helm["Secret", "prefeed-webhook"]
+    (hook,) = of_helm["MutatingWebhookConfiguration", "prefeed"]["webhooks"]
+    files = {name: tmp_path / name for name in ("ca.crt", "tls.crt", "tls.key")}
+    for name, path in files.items():
+        path.write_bytes(base64.b64decode(secret["data"][name]))
+
+    assert certificate["spec"]["dnsNames"] == ["prefeed-webhook.prefeed-system.svc"]
+    assert certificate["spec"]["secretName"] == secret["metadata"]["name"]
+    annotations = of_kustomize["MutatingWebhookConfiguration", "prefeed"]["metadata"]["annotations"]
+    assert annotations == {"cert-manager.io/inject-ca-from": "prefeed-system/prefeed-webhook"}
+    assert hook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    server, client = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(cafile=files["ca.crt"]),
+    )
+    server.load_cert_chain(files["tls.crt"], files["tls.key"])
+    shake_hands(client, server, "prefeed-webhook.prefeed-system.svc")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(client, server, "another.prefeed-system.svc")
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
+    """Let both sides of TLS agree, in memory."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(3):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert sides[0].version()
 
 
 def test_values_of_the_chart() -> None:
@@ -197,7 +271,7 @@ def granted(found: dict[Key, dict[str, Any]]) -> Rights:
 
 def test_the_operator_may_do_what_it_does_and_nothing_more(tmp_path: Path) -> None:
     assert granted(kustomized(ROOT / "kubernetes")) == needed(with_paddle=False)
-    assert granted(with_component(tmp_path)) == needed(with_paddle=True)
+    assert granted(with_component(tmp_path, "paddlejob")) == needed(with_paddle=True)
 
 
 def test_of_other_definitions_it_may_read_none() -> None:
