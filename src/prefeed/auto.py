@@ -9,8 +9,10 @@ for those that it starts, with no line at all.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -101,9 +103,25 @@ def _begin_framework(module: str) -> None:
         _speak()
         interception.install()
         hooks.serve(module)
+        _start_server()
         answer_beside()
     except Exception as err:  # a program that only imports it must not fail for us
         _log.warning("prefeed: loaders of %s are left alone: %s: %s", module.partition(".")[0], type(err).__name__, err)
+
+
+def _start_server() -> None:
+    """Let the node server start while the rest of a framework is imported; only for ``prefeed run``, which is asked to serve."""
+    if not program.is_counting() or multiprocessing.parent_process() is not None:
+        return
+    from prefeed.client.launch import start_ahead
+    from prefeed.errors import PrefeedError
+    from prefeed.sampleset.names import resolve_roots
+    from prefeed.sources.mounts import Roots
+
+    with suppress(PrefeedError):  # the first loader says it
+        config = resolve_roots(current())
+        if config.start_ahead and Roots.of(config):
+            start_ahead(config)
 
 
 def _speak() -> None:

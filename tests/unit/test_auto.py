@@ -129,3 +129,25 @@ def test_disabled_before_torch_came() -> None:
         "assert not isinstance(DataLoader([1]), prefeed.DataLoader)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("counting", "ahead"), [(True, "1"), (True, "0"), (False, "1")])
+def test_the_server_starts_while_a_framework_is_imported_under_prefeed_run(
+    counting: bool, ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import prefeed.auto
+    from prefeed.client import launch
+    from prefeed.config import configure
+    from prefeed.tally import program
+
+    started: list[str] = []
+    monkeypatch.setattr(launch, "start_ahead", lambda config: started.append(config.home_id))
+    monkeypatch.setattr(program, "is_counting", lambda: counting)
+    monkeypatch.setenv("PREFEED_START_AHEAD", ahead)
+    monkeypatch.setenv("PREFEED_ROOTS", "/data")
+    configure()
+    prefeed.auto._start_server()
+    assert len(started) == (counting and ahead == "1")
+    monkeypatch.delenv("PREFEED_START_AHEAD")
+    monkeypatch.delenv("PREFEED_ROOTS")
+    configure()

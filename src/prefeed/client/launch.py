@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from prefeed.config import Config, as_text
-from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.places import is_nowhere
 from prefeed.system.locks import file_lock
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
@@ -72,6 +72,12 @@ class Reached:
 
     sock: socket.socket
     directory: Path
+
+
+_ahead: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+"""By home: a server that was started before a client needs it, and where its words begin in the log."""
+
+os.register_at_fork(after_in_child=_ahead.clear)
 
 
 def try_connect(config: Config, *, may_wait: bool = True) -> Reached | None:
@@ -161,15 +167,36 @@ def start_server(config: Config) -> int:
     return pid
 
 
+def start_ahead(config: Config) -> bool:
+    """Start a server, if none listens, and do not wait for it; return whether one was started.
+
+    ``launch_and_connect`` of this process waits for it instead of starting another one.
+    """
+    if not config.autostart or config.home_id in _ahead or is_listening(config):
+        return False
+    try:
+        require_home(config)
+        process, start = _begin(config, make_runtime_dir(config.runtime_dirs) / "server.log")
+    except (OSError, PrefeedError):
+        return False  # the client that needs it says why
+    _started.append(process)
+    _ahead[config.home_id] = process, start
+    return True
+
+
 def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, Reached]:
     """Return (pid, connection) of a server that was started now or, if allowed, just before by another client."""
     require_home(config)
     log = make_runtime_dir(config.runtime_dirs) / "server.log"
-    try:
-        process, start = _begin(config, log)
-    except OSError as err:
-        raise ServerUnavailableError(f"the node server could not be started: {err}") from err
-    _started.append(process)
+    ahead = _ahead.pop(config.home_id, None)
+    if ahead is not None and allow_running and ahead[0].poll() is None:
+        process, start = ahead
+    else:
+        try:
+            process, start = _begin(config, log)
+        except OSError as err:
+            raise ServerUnavailableError(f"the node server could not be started: {err}") from err
+        _started.append(process)
     deadline = time.monotonic() + config.start_timeout
     while time.monotonic() < deadline:
         status = process.poll()

@@ -119,6 +119,7 @@ def _view(loader: Any, feed: Feed) -> Any:
     source = feed.serve()
     if source is None:
         return loader
+    source.reports_each = False  # Paddle's workers end by themselves
     view: Any = View(loader)
     view.dataset = source
     view.batch_sampler = PlannedBatches(

@@ -197,7 +197,10 @@ class Feed(Reported):
             self._num_told = max(self._num_told, counts.reads)
         num_read = self._num_told - self._told_before
         pace = max(1.0, num_read / self._num_steps)
-        self._look_at = self._num_steps + max(1, int((self._num_planned - self._num_told) / (8 * pace)))
+        ahead = max(
+            _CHUNK, (self._num_planned - self._num_told) // 8
+        )  # a question takes milliseconds on a busy machine
+        self._look_at = self._num_steps + max(1, int(ahead / pace))
         if num_read > _OUT_OF_ORDER:
             consumer.advance(num_read - _OUT_OF_ORDER)
 

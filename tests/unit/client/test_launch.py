@@ -7,11 +7,13 @@ import os
 import subprocess
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from prefeed.client import launch
 from prefeed.client.launch import launch_and_connect, server_environment, start_server, try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
@@ -43,6 +45,39 @@ def test_a_second_start_says_who_runs(config: Config) -> None:
     pid = start_server(config)
     with pytest.raises(ServerAlreadyRunningError, match=f"pid {pid}"):
         start_server(config)
+
+
+def test_a_server_that_was_started_ahead_is_the_one_that_is_waited_for(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    begin = launch._begin
+
+    def count(*args: Any) -> Any:
+        started.append(1)
+        return begin(*args)
+
+    monkeypatch.setattr(launch, "_begin", count)
+    assert launch.start_ahead(config)
+    assert not launch.start_ahead(config)
+    with NodeClient.connect(config) as node:
+        assert node.status().home == str(config.home)
+    assert len(started) == 1
+    assert not launch.start_ahead(config)  # it listens
+
+
+def test_a_server_that_ended_before_it_was_needed_is_started_again(config: Config) -> None:
+    assert launch.start_ahead(config)
+    process, _ = launch._ahead[config.home_id]
+    process.kill()
+    process.wait()
+    with NodeClient.connect(config) as node:
+        assert node.status().pid != process.pid
+
+
+def test_none_is_started_ahead_where_none_may_be(config: Config) -> None:
+    assert not launch.start_ahead(replace(config, autostart=False))
+    assert try_connect(config) is None
 
 
 def test_no_finalizer_runs_while_forks_wait_for_the_start(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,12 @@ import pytest
 
 import prefeed
 from leaks import wait_until
+from prefeed.client.access import AccessMap
+from prefeed.client.consumer import Consumer
+from prefeed.client.reader import ObjectReader
 from prefeed.config import configure
 from prefeed.loaders import feed as module
+from prefeed.loaders import sources
 from prefeed.loaders.feed import Feed, Feeds
 from prefeed.loaders.sources import ServedSource
 from process.children import child_running
@@ -177,6 +181,83 @@ def test_the_reads_of_a_worker_that_is_killed_are_known(root: Path, feeds: Feeds
             pipe.send(index)
             assert pipe.recv() == content(index)
     wait_until_heard(feed, 5)
+
+
+def test_a_worker_that_ends_by_itself_reports_some_reads_at_a_time_and_then_the_rest(root: Path, feeds: Feeds) -> None:
+    dataset = Files(root)
+    feed = feeds.of(dataset, dataset)
+    source = served(feed)
+    source.reports_each = False
+    assert not pickle.loads(pickle.dumps(source)).reports_each
+    feed.begin(order())
+    assert wait_until(lambda: resident() == NUM, timeout_seconds=60)
+    told: list[int] = []
+    with child_running(read_all_counted, source) as (process, pipe):
+        for index in order():
+            pipe.send(index)
+            assert pipe.recv() == content(index)
+        pipe.send(None)
+        told.append(pipe.recv())
+        process.join()
+    assert told[0] < NUM // 2
+    wait_until_heard(feed, NUM)
+
+
+def read_all_counted(source: Any, pipe: Any) -> None:
+    """As ``read_all``; then tell how often the server was told of reads."""
+    told: list[int] = []
+    own = ObjectReader._report
+
+    def count(reader: ObjectReader) -> None:
+        told.append(1)
+        own(reader)
+
+    ObjectReader._report = count  # type: ignore[method-assign]
+    read_all(source, pipe)
+    pipe.send(len(told))
+
+
+def test_a_loop_of_few_samples_asks_the_server_once(root: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question makes the loop wait, for milliseconds on a busy machine."""
+    dataset = Files(root)
+    feed = feeds.of(dataset, dataset)
+    source = served(feed)
+    asked: list[int] = []
+    own = Consumer.read_counts
+
+    def count(consumer: Consumer) -> Any:
+        asked.append(1)
+        return own(consumer)
+
+    monkeypatch.setattr(Consumer, "read_counts", count)
+    feed.begin(order())
+    asked.clear()
+    for index in order():
+        assert source[index] == content(index)
+        feed.step()
+    assert len(asked) == 1
+
+
+def test_what_is_known_of_samples_is_not_looked_up_for_each(
+    root: Path, feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Files(root)
+    feed = feeds.of(dataset, dataset)
+    source = served(feed)
+    feed.begin(order())
+    assert wait_until(lambda: resident() == NUM, timeout_seconds=60)
+    looked: list[int] = []
+    own = AccessMap.refresh
+
+    def count(access: AccessMap) -> None:
+        looked.append(1)
+        own(access)
+
+    monkeypatch.setattr(sources, "_REFRESH_SECONDS", 1e9)
+    monkeypatch.setattr(AccessMap, "refresh", count)
+    for index in order():
+        assert source[index] == content(index)
+    assert len(looked) == 1
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

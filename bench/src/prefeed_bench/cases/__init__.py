@@ -24,6 +24,7 @@ CASES: Final = {
     "start": "The first epoch of 300 files at 5 ms an open, with no server there, against plain torch.",
     "zero_code": "An unmodified script under prefeed run, on a directory whose opens take 20 ms.",
     "programs": "Scripts of timm, datasets, MONAI, a U-Net and fastai under prefeed run, opens of 20 ms.",
+    "paddle": "An unmodified Paddle script under prefeed run, on a directory whose opens take 20 ms.",
     "slices": "Slices of 4 KB out of files of 60 MB that are cached, against plain local files.",
     "shards": "WebDataset's tar shards from an object store at 20 ms: one reader, two ranks, second epoch.",
     "parquet": "Hugging Face's streaming of Parquet from an object store at 20 ms, against s3fs and local files.",
