@@ -19,7 +19,7 @@ from paddle.io import DataLoader, Dataset
 from PIL import Image
 
 
-class Pictures(Dataset):  # type: ignore[misc]
+class Pictures(Dataset):  # type: ignore[misc, type-arg, unused-ignore]
     """Pictures of a directory per class, decoded and scaled, and their labels."""
 
     def __init__(self, root: str, num_images: int) -> None:
