@@ -25,7 +25,8 @@ __all__ = ["answer_beside", "disable", "enable"]
 
 _log = logging.getLogger("prefeed")
 _PREFIX = "prefeed: "
-_WEBDATASET: Final = "webdataset.gopen"
+_WEBDATASET: Final = "webdataset"
+"""All of it: its modules import each other, and one of them is there before it has what is replaced."""
 
 
 def enable() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import io
 import logging
 import subprocess
@@ -151,3 +152,17 @@ def test_the_server_starts_while_a_framework_is_imported_under_prefeed_run(
     monkeypatch.delenv("PREFEED_START_AHEAD")
     monkeypatch.delenv("PREFEED_ROOTS")
     configure()
+
+
+def test_webdatasets_shards_are_read_ahead_when_it_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules import each other: one of them is there before its class that is replaced."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "webdataset"]:
+        monkeypatch.delitem(sys.modules, name)
+    import prefeed.auto
+
+    prefeed.auto.enable()
+    webdataset = importlib.import_module("webdataset")
+    assert hasattr(webdataset.cache.StreamingOpen.__call__, "of_webdataset")
+    assert "prefeed" in sys.modules["webdataset.gopen"].gopen_schemes
+    for name in [name for name in sys.modules if name.partition(".")[0] == "webdataset"]:
+        monkeypatch.delitem(sys.modules, name)

@@ -295,11 +295,11 @@ def test_a_state_of_another_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shard_that_has_lost_samples_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_after(30, MAKES["without a seed"])
+    state = state_after(14, MAKES["selected"])
     monkeypatch.setitem(sizes, 0, 1)
     monkeypatch.setitem(sizes, 1, 1)
     monkeypatch.setitem(sizes, 2, 1)
-    ours = prefeed.resumable(MAKES["without a seed"]())
+    ours = prefeed.resumable(MAKES["selected"]())
     ours.load_state_dict(state)
     with pytest.raises(ResumeError, match="has fewer samples than before"):
         list(ours)
