@@ -209,6 +209,7 @@ class Statistics(ReadCounts):
 
     Attributes:
         hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, of all loaders.
+        hit_bytes: Bytes of the hits: of whole objects, and of the parts that were read of large ones.
         origin_requests: Requests that the server made to origins, retries included.
         origin_bytes: Bytes that came back.
         origin_seconds: How long the requests took, added up.
@@ -224,6 +225,7 @@ class Statistics(ReadCounts):
         epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
     """
 
+    hit_bytes: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
     origin_seconds: float = 0.0

@@ -107,6 +107,7 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
     rows = [
         ("hit ratio", f"{format_ratio(s.hit_ratio)}{bound}"),
         ("hits", _with_share(s.hits, reads, "in the cache when requested")),
+        ("  bytes", f"{format_bytes(s.hit_bytes):>12}"),
         ("late", _with_share(s.late, reads, "in flight when requested")),
         ("misses", _with_share(s.misses, reads, "not prefetched")),
         ("direct reads", _with_share(s.direct_reads, reads, "bypassed the server")),

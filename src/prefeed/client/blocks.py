@@ -331,7 +331,7 @@ class Blocks:
         if dataset is None or connection is None or connection.instance != dataset.instance:
             return
         ids = np.asarray(indices, dtype=np.int64).tobytes()
-        self._tell(connection, m.Consumed(consumer, dataset.number, ids, hits, 0))
+        self._tell(connection, m.Consumed(consumer, dataset.number, ids, hits, 0, num_bytes))
 
     def end_plan(self, consumer: int) -> None:
         """The consumer reads no further."""
@@ -356,7 +356,7 @@ class Blocks:
         is_told = False
         with suppress(ServerError):  # the next message finds it out
             if hits or indices:
-                connection.send_unless_in_use(m.Consumed(consumer, dataset.number, ids, hits, 0))
+                connection.send_unless_in_use(m.Consumed(consumer, dataset.number, ids, hits, 0, num_bytes))
             is_told = not consumer or connection.send_unless_in_use(m.EndConsumer(consumer))
         if not is_told:
             self.end_later(consumer)

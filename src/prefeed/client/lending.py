@@ -23,6 +23,7 @@ class Lent:
 
     Attributes:
         path: As given.
+        is_hit: The tier had it when it was asked for.
         num_read: Bytes that were read so far.
         last_start: Where the part begins that was read last.
         last_size: Its size in bytes, as it was asked for.
@@ -30,11 +31,12 @@ class Lent:
         waited_seconds: Of these, for the server.
     """
 
-    __slots__ = ("_value", "last_size", "last_start", "num_read", "opening_seconds", "path", "waited_seconds")
+    __slots__ = ("_value", "is_hit", "last_size", "last_start", "num_read", "opening_seconds", "path", "waited_seconds")
 
     def __init__(self, value: StoredValue, path: str) -> None:
         self._value = value
         self.path: str = path
+        self.is_hit: bool = False
         self.num_read: int = 0
         self.last_start: int = 0
         self.last_size: int = 0

@@ -148,6 +148,7 @@ class ObjectReader:
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
         self._hits = 0
+        self._hit_bytes = 0  # of what is lent those that were read, once its sample is made
         self._direct_reads = 0
         self._unreported_bytes = 0
         self._unread_bytes = 0  # of these, what was lent and not read
@@ -190,12 +191,14 @@ class ObjectReader:
         self.last_key = bytes(self._keys[start : start + ENTRY_KEY_BYTES])
         data: Buffer | StoredValue | None = self._take(self.last_key) if self._lends else self._tier.get(self.last_key)
         self._consumed.append(object_id)
-        if data is not None:
+        is_hit = data is not None
+        if is_hit:
             self._hits += 1
         else:
             began = time.perf_counter()
-            data = self._came(self._ask_object(object_id), began)
-        return self._counted(data, object_id)
+            answer = self._ask_object(object_id)
+            data, is_hit = self._came(answer, began), answer.was_held
+        return self._counted(data, object_id, is_hit=is_hit)
 
     def try_part(self, object_id: int, start: int, size_bytes: int) -> bytes | None:
         """Return a part of an object that the tier holds, shorter at its end; None: the tier does not hold it.
@@ -210,7 +213,10 @@ class ObjectReader:
         if data is not None and start + len(data) >= self.dataset.manifest.sizes[object_id]:
             self._consumed.append(object_id)
             self._hits += 1
-            self._counted(data, object_id)
+            self._hit_bytes += int(self.dataset.manifest.sizes[object_id]) - len(
+                data
+            )  # its other parts were read before
+            self._counted(data, object_id, is_hit=True)
         return data
 
     def find(self, key: bytes, path: str) -> Buffer | Lent | None:
@@ -221,6 +227,7 @@ class ObjectReader:
         if data is not None:
             self.last_key = key
             self._hits += 1
+            self._hit_bytes += len(data)
             self._unreported_bytes += len(data)
             if self._hits >= _REPORT_EVERY:
                 self._report()
@@ -252,7 +259,7 @@ class ObjectReader:
             self._counted(None, -1)
             return None, None
         self._consumed.append(object_id)
-        return self._counted(self._came(answer, began), object_id), object_id
+        return self._counted(self._came(answer, began), object_id, is_hit=answer.was_held), object_id
 
     def pass_by(self, object_id: int | None) -> None:
         """A file is read, but not by this: what waits in the tier for its reader, if it has an id, is not waited for."""
@@ -276,6 +283,7 @@ class ObjectReader:
         if given:
             self._consumed.extend(object_id for object_id, _ in self._lent)
             lent_bytes = sum(map(len, given))
+            self._hit_bytes += sum(lent.num_read for lent in given if lent.is_hit)
             self._unreported_bytes += lent_bytes
             self._unread_bytes += lent_bytes - sum(lent.num_read for lent in given)
             self._lent.clear()
@@ -306,14 +314,19 @@ class ObjectReader:
         if not (self._consumed or self._hits or self._direct_reads):
             return
         message = m.Consumed(
-            self.consumer, self.dataset.number, self._consumed.tobytes(), self._hits, self._direct_reads
+            self.consumer,
+            self.dataset.number,
+            self._consumed.tobytes(),
+            self._hits,
+            self._direct_reads,
+            self._hit_bytes,
         )
         del self._consumed[:]
         self.tell_program()
         self._unreported_bytes = self._unread_bytes = self._counted_bytes = 0
         self._reported_at = time.monotonic()
         if self._send(message):
-            self._hits = self._direct_reads = self._counted_hits = 0
+            self._hits = self._direct_reads = self._counted_hits = self._hit_bytes = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -331,16 +344,20 @@ class ObjectReader:
         if self._written is not None and self._shared is None:
             self._written.close()
 
-    def _counted(self, data: Buffer | StoredValue | None, object_id: int) -> Buffer | Lent | None:
+    def _counted(
+        self, data: Buffer | StoredValue | None, object_id: int, *, is_hit: bool = False
+    ) -> Buffer | Lent | None:
         """Count the object that was consumed last, and return it; one that is lent is consumed when its sample is made."""
         if isinstance(data, StoredValue):
             lent = Lent(data, self.dataset.manifest.path(object_id))
+            lent.is_hit = is_hit
             self._lent.append((self._consumed.pop(), lent))
             return lent
         if data is None:
             self._direct_reads += 1
         else:
             self._unreported_bytes += len(data)
+            self._hit_bytes += len(data) if is_hit else 0
         if len(self._consumed) >= _REPORT_EVERY or self._unreported_bytes > self._most_unreported_bytes:
             self._report_if_due()
         return data
@@ -551,7 +568,7 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._lent.clear()
-        self._hits = self._direct_reads = self._unreported_bytes = self._unread_bytes = 0
+        self._hits = self._direct_reads = self._unreported_bytes = self._unread_bytes = self._hit_bytes = 0
         self._counted_hits = self._counted_bytes = self._from_origin = self._from_origin_bytes = 0
 
 

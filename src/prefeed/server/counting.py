@@ -28,13 +28,15 @@ class Where(Enum):
 
 @dataclass(slots=True)
 class Counts:
-    """What fetches brought since the server started; how reads went the scheduler counts.
+    """What fetches brought and readers took since the server started, in bytes; how reads went the scheduler counts.
 
     Attributes:
         fetched: Objects by the place that answered.
         errors: Failures by code.
+        hit_bytes: What readers took from the tier.
     """
 
+    hit_bytes: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
     origin_seconds: float = 0.0
@@ -59,6 +61,7 @@ def statistics_of(counts: Counts, scheduler: Scheduler, disk: DiskTier | None, p
     residency = scheduler.residency
     return Statistics(
         **asdict(_beside_the_best(scheduler.counts, scheduler)),
+        hit_bytes=counts.hit_bytes,
         origin_requests=counts.origin_requests,
         origin_bytes=counts.origin_bytes,
         origin_seconds=counts.origin_seconds,

@@ -318,6 +318,7 @@ class Handlers:
         ids = np.frombuffer(request.ids, dtype=np.int64)
         self.node.registry.require_ids(request.dataset, ids)
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
+        self.node.count_hit_bytes(request.hit_bytes)
 
     def _epoch_ended(self, connection: Connection, request: m.EpochEnded) -> None:
         self.observer.epochs.add(request.epoch, self._consumers.get(connection, ()))

@@ -119,6 +119,8 @@ METRICS: Final = (
         lambda s: {(): s.status.clients}),
     Metric("prefeed_reads_total", "counter", ("outcome",), "Reads by result: hit = in a tier when requested, late = in flight, miss = not prefetched, direct = bypassed the server. hit ÷ all is the hit ratio.",
         lambda s: {("hit",): s.statistics.hits, ("late",): s.statistics.late, ("miss",): s.statistics.misses, ("direct",): s.statistics.direct_reads}),
+    Metric("prefeed_hit_bytes_total", "counter", (), "Bytes of the hits: of whole objects, and of the parts that were read of large ones.",
+        lambda s: {(): s.statistics.hit_bytes}),
     Metric("prefeed_best_hit_ratio", "gauge", (), "Best hit ratio without read-ahead: budget ÷ data, 0 to 1; absent before the first plan. A hit ratio above it is the gain of read-ahead.",
         lambda s: {} if s.statistics.best_hit_ratio is None else {(): s.statistics.best_hit_ratio}),
     Metric("prefeed_origin_requests_total", "counter", (), "Requests that the server made to origins, retries included.",

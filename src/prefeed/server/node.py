@@ -262,6 +262,10 @@ class Node:
         self.scheduler.count_reads(consumer, hits, direct_reads)
         self.scheduler.consumed(consumer, dataset, ids.tolist())
 
+    def count_hit_bytes(self, num_bytes: int) -> None:
+        """Readers took so many bytes from the tier."""
+        self._counts.hit_bytes += num_bytes
+
     def count_error(self, code: str) -> None:
         """Record a failure that is not reported otherwise."""
         self._counts.errors[code] += 1

@@ -174,6 +174,7 @@ class Consumed(Message, frozen=True):
     ids: bytes
     hits: int
     direct_reads: int
+    hit_bytes: int = 0
 
 
 class Position(Message, frozen=True):

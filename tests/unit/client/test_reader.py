@@ -90,6 +90,7 @@ def test_a_miss_is_fetched_by_the_server_and_a_hit_the_next_time(
     statistics = node.statistics()
     assert (statistics.hits, statistics.misses, statistics.direct_reads) == (2, 2, 0)
     assert statistics.origin_requests == 2
+    assert statistics.hit_bytes == 2 * len(content(3))
 
 
 def test_a_hit_needs_no_server(node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]) -> None:
