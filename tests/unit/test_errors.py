@@ -45,6 +45,7 @@ def test_only_what_may_succeed_later_is_retryable() -> None:
     retryable = {cls for cls in ERRORS if cls.retryable}
 
     assert retryable == {
+        errors.ClusterError,
         errors.TransientSourceError,
         errors.ThrottledError,
         errors.TruncatedBodyError,
