@@ -20,6 +20,8 @@ import yaml
 
 from cluster import RESOURCES, Cluster, selects
 from prefeed.errors import ClusterError
+from prefeed.kubernetes.crds import KINDS as DEFINED
+from prefeed.kubernetes.crds import definition
 from prefeed.kubernetes.operator.groups import Resource
 
 Document = dict[str, Any]
@@ -178,6 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.of.cluster.before("list", resource.plural)
             items = self.of.cluster.listed(resource, namespace, query.get("labelSelector", ""))
             version = _version(self.of.cluster)
+        if "as=Table" in self.headers.get("Accept", "") and resource.kind in DEFINED:
+            return _table(resource, items, version)
         return {
             "apiVersion": resource.api_version,
             "kind": f"{resource.kind}List",
@@ -279,6 +283,33 @@ def _discovery(path: str) -> Document | None:
     return None
 
 
+def _table(resource: Resource, items: list[Document], version: str) -> Document:
+    """Return objects as `kubectl get` shows them: with the columns of their definition."""
+    columns = definition(resource.kind)["spec"]["versions"][0]["additionalPrinterColumns"]
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": version},
+        "columnDefinitions": [
+            {"name": "Name", "type": "string", "format": "name", "description": "", "priority": 0},
+            *({"format": "", "description": "", "priority": 0, **each} for each in columns),
+        ],
+        "rows": [
+            {
+                "cells": [each["metadata"]["name"], *(_at(each, column["jsonPath"]) for column in columns)],
+                "object": each,
+            }
+            for each in items
+        ],
+    }
+
+
+def _at(document: Any, path: str) -> str:
+    for name in path.strip(".").split("."):
+        document = document.get(name) if isinstance(document, dict) else None
+    return str(document or "")
+
+
 def _group(api_version: str) -> Document:
     group, version = api_version.split("/")
     versions = {"groupVersion": api_version, "version": version}
@@ -301,5 +332,7 @@ def _resources(api_version: str) -> Iterator[Document]:
                 "kind": each.kind,
                 "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
             }
-            yield {"name": each.plural, "singularName": each.kind.lower(), **shared}
+            names = definition(each.kind)["spec"]["names"] if each.kind in DEFINED else {}
+            known = {name: names[name] for name in ("shortNames", "categories") if name in names}
+            yield {"name": each.plural, "singularName": each.kind.lower(), **shared, **known}
             yield {"name": f"{each.plural}/status", "singularName": "", **shared, "verbs": ["get", "patch", "update"]}

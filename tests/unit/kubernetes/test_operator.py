@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import Cluster
+from prefeed.cli.kubernetes import yaml_of
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.nodes import MODE, NODE, USER
@@ -281,6 +283,43 @@ def test_sets_of_one_name_in_two_namespaces_are_two(cluster: Cluster, operator: 
     assert len(paths) == len(set(paths)) == 4
 
 
+def test_what_has_no_effect_is_said(cluster: Cluster, operator: Operator) -> None:
+    cluster.add(node_mode(csi={"juiceFSMountOptions": {"writeback": False, "prefetch": 3}}))
+    operator.settle()
+    assert "prefetch: the sampler gives the order" in said(cluster)["Notes"][1]
+
+
+def test_the_golden_file() -> None:
+    """After a change: look at the difference, and write ``made_text`` to the file."""
+    assert made_text() == (Path(__file__).with_name("golden") / "node.yaml").read_text()
+
+
+def made_text() -> str:
+    """Return what becomes of a set of two nodes and its warm-up."""
+    cluster = Cluster()
+    cache = {"levels": [{"mediumType": "MEM", "cacheSize": 4096}, {"mediumType": "SSD", "cacheSize": 65536}]}
+    cluster.add(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "keys"},
+            "data": {"access-key": "YQ==", "secret-key": "YQ=="},
+        }
+    )
+    cluster.add(node_mode(2, {USER: "1000:1000"}, source={**SOURCE, "secretRef": {"name": "keys"}}, cache=cache))
+    cluster.add(sample_job("warm", type="warmup", **REF))
+    Operator(cluster).settle()
+    serve(cluster, 2)
+    Operator(cluster).settle()
+    kinds = ("ConfigMap", "Service", "StatefulSet", "Job")
+    kept = ("name", "namespace", "labels")
+    made = [copy.deepcopy(each) for kind in kinds for each in cluster.of(kind).values()]
+    for each in made:
+        each.pop("status", None)
+        each["metadata"] = {name: value for name, value in each["metadata"].items() if name in kept}
+    return yaml_of(made)
+
+
 # ---------------------------------------------------------------- jobs
 
 
@@ -336,6 +375,19 @@ def test_a_failed_job_runs_again_when_its_options_change(served: Cluster, operat
     (second,) = active(served)
     assert second != first
     assert phases(served) == {"a": "Running"}
+
+
+def test_a_job_that_runs_again_waits_for_the_one_that_runs(served: Cluster, operator: Operator) -> None:
+    served.add(sample_job("a", type="warmup", **REF))
+    operator.settle()
+    end(served, *active(served), "Failed")
+    served.add(sample_job("b", type="warmup", **REF))
+    operator.settle()
+    served.change("SampleJob", "a", {"spec": {"warmupOptions": {"threads": 4}}})
+    operator.settle()
+
+    assert [name[0] for name in active(served)] == ["b"]
+    assert phases(served) == {"a": "Pending", "b": "Running"}
 
 
 def test_a_succeeded_job_is_final(served: Cluster, operator: Operator) -> None:

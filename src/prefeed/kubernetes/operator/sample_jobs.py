@@ -277,10 +277,11 @@ _POD: Final = {"restartPolicy": "Never", "automountServiceAccountToken": False}
 
 
 def _container(server: dict[str, Any], command: list[str]) -> dict[str, Any]:
-    """Return the container of a job: with the volumes and the user of a server."""
+    """Return the container of a job: with the volumes and the user of a server. It starts no server, for which it has no memory."""
     left = ("restartPolicy", "startupProbe")
+    no_server = {"name": "PREFEED_AUTOSTART", "value": "0"}
     kept = {name: value for name, value in server.items() if name not in left}
-    return {**kept, "name": "job", "command": command, "resources": _RESOURCES}
+    return {**kept, "name": "job", "command": command, "env": [*kept["env"], no_server], "resources": _RESOURCES}
 
 
 _RESOURCES: Final = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}

@@ -24,7 +24,7 @@ from prefeed.sampleset.status import BOUND, NONE, PARTIAL_READY, READY
 
 ACCEPTED: Final = "Accepted"
 SERVED: Final = "Ready"
-UNUSED: Final = "WithoutEffect"
+NOTES: Final = "Notes"
 DELETED: Final = "Deleted"
 _FINISHED: Final = ("Succeeded", "Failed")
 
@@ -52,7 +52,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
             ACCEPTED, TRUE, "Accepted", f"pods with the label prefeed.io/sampleset: {found.name} read it"
         )
     ready, wanted = _served(document, group)
-    said = [accepted, _serves(document, ready, wanted), *_without_effect(document, found)]
+    said = [accepted, _serves(document, ready, wanted), *_notes(document, found)]
     if missing or not ready:
         phase = BOUND
     else:
@@ -145,14 +145,14 @@ def _serves(document: Document, ready: int, wanted: int) -> Condition:
     )
 
 
-def _without_effect(document: Document, found: PodSet) -> Iterator[Condition]:
-    """Yield the condition that names what has no effect here."""
+def _notes(document: Document, found: PodSet) -> Iterator[Condition]:
+    """Yield the condition that names what has no effect here, and what was chosen."""
     options = decode(document, SampleSetDocument).spec.options.given()
     known = mount_options()
     said = [f"{name}: {known[name].meaning}" for name in options if known[name].effect != MAPPED]
     said += found.notes
     if said:
-        yield Condition(UNUSED, TRUE, "WithoutEffect", "; ".join(said))
+        yield Condition(NOTES, TRUE, "Notes", "; ".join(said))
 
 
 def _status(
