@@ -142,11 +142,11 @@ def passed(call: str, name: Any) -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         try:
-            name = arguments[0]
+            name, mode, flags = arguments
             directory = name[: name.rfind("/") + 1]
             near = _near(directory)
             if near is not False and (near or _watch.is_near(directory)):  # here all opens end but those that matter
-                _opened(directory, *arguments)
+                _opened(directory, name, mode, flags)
         except Exception:  # noqa: BLE001 - whatever is raised here is raised by the user's ``open``
             _heard_other(arguments)
 
@@ -164,8 +164,14 @@ def _heard_other(arguments: tuple[Any, ...]) -> None:
 def _opened(directory: str, name: str, mode: Any, flags: int) -> None:
     if flags & _NOT_READ or name.endswith(_CODE) or not is_counting():
         return
-    call = _call_of(sys._getframe(2), "os.open" if mode is None else "open")
-    if call and _covers(directory):
+    call = "os.open" if mode is None else "open"
+    frame = sys._getframe(2)
+    kind = _kinds.get(frame.f_code.co_filename)
+    if kind == _BETWEEN and frame.f_code.co_name == "open" and frame.f_back is not None:
+        kind = _kinds.get(frame.f_back.f_code.co_filename)
+    if kind != _OWN:  # else it is the user's code, as for nearly all that a sample opens
+        call = _call_of(frame, call)
+    if call and (_watch.covers is None or _covers(directory)):
         _count(call)
 
 
