@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,16 @@ class Objects(OfOrigin):
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
+
+    def prefeed_borrow(self, indices: Sequence[int], until: ExitStack) -> list[memoryview] | None:
+        """Return the bytes of samples where the node has them, valid until the stack is closed.
+
+        Returns:
+            None if they are not all there, or samples are made of them: then they are read one by one.
+        """
+        if type(self) is not Objects or self.decode is not None:
+            return None
+        return self._origin.borrow([self._object_id(index) for index in indices], until)
 
     def prefeed_stage(self) -> Any:
         """Return what samples are made with, for the caches of stages."""

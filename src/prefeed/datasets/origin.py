@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -170,6 +170,13 @@ class Origin:
             listed = self.manifest.listed(object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
+
+    def borrow(self, object_ids: Sequence[int], until: ExitStack) -> list[memoryview] | None:
+        """Return the objects' bytes where the loader's reader has them; as ``ObjectReader.borrow``."""
+        if not self._is_settled:
+            self.settle()
+        reader = active_reader(self.manifest.directory)
+        return None if reader is None else reader.borrow(object_ids, until)
 
     def _try_node(self) -> bool:
         """Return whether the node that could not be had before can be had now; then it is used from now on.

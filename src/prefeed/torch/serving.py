@@ -38,6 +38,7 @@ from prefeed.sources.mounts import Roots
 from prefeed.stage_cache import CachedDataset, MappedDataset
 from prefeed.stage_cache.auditing import waiting
 from prefeed.torch.order import can_be_read_again
+from prefeed.torch.sending import BorrowedBytes
 
 _IDLE_SECONDS: Final = 0.002
 """A loop that takes a batch at once asks for the next one sooner than that."""
@@ -131,6 +132,9 @@ class Served:
         self._access.refresh()
         try:
             with self._reading():
+                borrowed = self._borrow(indices)
+                if borrowed is not None:
+                    return borrowed
                 batch = own_batch_method(self.inner, indices)
                 if batch is not None:
                     with self._making(*(indices if can_be_read_again(indices) else ())):
@@ -140,6 +144,15 @@ class Served:
                     return samples_of(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
             self.batch_made()
+
+    def _borrow(self, indices: Any) -> list[Any] | None:
+        """Return samples that are bytes of the cache, if whoever collates them copies them and the cache has all of them."""
+        borrow = getattr(self.inner, "prefeed_borrow", None)
+        if borrow is None or self._files is not None or not can_be_read_again(indices):
+            return None
+        until = self.lent.borrow()
+        views = None if until is None else borrow(indices, until)
+        return None if views is None else BorrowedBytes(views)
 
     @contextmanager
     def sample(self, index: Any) -> Iterator[None]:

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from prefeed.client.dataset import (
 )
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
+from prefeed.client.writes import written_files
 from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
 from prefeed.errors import ObjectNotFoundError, StoreFormatError
@@ -101,6 +103,47 @@ def test_a_hit_needs_no_server(node: NodeClient, config: Config, origin: Path, r
         path.write_bytes(b"not read")
     reader = reader_of(readers, dataset)
     assert reader.read_many(range(NUM_FILES)) == [content(index) for index in range(NUM_FILES)]
+
+
+def test_objects_that_are_all_there_are_borrowed_where_they_are(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    node.warm(str(origin))
+    with ExitStack() as until:
+        views = reader.borrow([3, 5, 3], until)
+        assert views is not None
+        assert [bytes(view) for view in views] == [content(3), content(5), content(3)]
+        assert len({id(view) for view in views}) == 3  # a batch may have a sample twice
+    with pytest.raises(ValueError, match="released"):
+        views[0].tobytes()
+    reader.report()
+    wait_until(lambda: node.statistics().hits == 3)
+    assert node.statistics().misses == 0
+
+
+def test_nothing_is_borrowed_when_one_object_is_not_there(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
+    reader.read(3)
+    with ExitStack() as until:
+        assert reader.borrow([3, 5], until) is None
+        assert reader.borrow([3], until) is not None
+    reader.report()
+    wait_until(lambda: (node.statistics().hits, node.statistics().misses) == (1, 1))
+
+
+def test_nothing_is_borrowed_of_a_directory_that_the_loop_writes_to(
+    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
+) -> None:
+    dataset = open_node_dataset(node, str(origin), config)
+    node.warm(str(origin))
+    written = written_files(dataset)
+    assert written is not None
+    with closing(written), ExitStack() as until:
+        written.add(str(origin / "03.bin"), str(origin / "03.bin"))
+        assert reader_of(readers, dataset).borrow([5], until) is None
 
 
 def test_an_object_larger_than_the_cache_comes_with_the_answer(origin: Path, readers: list[ObjectReader]) -> None:
