@@ -59,7 +59,7 @@ def test_a_warm_epoch_is_borrowed(root: Path, num_borrowed: Callable[[], int], n
         loader = prefeed.DataLoader(Objects(root), batch_size=BATCH, shuffle=True, num_workers=num_workers)
         for seed in range(2):
             assert epoch(loader, seed) == epoch(wanted, seed)
-        wait_until(lambda: node.statistics().hits == 2 * NUM_FILES)
+        assert wait_until(lambda: node.statistics().hits == 2 * NUM_FILES, timeout_seconds=60)
         assert node.statistics().misses == 0
     assert num_borrowed() == 2 * -(-NUM_FILES // BATCH)
 

@@ -118,7 +118,7 @@ def test_objects_that_are_all_there_are_borrowed_where_they_are(
     with pytest.raises(ValueError, match="released"):
         views[0].tobytes()
     reader.report()
-    wait_until(lambda: node.statistics().hits == 3)
+    assert wait_until(lambda: node.statistics().hits == 3, timeout_seconds=60)
     assert node.statistics().misses == 0
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_borrowed_when_one_object_is_not_there(
         assert reader.borrow([3, 5], until) is None
         assert reader.borrow([3], until) is not None
     reader.report()
-    wait_until(lambda: (node.statistics().hits, node.statistics().misses) == (1, 1))
+    assert wait_until(lambda: (node.statistics().hits, node.statistics().misses) == (1, 1), timeout_seconds=60)
 
 
 def test_nothing_is_borrowed_of_a_directory_that_the_loop_writes_to(
