@@ -27,7 +27,8 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, open_manifest_dataset
 from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient, access_now
-from prefeed.client.reader import ObjectReader, Shared
+from prefeed.client.reader import ObjectReader
+from prefeed.client.sharing import Shared
 from prefeed.config import Config
 from prefeed.core.requests import Again
 from prefeed.errors import AccessDeniedError, CredentialsError, ObjectChangedError, PrefeedError, ServerError

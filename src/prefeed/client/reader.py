@@ -17,23 +17,22 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
+from prefeed.client.sharing import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError, error_of
 from prefeed.sources.answers import read_origin
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
-from prefeed.sources.written import WrittenFiles
 from prefeed.store.reader import StoredValue, TierReader
 from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
@@ -74,47 +73,6 @@ class _Answer(NamedTuple):
     data: Buffer | StoredValue | None = None
     object_id: int | None = None
     was_held: bool = False  # when it was asked: that is a hit
-
-
-class Shared:
-    """What readers that take turns have in common: with 200 datasets open, one connection and not 200.
-
-    It is one connection per home, and one record of written files per server's directory.
-
-    **Ownership.** Its maker closes it; readers that use it close only a connection that broke.
-    **Threads and processes.** One reader at a time; a forked child makes its own.
-    """
-
-    def __init__(self) -> None:
-        self._connections: dict[Path, Connection] = {}
-        self._written: dict[str, WrittenFiles] = {}
-
-    def connection(self, home: Path, open_one: Callable[[], Connection]) -> Connection:
-        """Return the connection to the server of a home, opened if there is none, or only a closed one."""
-        connection = self._connections.get(home)
-        if connection is None or connection.is_closed:
-            connection = self._connections[home] = open_one()
-        return connection
-
-    def written(self, dataset: NodeDataset) -> WrittenFiles | None:
-        """Return which files of a dataset count as written; see ``written_files``."""
-        if not dataset.runtime_dir or not dataset.manifest.url.startswith("/"):
-            return written_files(dataset)
-        found = self._written.get(dataset.runtime_dir)
-        if found is None:
-            found = written_files(dataset)
-            assert found is not None  # its objects are files
-            self._written[dataset.runtime_dir] = found
-        return found
-
-    def close(self) -> None:
-        """Let go of all of it."""
-        for connection in self._connections.values():
-            connection.close()
-        for written in self._written.values():
-            written.close()
-        self._connections.clear()
-        self._written.clear()
 
 
 class ObjectReader:
@@ -297,7 +255,9 @@ class ObjectReader:
         self.last_key = keys[-1]
         self._consumed.extend(object_ids)
         self._hits += len(found)
-        self._unreported_bytes += sum(map(len, found))
+        num_bytes = sum(map(len, found))
+        self._hit_bytes += num_bytes
+        self._unreported_bytes += num_bytes
         self._report_if_due()
         return found
 

@@ -13,7 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from prefeed.client.dataset import NodeDataset
-from prefeed.client.reader import ObjectReader, Shared
+from prefeed.client.reader import ObjectReader
+from prefeed.client.sharing import Shared
 
 
 class Readers:

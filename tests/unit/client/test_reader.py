@@ -120,6 +120,7 @@ def test_objects_that_are_all_there_are_borrowed_where_they_are(
     reader.report()
     assert wait_until(lambda: node.statistics().hits == 3, timeout_seconds=60)
     assert node.statistics().misses == 0
+    assert node.statistics().hit_bytes == 2 * len(content(3)) + len(content(5))
 
 
 def test_nothing_is_borrowed_when_one_object_is_not_there(
