@@ -121,7 +121,11 @@ def test_a_set_and_its_jobs_to_the_end(server: Server, tmp_path: Path) -> None:
             end(cluster, *active(cluster))
         server.is_away = False
         until(server, lambda it: phases(it) == {"a": "Succeeded", "b": "Succeeded"}, tmp_path)
+    watches = server.watches.count("pods")
     with operator(tmp_path):
+        until(
+            server, lambda _: server.watches.count("pods") > watches, tmp_path
+        )  # before, what goes is seen by no watch
         with server.lock:
             cluster.add(pod())
             cluster.remove("SampleSet", "imagenet")

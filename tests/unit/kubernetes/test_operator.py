@@ -255,6 +255,20 @@ def test_a_deleted_set_stays_while_pods_read_it(cluster: Cluster, operator: Oper
     assert not cluster.of("ConfigMap")
 
 
+def test_a_pod_that_was_made_just_before_its_set_was_deleted_holds_it(cluster: Cluster, operator: Operator) -> None:
+    """The watch of sets tells of the deletion before that of pods tells of the pod."""
+    cluster.add(node_mode())
+    operator.settle()
+    cluster.add(pod())
+    cluster.remove("SampleSet", "imagenet")
+    operator.world.see(cluster.of("SampleSet")["imagenet"])
+
+    now(operator.carrier.carry(KEY))
+
+    assert cluster.of("SampleSet")["imagenet"]["metadata"]["finalizers"] == [FINALIZER]
+    assert "train-0" in said(cluster)["Deleted"][1]
+
+
 def test_a_set_that_is_refused_can_be_deleted(cluster: Cluster, operator: Operator) -> None:
     cluster.add(node_mode(annotations={MODE: "both"}))
     operator.settle()

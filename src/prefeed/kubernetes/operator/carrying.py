@@ -91,8 +91,7 @@ class Carrier:
                 group = self._group(key)
                 group = self._group(key, secrets=secrets, ends=await self._ends(group))
                 outcome = kind.decide(document, group)
-                if any(each["kind"] == "Job" for each in outcome.objects):
-                    await self._see_jobs(key)  # another one may have been started since
+                if await self._look_before(outcome, document, key):
                     outcome = kind.decide(document, self._group(key, secrets=secrets, ends=group.ends))
                 waits |= outcome.waits
                 await self._carry(kind.resource, document, outcome)
@@ -196,9 +195,18 @@ class Carrier:
 
     # ---------------------------------------------------------------- what is looked at
 
-    async def _see_jobs(self, key: Key) -> None:
-        resource = MADE["Job"]
-        for each in await self._api.list(resource, key.namespace, OURS):
+    async def _look_before(self, outcome: Outcome, document: Document, key: Key) -> bool:
+        """Look at what a step that cannot be taken back rests on; return whether there was one."""
+        is_released = FINALIZER in (document["metadata"].get("finalizers") or ()) and not outcome.is_held
+        starts = any(each["kind"] == "Job" for each in outcome.objects)
+        if starts:  # another one may have been started since
+            await self._look_at(MADE["Job"], key, OURS)
+        if is_released:  # a pod may have been made since
+            await self._look_at(PODS, key, f"{LABEL}={key.name}")
+        return starts or is_released
+
+    async def _look_at(self, resource: Resource, key: Key, selector: str) -> None:
+        for each in await self._api.list(resource, key.namespace, selector):
             self._world.see(each)
 
     async def _secrets(self, group: Group) -> dict[str, frozenset[str] | None]:

@@ -90,9 +90,11 @@ class Worker:
             wait = min(2 * wait, MOST_WAIT_SECONDS)
 
     async def _see_all_again(self) -> None:
+        wait = AGAIN_SECONDS  # what goes between the first look and the beginning of the watches is told by neither
         while True:
-            await asyncio.sleep(ALL_SECONDS)
+            await asyncio.sleep(wait)
             await self._see_all()
+            wait = ALL_SECONDS
 
     async def _work(self) -> None:
         while True:
