@@ -25,7 +25,7 @@ from unit.sampleset.documents import sample_job
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-_SECONDS = 120.0
+_SECONDS = 300.0
 
 
 @pytest.fixture

@@ -269,6 +269,20 @@ def test_a_pod_that_was_made_just_before_its_set_was_deleted_holds_it(cluster: C
     assert "train-0" in said(cluster)["Deleted"][1]
 
 
+def test_a_deleted_set_ends_even_if_no_watch_tells_that_its_pod_has_gone(cluster: Cluster, operator: Operator) -> None:
+    cluster.add(sample_set(source=SOURCE))
+    cluster.add(pod())
+    operator.settle()
+    cluster.remove("SampleSet", "imagenet")
+    operator.settle()
+    assert now(operator.carrier.carry(KEY))  # it asks to be looked at again
+
+    cluster.remove("Pod", "train-0")
+    now(operator.carrier.carry(KEY))
+
+    assert not cluster.of("SampleSet")
+
+
 def test_a_set_that_is_refused_can_be_deleted(cluster: Cluster, operator: Operator) -> None:
     cluster.add(node_mode(annotations={MODE: "both"}))
     operator.settle()

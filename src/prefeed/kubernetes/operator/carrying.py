@@ -85,6 +85,7 @@ class Carrier:
     async def carry(self, key: Key) -> bool:
         """Everything in a group is asked for that should be; return whether to look again soon."""
         waits = False
+        await self._see_readers(key)
         secrets = await self._secrets(self._group(key))
         for kind in KINDS.values():
             for document in self._group(key).documents[kind.resource.kind]:
@@ -194,6 +195,15 @@ class Carrier:
         }
 
     # ---------------------------------------------------------------- what is looked at
+
+    async def _see_readers(self, key: Key) -> None:
+        """Look at the pods that hold a deleted set: a watch that begins after one has gone does not tell."""
+        document = self._world.get(SAMPLE_SET, *key)
+        if document is not None and document["metadata"].get("deletionTimestamp"):
+            readers = {pod["metadata"]["name"] for pod in self._group(key).pods}
+            known = self._world.versions(PODS.kind).items()
+            before = {name: version for name, version in known if name[1] == key.namespace and name[2] in readers}
+            self._world.replace(before, await self._api.list(PODS, key.namespace, f"{LABEL}={key.name}"))
 
     async def _look_before(self, outcome: Outcome, document: Document, key: Key) -> bool:
         """Look at what a step that cannot be taken back rests on; return whether there was one."""

@@ -184,4 +184,4 @@ def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
     before = document.get("status") or {}
     others = [each for each in before.get("conditions") or () if each["type"] != DELETED]
     status = {**before, "conditions": [*others, *conditions(document, [waits], group.now)]}
-    return Outcome(kept=frozenset(group.made), status=status, is_held=True)
+    return Outcome(kept=frozenset(group.made), status=status, is_held=True, waits=True)
