@@ -57,6 +57,9 @@ POOL_IMAGE: Final = "docker.io/library/memcached:1.6"
 _POOL_MARGIN_MIB: Final = 256
 """Memory of memcached beside its values: connections and the table of keys."""
 
+_MAX_STATEFUL_SET: Final = 52
+"""Letters of a StatefulSet's name: its controller adds a hash to it, and makes a label of both."""
+
 _SOURCE: Final = f"{PREFIX}source"
 _END_SECONDS: Final = 120
 """For the server to end and to free its tier."""
@@ -148,6 +151,7 @@ def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) ->
         SpecError: It is not understood, or an annotation is wrong.
     """
     found = pod_set(document, is_shared=True)
+    _require_name(found.name)
     spec: SampleSetSpec = decode(document, SampleSetDocument).spec
     annotations = _annotations(document)
     image = annotations.get(IMAGE) or image
@@ -167,6 +171,19 @@ def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) ->
         node_affinity=document["spec"].get("nodeAffinity"),
         tolerations=list(document["spec"].get("tolerations") or ()),
     )
+
+
+def _require_name(name: str) -> None:
+    """Refuse the name of a set whose Service or StatefulSet an API server would refuse, or could not make pods of."""
+    if name[0].isdigit():
+        raise SpecError(
+            f"the SampleSet {name}: in mode {NODE} its name must begin with a letter, as that of a Service does"
+        )
+    if len(runtime_name(name)) > _MAX_STATEFUL_SET:
+        most = _MAX_STATEFUL_SET - len(runtime_name(""))
+        raise SpecError(
+            f"the name of the SampleSet {name} has {len(name)} letters: in mode {NODE} it has at most {most}"
+        )
 
 
 def _annotations(document: Document) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from prefeed.errors import SpecError
 from prefeed.kubernetes.mounts import with_files
 from prefeed.kubernetes.nodes import INSTANCE, MANAGED, NODE, NodeSet, with_node_cache
 from prefeed.kubernetes.paddlejob import PaddleJob, SampleSetRef
-from prefeed.kubernetes.pods import LABEL, with_cache
+from prefeed.kubernetes.pods import LABEL, require_pod, with_cache
 from prefeed.kubernetes.sets import PodSet
 from prefeed.sampleset.documents import MAX_NAME, Document
 from prefeed.system.paths import is_in
@@ -54,6 +54,9 @@ def pod(job: PaddleJob, role: str, index: int, found: PodSet | NodeSet | None) -
     metadata, spec = template.get("metadata") or {}, template.get("spec")
     if not isinstance(spec, dict) or not spec.get("containers"):
         raise SpecError(f"spec.{role}.template.spec.containers must have a container")
+    if not (isinstance(metadata, dict) and isinstance(metadata.get("labels") or {}, dict)):
+        raise SpecError(f"spec.{role}.template.metadata and its labels must be mappings")
+    require_pod({**template, "metadata": metadata}, f"spec.{role}.template")
     name = _pod_name(job, role, index)
     if len(name) > MAX_NAME:
         raise SpecError(f"the name of the pod {name} is longer than {MAX_NAME} letters: shorten that of the job")
@@ -131,7 +134,15 @@ def _endpoints(hosts: list[str]) -> str:
 
 
 def service(job: PaddleJob) -> Document:
-    """Return the headless Service that gives the pods of a job their names."""
+    """Return the headless Service that gives the pods of a job their names.
+
+    Raises:
+        SpecError: It cannot have the name of the job.
+    """
+    if job.metadata.name[0].isdigit():
+        raise SpecError(
+            f"the PaddleJob {job.metadata.name}: its name must begin with a letter, as that of its Service does"
+        )
     selector = {JOB: job.metadata.name}
     return {
         "apiVersion": "v1",

@@ -23,6 +23,7 @@ from prefeed.kubernetes.operator.webhook import PATH
 from prefeed.kubernetes.paddle_pods import JOB
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.pods import LABEL
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -232,7 +233,7 @@ def test_the_operator_is_restricted() -> None:
 Rights = dict[tuple[str, str], set[str]]
 """Verbs, by group and resource."""
 
-_OF_KIND, _OF_MADE = {"list", "watch", "patch"}, {"list", "watch", "create", "patch", "delete"}
+_OF_KIND, _OF_MADE = {"list", "watch", "patch"}, {"get", "list", "watch", "create", "patch", "delete"}
 
 
 def needed(*, with_paddle: bool) -> Rights:
@@ -242,6 +243,7 @@ def needed(*, with_paddle: bool) -> Rights:
         if name != PADDLE_JOB or with_paddle:
             found[kind.resource.group, kind.resource.plural] |= _OF_KIND
             found[kind.resource.group, f"{kind.resource.plural}/status"] |= {"patch"}
+    found[KINDS[SAMPLE_SET].resource.group, KINDS[SAMPLE_SET].resource.plural] |= {"get"}
     for each in MADE.values():
         if each != PODS or with_paddle:
             found[each.group, each.plural] |= _OF_MADE

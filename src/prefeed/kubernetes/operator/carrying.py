@@ -12,11 +12,21 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from prefeed.errors import ClusterError, SpecError
+from prefeed.errors import ClusterError, PrefeedError, SpecError
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.kubernetes.nodes import MANAGED
-from prefeed.kubernetes.operator.groups import FALSE, FINALIZER, Choices, Group, Key, Outcome, Resource, is_owned
-from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, watched
+from prefeed.kubernetes.operator.groups import (
+    FALSE,
+    FINALIZER,
+    Choices,
+    Group,
+    Key,
+    Outcome,
+    Resource,
+    controller_of,
+    is_owned,
+)
+from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, Kind, watched
 from prefeed.kubernetes.operator.sample_jobs import active_jobs
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
@@ -29,6 +39,8 @@ APPLIED: Final = "prefeed.io/applied"
 
 OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 """Selects what is made."""
+
+_Secrets = dict[str, frozenset[str] | None]
 
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _MOST_SAID: Final = 1000
@@ -85,18 +97,33 @@ class Carrier:
     async def carry(self, key: Key) -> bool:
         """Everything in a group is asked for that should be; return whether to look again soon."""
         waits = False
+        failure: PrefeedError | None = None
         await self._see_readers(key)
         secrets = await self._secrets(self._group(key))
         for kind in KINDS.values():
             for document in self._group(key).documents[kind.resource.kind]:
-                group = self._group(key)
-                group = self._group(key, secrets=secrets, ends=await self._ends(group))
-                outcome = kind.decide(document, group)
-                if await self._look_before(outcome, document, key):
-                    outcome = kind.decide(document, self._group(key, secrets=secrets, ends=group.ends))
-                waits |= outcome.waits
-                await self._carry(kind.resource, document, outcome)
+                try:
+                    waits |= await self._carry_one(kind, document, key, secrets)
+                except PrefeedError as err:
+                    if err.details.get("status") == 0:  # the server does not answer: nor would it about the others
+                        raise
+                    failure = failure or err
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
         return waits
+
+    async def _carry_one(self, kind: Kind, document: Document, key: Key, secrets: _Secrets) -> bool:
+        """What should be for one document is asked for: one that is refused does not keep the others of its group waiting."""
+        group = self._group(key)
+        group = self._group(key, secrets=secrets, ends=await self._ends(group))
+        outcome = kind.decide(document, group)
+        if await self._look_before(outcome, document, key):
+            outcome = kind.decide(document, self._group(key, secrets=secrets, ends=group.ends))
+        await self._carry(kind.resource, document, outcome)
+        return outcome.waits
 
     async def group_now(self, key: Key) -> Group:
         """Return a group with its set as the server has it now: a pod may be made right after its set."""
@@ -156,8 +183,33 @@ class Carrier:
             return
         annotations = {**(metadata.get("annotations") or {}), APPLIED: digest}
         resource = MADE[wanted["kind"]]
+        await self._require_ours(resource, wanted, made)
         applied = await self._api.apply(resource, {**wanted, "metadata": {**metadata, "annotations": annotations}})
         self._see(applied, resource)
+
+    async def _require_ours(self, resource: Resource, wanted: Document, there: Document | None) -> None:
+        """Refuse to take over an object that is not of the same document: what is applied becomes its owner's, and goes with it.
+
+        Raises:
+            ClusterError: There is one; the message says what to change.
+        """
+        namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
+        if there is None:  # without the operator's label it is not watched
+            try:
+                there = await self._api.get(resource, namespace, name)
+            except ClusterError as err:
+                if err.details["status"] != 404:
+                    raise
+                return
+        theirs, ours = controller_of(there), controller_of(wanted)
+        is_made_here = MANAGED.items() <= (there["metadata"].get("labels") or {}).items()
+        if theirs != ours and not (theirs is None and is_made_here):
+            called = " ".join(ours or ())
+            raise ClusterError(
+                f"there is a {wanted['kind']} {name} in {namespace} that was not made for the {called}: remove it, or give the "
+                f"{called} another name",
+                status=409,
+            )
 
     def _see(self, document: Document, resource: Resource) -> None:
         self._world.see({**document, "apiVersion": resource.api_version, "kind": resource.kind})
@@ -219,14 +271,14 @@ class Carrier:
         for each in await self._api.list(resource, key.namespace, selector):
             self._world.see(each)
 
-    async def _secrets(self, group: Group) -> dict[str, frozenset[str] | None]:
+    async def _secrets(self, group: Group) -> _Secrets:
         """Return the keys of the secrets that a set names; their values are not kept."""
         document = group.document(SAMPLE_SET)
         try:
             names = () if document is None else pod_set(document).secrets
         except SpecError:
             return {}
-        found: dict[str, frozenset[str] | None] = {}
+        found: _Secrets = {}
         for name in names:
             try:
                 found[name] = frozenset((await self._api.get(SECRETS, group.key.namespace, name)).get("data") or {})

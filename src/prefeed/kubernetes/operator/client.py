@@ -46,6 +46,7 @@ class Client:
     def __init__(self, login: Callable[[], Connection]) -> None:
         self._login = login
         self._connection: Connection | None = None
+        self._encryption: Any = None
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS))
 
     async def __aenter__(self) -> Client:
@@ -124,14 +125,15 @@ class Client:
     async def _answer(
         self, method: str, path: str, query: Mapping[str, str] | None, body: str | None, content: str
     ) -> tuple[int, str]:
-        connection = self._connection or self._login()
-        self._connection = connection
+        connection = self._connection
+        if connection is None:
+            self._connection = connection = self._login()
+            self._encryption = connection.as_ssl_context()  # one for all: connections are used again within one only
         headers = {**connection.as_http_headers(), **({"Content-Type": content} if body else {})}
         url = connection.server.rstrip("/") + path
-        encryption = connection.as_ssl_context()
         try:
             async with self._session.request(
-                method, url, params=query, data=body, headers=headers, ssl=encryption
+                method, url, params=query, data=body, headers=headers, ssl=self._encryption
             ) as answer:
                 return answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError) as err:

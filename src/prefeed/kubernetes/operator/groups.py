@@ -145,6 +145,12 @@ def owned(document: Document, made: Document) -> Document:
     return {**made, "metadata": metadata}
 
 
+def controller_of(made: Document) -> tuple[str, str] | None:
+    """Return kind and name of the document that an object was made for; None: of none."""
+    found = (each for each in made["metadata"].get("ownerReferences") or () if each.get("controller"))
+    return next(((str(each["kind"]), str(each["name"])) for each in found), None)
+
+
 def is_owned(made: Document, document: Document) -> bool:
     """Return whether a document owns an object."""
     uid = document["metadata"]["uid"]

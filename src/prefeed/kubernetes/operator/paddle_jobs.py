@@ -59,14 +59,15 @@ def decide_paddle_job(document: Document, group: Group) -> Outcome:
     """
     own = [each for each in group.pods if is_owned(each, document)]
     there = frozenset(("Pod", each["metadata"]["name"]) for each in own)
+    untouched = there | {("Service", document["metadata"]["name"])}
     if document["metadata"].get("deletionTimestamp"):
-        return Outcome(kept=there | {("Service", document["metadata"]["name"])})
+        return Outcome(kept=untouched)
     try:
         job = parse_paddle_job(document)
     except SpecError as err:
         refused = Condition(RUNNABLE, FALSE, "Refused", str(err))
-        status = {"phase": PENDING, **_common(document, [refused], group)}
-        return Outcome(kept=there, status=status)
+        phase = (document.get("status") or {}).get("phase") or PENDING  # one that has ended stays ended
+        return Outcome(kept=untouched, status={"phase": phase, **_common(document, [refused], group)})
     counts = {role: _counted(own, role) for role in job.spec.pods}
     before = document.get("status") or {}
     phase = _phase(job.spec, counts, str(before.get("phase") or ""))

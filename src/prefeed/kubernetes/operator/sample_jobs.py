@@ -38,6 +38,9 @@ _REFUSED_STATUS: Final = 2
 _TRIES: Final = 3
 """A pod that is killed is started again so many times; a job that fails is not."""
 
+_MOST_OF_NAME: Final = 43
+"""Letters of a job's name that the name of its Job begins with: a CronJob has at most 52."""
+
 _State = tuple[str, Condition]
 
 
@@ -51,7 +54,7 @@ def decide_job(document: Document, group: Group) -> Outcome:
     own = [made for (kind, _), made in group.made.items() if kind in ("Job", "CronJob") and is_owned(made, document)]
     kept = frozenset((made["kind"], made["metadata"]["name"]) for made in own)
     if document["metadata"].get("deletionTimestamp") or _is_final(document):
-        return Outcome(kept=kept)
+        return Outcome(kept=frozenset() if _is_terminated(document) else kept)
     objects: tuple[Document, ...] = ()
     waits = False
     try:
@@ -82,6 +85,12 @@ def _is_final(document: Document) -> bool:
     return status.get("phase") == FAILED and status.get("observedGeneration") == document["metadata"].get(
         "generation", 1
     )
+
+
+def _is_terminated(document: Document) -> bool:
+    """Return whether another job has terminated this one: its Job may still be there, because its status is written first."""
+    said = (document.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Complete" and each["reason"] == "Terminated" for each in said)
 
 
 def _queue(group: Group) -> list[Document]:
@@ -192,7 +201,7 @@ def _annotations(document: Document) -> dict[str, Any]:
 def name_of(document: Document) -> str:
     """Return the name of the Job of a SampleJob: another one for other options, and for another SampleJob of its name."""
     what = json.dumps([document["metadata"]["uid"], document["spec"]], sort_keys=True)
-    return f"{document['metadata']['name'][:50].rstrip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    return f"{document['metadata']['name'][:_MOST_OF_NAME].rstrip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
 def _is_current(made: Document, document: Document) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _RELOAD_SECONDS: Final = 300.0
 """Certificates are replaced before they end: the file is read again this often."""
 
 _MOST_BYTES: Final = 16 * 1024**2
+
+_log = logging.getLogger("prefeed.operator")
 
 Answer = Callable[[Document], Awaitable[Document]]
 
@@ -71,7 +74,10 @@ class Webhook:
     async def _reload(self) -> None:
         while True:
             await asyncio.sleep(_RELOAD_SECONDS)
-            self._context.load_cert_chain(self._endpoint.certificate, self._endpoint.key)
+            try:
+                self._context.load_cert_chain(self._endpoint.certificate, self._endpoint.key)
+            except OSError as err:  # it is being replaced: certificate and key do not fit together yet
+                _log.warning("the webhook's certificate cannot be read: %s; trying again in %g s", err, _RELOAD_SECONDS)
 
     async def _handle(self, request: web.Request) -> web.Response:
         return web.json_response(await self._answer(await request.json()))

@@ -13,6 +13,9 @@ from prefeed.kubernetes.operator.groups import Key
 
 FIRST_WAIT_SECONDS: Final = 1.0
 MOST_WAIT_SECONDS: Final = 60.0
+_MOST_FAILURES: Final = 7
+"""More are not counted: the longest wait is reached."""
+
 AGAIN_SECONDS: Final = 10.0
 """After which a group is looked at again that waits for something."""
 
@@ -109,16 +112,23 @@ class Worker:
         try:
             waits = await self._carrier.carry(key)
         except PrefeedError as err:
-            self._failures[key] = failures = self._failures.get(key, 0) + 1
-            wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), MOST_WAIT_SECONDS)
-            _log.warning("%s in %s: %s; trying again in %g s", key.name, key.namespace, err, wait)
-            self._counts("failed")
-            self._later(key, wait)
+            _log.warning("%s in %s: %s; trying again in %g s", key.name, key.namespace, err, self._failed(key))
+            return
+        except Exception:  # noqa: BLE001 - a defect that one document shows must not end the work at all others
+            _log.exception("%s in %s: trying again in %g s", key.name, key.namespace, self._failed(key))
             return
         self._failures.pop(key, None)
         self._counts("waits" if waits else "ok")
         if waits:
             self._later(key, AGAIN_SECONDS)
+
+    def _failed(self, key: Key) -> float:
+        """Note that work at a group has failed; return the seconds after which it is tried again."""
+        self._failures[key] = failures = min(self._failures.get(key, 0) + 1, _MOST_FAILURES)
+        wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), MOST_WAIT_SECONDS)
+        self._counts("failed")
+        self._later(key, wait)
+        return wait
 
     def _later(self, key: Key, seconds: float) -> None:
         if key not in self._queue:

@@ -1,0 +1,240 @@
+"""What the operator does not do: take over what others made, stop for one document, ask for what it has no right to."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import Cluster
+from prefeed.errors import ClusterError
+from prefeed.kubernetes.operator import webhook
+from prefeed.kubernetes.operator.groups import Key
+from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
+from prefeed.kubernetes.operator.working import Worker
+from unit.kubernetes.test_operator import (
+    KEY,
+    REF,
+    Operator,
+    active,
+    node_mode,
+    now,
+    phases,
+    said,
+    serve,
+    story,
+)
+from unit.kubernetes.test_paddle_operator import PaddleOperator
+from unit.sampleset.documents import sample_job
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def paddle_job(name: str, template: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch.paddlepaddle.org/v1",
+        "kind": "PaddleJob",
+        "metadata": {"name": name},
+        "spec": {"worker": {"replicas": 1, "template": template}},
+    }
+
+
+def template(image: str = "train:1") -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "train", "image": image}]}}
+
+
+def service(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": {"app": name}, "ports": [{"port": 80}]},
+    }
+
+
+# ---------------------------------------------------------------- what others made
+
+
+def test_an_object_that_somebody_else_made_is_not_taken_over(cluster: Cluster) -> None:
+    name = "imagenet-runtime"
+    cluster.add(service(name, {}))
+    before = dict(cluster.of("Service")[name])
+    cluster.add(node_mode())
+
+    with pytest.raises(ClusterError, match=f"there is a Service {name} in default that was not made for the SampleSet"):
+        Operator(cluster).settle()
+    cluster.remove("SampleSet", "imagenet")
+    Operator(cluster).settle()
+
+    assert cluster.of("Service") == {name: before}
+
+
+def test_a_job_whose_service_has_the_name_of_a_sets_leaves_it_alone(cluster: Cluster) -> None:
+    cluster.add(node_mode())
+    Operator(cluster).settle()
+    (owner,) = cluster.of("Service")["imagenet-runtime"]["metadata"]["ownerReferences"]
+    cluster.add(paddle_job("imagenet-runtime", template()))
+
+    with pytest.raises(ClusterError, match="was not made for the PaddleJob imagenet-runtime"):
+        PaddleOperator(cluster).settle()
+    assert cluster.of("Service")["imagenet-runtime"]["metadata"]["ownerReferences"] == [owner]
+
+
+# ---------------------------------------------------------------- one document does not stop the others
+
+
+def test_a_job_that_the_server_refuses_does_not_keep_others_waiting(cluster: Cluster) -> None:
+    cluster.add(service("a", {}))  # in the way of the first job
+    for name in ("a", "b"):
+        cluster.add(paddle_job(name, template()))
+
+    with pytest.raises(ClusterError):
+        PaddleOperator(cluster).settle()
+
+    assert "b-worker-0" in cluster.of("Pod")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spec": {"containers": [{"image": "train:1"}]}},
+        {"spec": {"containers": ["train"]}},
+        {"spec": {"containers": {"name": "train"}}},
+        {"spec": {"containers": [{"name": "train", "image": "train:1", "env": [{"value": "1"}]}]}},
+        {"metadata": {"labels": "a"}, **template()},
+        {"metadata": "a", **template()},
+    ],
+)
+def test_a_template_that_is_no_pod_is_refused(wrong: dict[str, Any]) -> None:
+    """The schema of PaddleJob does not look into templates."""
+    cluster = Cluster(is_checked=False)
+    cluster.add(paddle_job("a", wrong))
+
+    PaddleOperator(cluster).settle()
+
+    assert said(cluster, "PaddleJob", "a")["Runnable"][0] == "Refused"
+
+
+def test_a_defect_at_one_group_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Carrier:
+        async def see_all(self, namespaces: Any) -> set[Key]:
+            return set()
+
+        async def carry(self, key: Key) -> bool:
+            raise KeyError("name")
+
+    waits: list[float] = []
+    monkeypatch.setattr(Worker, "_later", lambda self, key, seconds: waits.append(seconds))
+    ends: list[str] = []
+    worker = Worker(Carrier(), [""], ends.append)
+    for _ in range(9):
+        now(worker._work_at(KEY))
+
+    assert ends == ["failed"] * 9
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_certificate_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        reads = 0
+
+        def load_cert_chain(self, *files: Path) -> None:
+            self.reads += 1
+            if self.reads == 2:
+                raise ssl.SSLError("KEY_VALUES_MISMATCH")
+
+    context = Context()
+    monkeypatch.setattr(ssl, "create_default_context", lambda *_: context)
+    monkeypatch.setattr(webhook, "_RELOAD_SECONDS", 0)
+    found = Webhook(Endpoint(port=1, certificate=Path("a"), key=Path("b")), None)  # type: ignore[arg-type]
+    reload = found._reload()
+    for _ in range(4):
+        reload.send(None)
+    reload.close()
+
+    assert context.reads == 4
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def test_a_terminated_job_ends_even_if_its_removal_failed_once(cluster: Cluster) -> None:
+    cluster.add(node_mode())
+    Operator(cluster).settle()
+    serve(cluster)
+    Operator(cluster).settle()
+    cluster.add(sample_job("a", type="warmup", **REF))
+    Operator(cluster).settle()
+    cluster.add(sample_job("stop", type="clear", terminate=True, **REF))
+
+    def refuse(verb: str, plural: str) -> None:
+        if verb == "delete":
+            raise ClusterError("the server is away", status=0)
+
+    cluster.before = refuse
+    with pytest.raises(ClusterError):
+        Operator(cluster).settle()
+    assert phases(cluster)["a"] == "Failed"
+    cluster.before = lambda verb, plural: None
+    Operator(cluster).settle()
+
+    assert [name[:4] for name in active(cluster)] == ["stop"]
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_the_name_of_a_cron_job_is_short_enough(cluster: Cluster) -> None:
+    cluster.add(node_mode())
+    Operator(cluster).settle()
+    serve(cluster)
+    cluster.add(sample_job("a" * 63, type="warmup", schedule="0 2 * * *", **REF))
+    Operator(cluster).settle()
+
+    (name,) = cluster.of("CronJob")
+    assert len(name) == 52
+
+
+@pytest.mark.parametrize(("name", "says"), [("a" * 45, "has 45 letters"), ("3d", "must begin with a letter")])
+def test_a_name_that_a_service_cannot_have_is_said(cluster: Cluster, name: str, says: str) -> None:
+    document = node_mode()
+    document["metadata"]["name"] = name
+    cluster.add(document)
+    cluster.add(paddle_job("3d", template()))
+    PaddleOperator(cluster).settle()
+
+    assert not cluster.of("StatefulSet")
+    assert says in said(cluster, name=name)["Accepted"][1]
+    assert "must begin with a letter" in said(cluster, "PaddleJob", "3d")["Runnable"][1]
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_it_asks_for_nothing_that_it_has_no_right_to(cluster: Cluster) -> None:
+    """What is asked while a set and jobs come and go, and a pod asks for its cache, is held against the role."""
+    asked: set[tuple[str, str]] = set()
+    cluster.before = lambda verb, plural: asked.add((verb, plural))
+    operator = Operator(cluster)
+    story(cluster, lambda: operator)
+    now(operator.carrier.group_now(KEY))
+    granted = {
+        (verb, resource.split("/")[0])
+        for document in yaml.safe_load_all((DEPLOY / "access.yaml").read_text())
+        for rule in document.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+    assert {("get", "samplesets"), ("list", "pods"), ("apply", "jobs")} <= asked
+    for verb, plural in asked:
+        for wanted in ("patch", "create") if verb == "apply" else (verb,):
+            assert (wanted, plural) in granted
