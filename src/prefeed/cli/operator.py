@@ -49,7 +49,6 @@ def command() -> None:
     show_default=True,
     help="Of the certificate, as a file.",
 )
-@click.option("--peering", default="", metavar="NAME", help="Name of a KopfPeering: of several operators, one works.")
 def run(namespaces: tuple[str, ...], image: str, pool_image: str, *, paddlejob: bool, **given: Any) -> None:
     """Run the operator until SIGTERM.
 

@@ -189,6 +189,26 @@ def test_a_terminated_job_ends_even_if_its_removal_failed_once(cluster: Cluster)
     assert [name[:4] for name in active(cluster)] == ["stop"]
 
 
+def test_a_paddle_job_that_is_not_understood_any_more_keeps_its_service_and_its_end() -> None:
+    cluster = Cluster(is_checked=False)
+    cluster.add(paddle_job("a", template()))
+    PaddleOperator(cluster).settle()
+    cluster.change("PaddleJob", "a", {"spec": {"unknown": 1}})
+    PaddleOperator(cluster).settle()
+    assert list(cluster.of("Service")) == ["a"]
+
+    cluster.change("PaddleJob", "a", {"spec": {"unknown": None}})
+    cluster.change("Pod", "a-worker-0", {"status": {"phase": "Succeeded"}})
+    PaddleOperator(cluster).settle()
+    cluster.change("PaddleJob", "a", {"spec": {"unknown": 1}})
+    PaddleOperator(cluster).settle()
+    cluster.change("PaddleJob", "a", {"spec": {"unknown": None}})
+    PaddleOperator(cluster).settle()
+
+    assert cluster.asked.count(("apply", "pods", "a-worker-0")) == 1
+    assert cluster.of("PaddleJob")["a"]["status"]["phase"] == "Completed"
+
+
 # ---------------------------------------------------------------- names
 
 

@@ -42,7 +42,6 @@ class Options:
         liveness: URL at which the program says that it lives; empty: nowhere.
         metrics_port: Of Prometheus; 0: none.
         webhook: Where pods are given their caches; None: nowhere.
-        peering: Name of a KopfPeering: of several operators one works; empty: this one is alone.
     """
 
     namespaces: Sequence[str] = ()
@@ -50,7 +49,6 @@ class Options:
     liveness: str = ""
     metrics_port: int = 0
     webhook: Endpoint | None = None
-    peering: str = ""
 
 
 def login() -> Connection:
@@ -77,8 +75,8 @@ def run(options: Options) -> None:
     service.register(registry)
     kopf.run(
         registry=registry,
-        settings=_settings(options),
-        standalone=not options.peering,
+        settings=_settings(),
+        standalone=True,
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
         liveness_endpoint=options.liveness or None,
@@ -95,14 +93,11 @@ async def _require_ours(client: Client) -> None:
         )
 
 
-def _settings(options: Options) -> kopf.OperatorSettings:
+def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.watching.client_timeout = _CLIENT_SECONDS
     settings.posting.enabled = False
     settings.scanning.disabled = True  # without it, rights on namespaces and on all definitions are needed
-    if options.peering:
-        settings.peering.name = options.peering
-        settings.peering.mandatory = True
     for resource in MADE.values():
         settings.watching.label_selectors[resource.group, _version(resource.api_version), resource.plural] = (
             selector_of(resource)

@@ -125,7 +125,7 @@ class Worker:
     def _failed(self, key: Key) -> float:
         """Note that work at a group has failed; return the seconds after which it is tried again."""
         self._failures[key] = failures = min(self._failures.get(key, 0) + 1, _MOST_FAILURES)
-        wait = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), MOST_WAIT_SECONDS)
+        wait: float = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), MOST_WAIT_SECONDS)
         self._counts("failed")
         self._later(key, wait)
         return wait
