@@ -271,6 +271,14 @@ def granted(found: dict[Key, dict[str, Any]]) -> Rights:
     return dict(rights)
 
 
+def test_pods_of_other_namespaces_are_not_asked_about() -> None:
+    (hook,) = helm(webhook=True, namespaces=["team"])["MutatingWebhookConfiguration", "prefeed"]["webhooks"]
+
+    assert hook["namespaceSelector"] == {
+        "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team"]}]
+    }
+
+
 def test_the_operator_may_do_what_it_does_and_nothing_more(tmp_path: Path) -> None:
     assert granted(kustomized(ROOT / "kubernetes")) == needed(with_paddle=False)
     assert granted(with_component(tmp_path, "paddlejob")) == needed(with_paddle=True)

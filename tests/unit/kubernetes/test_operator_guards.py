@@ -11,6 +11,7 @@ import yaml
 
 from cluster import Cluster
 from prefeed.errors import ClusterError
+from prefeed.kubernetes.nodes import MODE, NODE
 from prefeed.kubernetes.operator import webhook
 from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
@@ -18,8 +19,10 @@ from prefeed.kubernetes.operator.working import Worker
 from unit.kubernetes.test_operator import (
     KEY,
     REF,
+    SOURCE,
     Operator,
     active,
+    end,
     node_mode,
     now,
     phases,
@@ -28,7 +31,7 @@ from unit.kubernetes.test_operator import (
     story,
 )
 from unit.kubernetes.test_paddle_operator import PaddleOperator
-from unit.sampleset.documents import sample_job
+from unit.sampleset.documents import sample_job, sample_set
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
@@ -187,6 +190,42 @@ def test_a_terminated_job_ends_even_if_its_removal_failed_once(cluster: Cluster)
     Operator(cluster).settle()
 
     assert [name[:4] for name in active(cluster)] == ["stop"]
+
+
+def test_a_job_that_runs_is_not_taken_for_one_that_waits(cluster: Cluster) -> None:
+    """Its set has no ready server for a while, or somebody misspells the mode."""
+    cluster.add(node_mode())
+    Operator(cluster).settle()
+    serve(cluster)
+    cluster.add(sample_job("a", type="warmup", **REF))
+    cluster.add(sample_job("b", type="warmup", **REF))
+    Operator(cluster).settle()
+    serve(cluster, 0)
+    Operator(cluster).settle()
+    assert phases(cluster) == {"a": "Running", "b": "Pending"}
+
+    cluster.change("SampleSet", "imagenet", {"metadata": {"annotations": {MODE: "nodes"}}})
+    Operator(cluster).settle()
+    assert phases(cluster)["b"] == "Pending"
+    cluster.change("SampleSet", "imagenet", {"metadata": {"annotations": {MODE: NODE}}})
+    end(cluster, *active(cluster))
+    Operator(cluster).settle()
+    assert phases(cluster) == {"a": "Succeeded", "b": "Pending"}
+
+
+def test_a_deleted_set_goes_even_if_its_secrets_cannot_be_read(cluster: Cluster) -> None:
+    cluster.add(sample_set(source=SOURCE, secretRef={"name": "keys"}))
+    Operator(cluster).settle()
+
+    def refuse(verb: str, plural: str) -> None:
+        if plural == "secrets":
+            raise ClusterError("forbidden", status=403)
+
+    cluster.before = refuse
+    cluster.remove("SampleSet", "imagenet")
+    Operator(cluster).settle()
+
+    assert not cluster.of("SampleSet")
 
 
 def test_a_paddle_job_that_is_not_understood_any_more_keeps_its_service_and_its_end() -> None:

@@ -275,7 +275,8 @@ class Carrier:
         """Return the keys of the secrets that a set names; their values are not kept."""
         document = group.document(SAMPLE_SET)
         try:
-            names = () if document is None else pod_set(document).secrets
+            is_wanted = document is not None and not document["metadata"].get("deletionTimestamp")
+            names = pod_set(document).secrets if document is not None and is_wanted else ()
         except SpecError:
             return {}
         found: _Secrets = {}

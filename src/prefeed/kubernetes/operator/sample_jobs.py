@@ -117,19 +117,24 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
     found = group.document(SAMPLE_SET)
     if found is None or found["metadata"].get("deletionTimestamp"):
         return _waiting("NoSampleSet", f"there is no SampleSet {group.key.name} in {group.key.namespace}: create it")
+    try:
+        is_on_nodes = mode_of(found) == NODE
+    except SpecError as err:  # the set's error, not the job's
+        return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is refused: {err}")
     if said.type == RMR and _annotations(document).get(CONSENT) != document["metadata"]["name"]:
         name = document["metadata"]["name"]
         return _waiting(
             "NoConsent", f"it removes data at its origin: agree by `kubectl annotate samplejob {name} {CONSENT}={name}`"
         )
-    if mode_of(found) != NODE and said.type == CLEAR:
+    if not is_on_nodes and said.type == CLEAR:
         raise SpecError(f"the job has the type {said.type}: {REFUSED[said.type]}")
-    if mode_of(found) != NODE and said.type == WARMUP:
+    if not is_on_nodes and said.type == WARMUP:
         warmup_of({key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")})
         return RUNNING, Condition(
             "Complete", FALSE, "InSidecars", "the sidecar of each pod of the set runs it when the pod starts"
         )
-    if not is_usable(found):
+    is_made = any(_is_current(made, document) for made in own)
+    if not (is_made or is_usable(found)):  # what has been started runs to its end
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is not ready: see its conditions")
     if said.schedule is not None:
         return RUNNING, Condition(
