@@ -188,6 +188,7 @@ class Pass:
         self._is_over = self._is_replaying = False
         self._numbers: deque[int] = deque()  # of shards that are going to be read
         self._number = 0
+        self._place = 0, 0  # the samples of its shard before it were read
         self._open: dict[tuple[int, int], _Slot] = {}
         self._reader: Iterator[tuple[tuple[int, int], Any]] | None = None
         self._shuffled = stages.shuffled(self._slots())
@@ -255,6 +256,7 @@ class Pass:
                 place = len(self._known) - 1, self._known[-1]
         if self._is_replaying:
             return  # it ended here before
+        self._place = place
         self._fill(place[0])
         assert self._reader is not None
         for found, sample in self._reader:
@@ -276,9 +278,7 @@ class Pass:
         while missing:
             found = next(self._reader, None)
             if found is None or found[0] > missing[0]:
-                raise ResumeError(
-                    f"{self._names[missing[0][0]]} has fewer samples than before: it has changed, and the epoch cannot resume exactly"
-                )
+                raise self._changed(missing[0][0])
             if found[0] == missing[0]:
                 self._open.pop(missing.popleft()).sample = found[1]
 
@@ -290,10 +290,21 @@ class Pass:
         again = [*held, *range(begin, len(self._drawn))]
         items = KnownOrder(self._items(again))
         last, index = -1, 0
+        shard, num_missing = self._place
         for sample in self._stages.samples(items, self._opened, is_whole=not self._known):
             index = index + 1 if self._number == last else 0
             last = self._number
+            num_missing -= last == shard
+            if last > shard and num_missing > 0:
+                break
             yield (last, index), sample
+        if num_missing > 0:
+            raise self._changed(shard)
+
+    def _changed(self, number: int) -> ResumeError:
+        return ResumeError(
+            f"{self._names[number]} has fewer samples than before: it has changed, and the epoch cannot resume exactly"
+        )
 
     def _items(self, again: list[int]) -> Iterator[Any]:
         """Yield shards, first those of before that are read again."""

@@ -305,6 +305,16 @@ def test_a_shard_that_has_lost_samples_is_an_error(monkeypatch: pytest.MonkeyPat
         list(ours)
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_shard_that_lost_samples_which_were_read_is_an_error(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(3, MAKES["in order"])
+    ours = prefeed.resumable(MAKES["in order"]())
+    ours.load_state_dict(state)
+    monkeypatch.setitem(sizes, 0, left)
+    with pytest.raises(ResumeError, match="counted:0 has fewer samples than before"):
+        list(ours)
+
+
 def test_a_damaged_state_is_an_error() -> None:
     state = state_after(3, MAKES["in order"])
     ours = prefeed.resumable(MAKES["in order"]())
