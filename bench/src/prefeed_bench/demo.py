@@ -149,7 +149,7 @@ def write_pages(facts: Mapping[str, Any], output: Path) -> list[Path]:
     for scheme, colors in demo_page.SCHEMES.items():
         texts[f"prefeed-demo-{scheme}.svg"] = demo_page.chart(facts, colors)
     for name, text in texts.items():
-        (output / name).write_text(text)
+        (output / name).write_text(text, encoding="utf-8")
     return [output / name for name in texts]
 
 

@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913 - one parameter an option
         if dry and as_json:
             render.print_json(doomed_object(root, doomed))
             return
-        if not as_json:
+        if not as_json or not yes:  # who is asked sees what is removed
             for line in doomed_lines(root, doomed, dry=dry):
                 click.echo(line, err=not dry)
         if dry:

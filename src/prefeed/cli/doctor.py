@@ -18,6 +18,7 @@ import msgspec
 
 from prefeed.cli import render
 from prefeed.cli.doctor_page import doctor_page
+from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, home_option, json_option
 from prefeed.cli.run import AUTOSTART, command_line
 from prefeed.client.node import NodeClient
@@ -67,13 +68,23 @@ def command(
         last.parent.mkdir(parents=True, exist_ok=True)
         last.write_text(verdict.to_json())
     compared = None if before is None else beside_the_prediction(before, verdict)
-    if page is not None:
-        page.write_text(doctor_page(verdict, list(verdict_lines(verdict))))
     if as_json:
         render.print_json({**msgspec.to_builtins(verdict), "text": str(verdict), "since_last_time": compared})
     else:
         render.print_lines(verdict_lines(verdict))
         render.print_lines([] if compared is None else ["", compared])
+    if page is not None and not _write_page(page, verdict):
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _write_page(page: Path, verdict: Verdict) -> bool:
+    """Write the page; return whether that went well, and say why not: the verdict took minutes, and is printed."""
+    try:
+        page.write_text(doctor_page(verdict, list(verdict_lines(verdict))), encoding="utf-8")
+    except OSError as err:
+        render.say(f"{page} cannot be written: {err.strerror}; give a file in a directory that exists")
+        return False
+    return True
 
 
 def _examine(line: list[str], *, steps: int, to_stderr: bool) -> Verdict:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from prefeed.cli import doctor
 from prefeed.cli.doctor import verdict_lines
 from prefeed.cli.doctor_page import doctor_page, shares_of
 from prefeed.diagnose.doctor.verdict import Verdict, judge
@@ -57,3 +60,16 @@ def test_a_job_that_does_not_wait_has_no_cure_to_take() -> None:
 
     assert "no cache can help" in page
     assert "the cheapest cure" not in page
+
+
+def examined(page: Path, verdict: Verdict, home: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    monkeypatch.setattr(doctor, "_examine", lambda *_, **__: verdict)
+    return CliRunner().invoke(doctor.command, ["--home", str(home), "--html", str(page), "train.py"])
+
+
+def test_a_page_that_cannot_be_written_costs_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = examined(tmp_path / "nowhere" / "page.html", VERDICTS["origin"], tmp_path, monkeypatch)
+
+    assert result.exit_code == 1
+    assert next(iter(verdict_lines(VERDICTS["origin"]))) in result.stdout
+    assert f"{tmp_path}/nowhere/page.html cannot be written: No such file or directory" in result.stderr

@@ -97,6 +97,9 @@ def test_rmr_wants_a_yes_where_there_is_no_terminal(run: Run, source: Path) -> N
     asked = run(None, "delete", str(source), "c0")
     assert (asked.exit_code, len(tree(source))) == (2, 30)
     assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
+    asked = run(None, "delete", str(source), "c0", "--json")
+    assert (asked.exit_code, len(tree(source))) == (2, 30)
+    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
     dry = run(None, "delete", str(source), "c0", "--dry-run")
     assert "10 files, 9.8 KiB would be removed at the origin permanently" in dry.stdout
 
