@@ -46,12 +46,15 @@ class _AsOpened(_Base):
         if self.closed:
             raise ValueError("I/O operation on closed file.")
         if self._file is None:
-            self._file = io.FileIO(self._path)
+            self._file = self._real_file()
         position = self.tell()
         if position != self._file_position:  # else the holder of the descriptor moves it
             self._file.seek(position)
             self._file_position = position
         return self._file
+
+    def _real_file(self) -> io.FileIO:
+        return io.FileIO(self._path)
 
     def fileno(self) -> int:
         """Return a descriptor of the real file, positioned as this one when it was last moved."""
@@ -235,6 +238,13 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         left: int = source.size() - reader.tell()
         return max(0, left)
 
+    def _real_file(self) -> io.FileIO:
+        if self._buffered is None:
+            return _open_real(self._lent, self._path, has_given=self._has_given)
+        source: Any = self._buffered.raw
+        found: io.FileIO = source.real_file()
+        return found
+
     def _reader(self) -> io.BufferedReader:
         """Return what stands in for this from now on: C from end to end."""
         if self._buffered is None:
@@ -304,6 +314,12 @@ class _LentBytes(io.RawIOBase):
         self._position += len(data)
         return data if len(data) == size else data + super().readall()
 
+    def real_file(self) -> io.FileIO:
+        """Return the real file, opened anew, in the version that was read; raises as ``_open_real``."""
+        if self._real is not None:
+            return io.FileIO(os.dup(self._real.fileno()))
+        return _open_real(self._lent, self._path, has_given=self._has_given)
+
     def size(self) -> int:
         """Return the size of the file in bytes."""
         return len(self._lent) if self._real is None else os.fstat(self._real.fileno()).st_size
@@ -324,12 +340,21 @@ class _LentBytes(io.RawIOBase):
             OSError: Some bytes were given, and it is another file by now: as a network file system answers.
         """
         if self._real is None:
-            real = io.FileIO(self._path)
-            if self._has_given and not self._lent.are_of(real.fileno()):
-                real.close()
-                raise OSError(errno.ESTALE, "changed while it was open, and the node's cache has freed it", self._path)
-            self._real = real
+            self._real = _open_real(self._lent, self._path, has_given=self._has_given)
         return self._real.fileno()
+
+
+def _open_real(lent: LentFile, path: str, *, has_given: bool) -> io.FileIO:
+    """Open the file that is lent.
+
+    Raises:
+        OSError: Some bytes were given, and it is another file by now: as a network file system answers.
+    """
+    real = io.FileIO(path)
+    if has_given and not lent.are_of(real.fileno()):
+        real.close()
+        raise OSError(errno.ESTALE, "changed while it was open, and the node's cache has freed it", path)
+    return real
 
 
 def opened_file(answer: Answer, name: str | bytes, path: str) -> ServedFile | PartlyReadFile:

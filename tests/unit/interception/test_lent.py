@@ -104,6 +104,33 @@ def test_two_versions_are_never_mixed(path: Path, lending: LendingFiles) -> None
     file.close()
 
 
+@pytest.mark.parametrize("num_reads", [1, 2])
+def test_a_descriptor_is_never_of_another_version_than_what_was_read(
+    num_reads: int, path: Path, lending: LendingFiles
+) -> None:
+    with reads_from(lending):
+        file = open(path, "rb")
+    for _ in range(num_reads):
+        file.read(10)
+    path.write_bytes(CONTENT[::-1])
+    with pytest.raises(OSError, match="changed while it was open") as raised:
+        file.fileno()
+    assert (raised.value.errno, raised.value.filename) == (errno.ESTALE, str(path))
+    file.close()
+
+
+def test_a_descriptor_is_of_the_file_that_is_read(path: Path, lending: LendingFiles) -> None:
+    with reads_from(lending):
+        file = open(path, "rb")
+    lending.lent[0].is_gone = True
+    path.write_bytes(b"other")
+    assert file.read(3) == b"oth"
+    path.rename(path.with_name("moved"))
+    path.write_bytes(b"third")
+    assert os.pread(file.fileno(), 5, 0) == b"other"
+    file.close()
+
+
 # ---------------------------------------------------------------- whoever is asked outside of every scope
 
 
