@@ -67,7 +67,7 @@ def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if not named or words[named[0]] not in OPTIONS:
         return words, notes
     begin = named[0] + 1
-    end = words.index("--") if "--" in words else len(words)
+    end = words.index("--", begin) if "--" in words[begin:] else len(words)
     return [*words[:begin], *_options_renamed(words[begin - 1], words[begin:end], notes), *words[end:]], notes
 
 

@@ -20,6 +20,8 @@ from prefeed.old_names import renamed
         ("job sync a b -- --dry", "sync a b -- --dry", 1),
         ("sync -s f -e -f a b", "sync -s f -e --force-update a b", 1),
         ("sync --exclude=-f a b", "sync --exclude=-f a b", 0),
+        ("-- delete a b --dry", "-- delete a b --dry-run", 1),
+        ("-- delete a b --dry-run", "-- delete a b --dry-run", 0),
         ("job apply -f sync", "job apply -f sync", 0),
         ("run stage --list", "run stage --list", 0),
         ("stage job", "stage job", 0),
