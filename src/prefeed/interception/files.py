@@ -315,7 +315,7 @@ class _LentBytes(io.RawIOBase):
         return data if len(data) == size else data + super().readall()
 
     def real_file(self) -> io.FileIO:
-        """Return the real file, opened anew, in the version that was read; raises as ``_open_real``."""
+        """Return the real file, opened again, in the version that was read; raises as ``_open_real``."""
         if self._real is not None:
             return io.FileIO(os.dup(self._real.fileno()))
         return _open_real(self._lent, self._path, has_given=self._has_given)
