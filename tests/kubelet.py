@@ -14,7 +14,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -23,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from leaks import wait_until
 from process.children import child_running
 
 _CLONE_NEWNS = 0x00020000
@@ -144,14 +144,17 @@ class _Containers:
     def start(self, name: str) -> int:
         self._running[name] = self._begin(name)
         probe = self._containers[name]["startupProbe"]["exec"]["command"]
-        end = time.monotonic() + _PROBE_SECONDS
-        while self.execute(name, *probe) != 0:
+
+        def is_ready() -> bool:
+            if self.execute(name, *probe) == 0:
+                return True
             if os.waitpid(self._running[name][0], os.WNOHANG)[0]:
                 del self._running[name]
                 raise ChildProcessError(f"{name} has ended")
-            if time.monotonic() > end:
-                raise TimeoutError(f"{name} is not ready")
-            time.sleep(0.05)
+            return False
+
+        if not wait_until(is_ready, timeout_seconds=_PROBE_SECONDS):
+            raise TimeoutError(f"{name} is not ready")
         return 0
 
     def run(self, name: str) -> int:

@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from cluster import Cluster
 from cluster_http import Server, served
+from leaks import wait_until
 from unit.kubernetes.test_operator import REF, active, end, node_mode, phases, pod, serve, status_of
 from unit.sampleset.documents import sample_job
 
@@ -85,14 +85,12 @@ def _is_free(port: int) -> bool:
 
 
 def until(server: Server, is_so: Callable[[Cluster], object], path: Path) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while True:
+    def holds() -> bool:
         with server.lock:
-            if is_so(server.cluster):
-                return
-        if time.monotonic() > deadline:
-            pytest.fail((path / "operator.log").read_text()[-5000:])
-        time.sleep(0.02)
+            return bool(is_so(server.cluster))
+
+    if not wait_until(holds, timeout_seconds=_SECONDS):
+        pytest.fail((path / "operator.log").read_text()[-5000:])
 
 
 def test_a_set_and_its_jobs_to_the_end(server: Server, tmp_path: Path) -> None:

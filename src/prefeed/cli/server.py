@@ -33,7 +33,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | None, as_json: bool) -> None:
-    """Start the node server and wait until it answers; one that runs already goes on with its own settings."""
+    """Start the node server and wait until it answers; one that runs already keeps its own settings."""
     config = config_of(memory=memory, home=home)
     backend = backend_of(ctx)
     if foreground:

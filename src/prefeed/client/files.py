@@ -198,7 +198,7 @@ class SampleFiles:
     def _note_batch(self, samples: tuple[Any, ...], ids: dict[int, None]) -> None:
         """Report which of the files that were guessed of its samples a batch opened.
 
-        It is not known whose the others are. Where there are some, a sample of which not all was opened may have opened those instead,
+        It is not known whose the others are. Where there are some, a sample whose files were not all opened may have opened those instead,
         and nothing is reported of it.
         """
         guesses = {

@@ -250,7 +250,7 @@ class ObjectReader:
             views = stack.enter_context(self._tier.batch()).get_views(keys)
             found = [view for view in views if view is not None]
             if len(found) < len(views):
-                return None  # whoever waits for the others must not hold these
+                return None  # a reader that waits for the others must not hold these
             until.push(stack.pop_all())
         self.last_key = keys[-1]
         self._consumed.extend(object_ids)

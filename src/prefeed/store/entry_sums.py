@@ -1,6 +1,6 @@
 """The sum of a value under its key: 64 bits by which a store knows, later, what was put into it (ADR 21).
 
-Whoever has the bytes at hand may make it: a fetch process does so while they are in its processor's cache (ADR 31).
+A fetch process makes it while the bytes are in its processor's cache (ADR 31).
 """
 
 from __future__ import annotations
