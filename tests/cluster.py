@@ -18,13 +18,14 @@ from typing import Any
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.crds import GROUP
+from prefeed.kubernetes.operator.election import LEASES
 from prefeed.kubernetes.operator.groups import Resource
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, EVENTS, KINDS, MADE, SECRETS
 
 Document = dict[str, Any]
 RESOURCES = {
     each.plural: each
-    for each in (*(kind.resource for kind in KINDS.values()), *MADE.values(), SECRETS, EVENTS, DEFINITIONS)
+    for each in (*(kind.resource for kind in KINDS.values()), *MADE.values(), SECRETS, EVENTS, DEFINITIONS, LEASES)
 }
 VERSION = "1.33"
 _THEN = "2026-11-27T00:00:00Z"

@@ -131,3 +131,33 @@ def test_a_set_and_its_jobs_to_the_end(server: Server, tmp_path: Path) -> None:
         with server.lock:
             cluster.remove("Pod", "train-0")
         until(server, lambda it: not it.of("SampleSet") and not it.of("StatefulSet"), tmp_path)
+
+
+def test_of_two_operators_one_works_and_the_other_takes_over(server: Server, tmp_path: Path) -> None:
+    cluster = server.cluster
+    lease = ("--lease", "default/prefeed-operator", "--lease-seconds", "5")
+
+    def holder(it: Cluster) -> str:
+        return str(it.of("Lease").get("prefeed-operator", {}).get("spec", {}).get("holderIdentity", ""))
+
+    with operator(tmp_path, *lease) as first:
+        until(server, holder, tmp_path)
+        with server.lock:
+            before = holder(cluster)
+        with operator(tmp_path, *lease):
+            with server.lock:
+                cluster.add(node_mode(partitions=2))
+            until(server, lambda it: it.of("StatefulSet"), tmp_path)
+            first.kill()
+            first.wait()
+            until(server, lambda it: holder(it) not in ("", before), tmp_path)
+            with server.lock:
+                serve(cluster, 2)
+                cluster.add(sample_job("a", type="warmup", **REF))
+            until(server, active, tmp_path)
+    with server.lock:
+        made = [(plural, each["metadata"]["name"]) for change, plural, each in cluster.log if change == "ADDED"]
+
+    assert holder(cluster) == ""  # it is released at the end
+    for kind in ("statefulsets", "services", "configmaps", "jobs"):
+        assert [plural for plural, _ in made].count(kind) == 1

@@ -166,8 +166,10 @@ def _is_changed(applied: Applied) -> bool:
 
 
 def _explained(found: SampleSet, config: Config) -> Sequence[Explained]:
-    has_metaurl = bool(found.spec.secret) and find_secret(found.spec.secret, config).has_metaurl
-    return explain(found, config, has_metaurl=has_metaurl)
+    if not found.spec.secret:
+        return explain(found, config)
+    secret = find_secret(found.spec.secret, config)
+    return explain(found, config, has_metaurl=secret.has_metaurl, is_redis=secret.is_redis)
 
 
 def _say_without_effect(found: SampleSet, config: Config) -> None:

@@ -206,11 +206,20 @@ _A_PLACE: Final = Condition(
 )
 
 
+SAME_SET: Final = Condition(
+    ".sampleSetRef",
+    " cannot change: what was made for the first set would stay behind; give the new job another name",
+    "(has(self.sampleSetRef) ? self.sampleSetRef.name : '') == "
+    "(has(oldSelf.sampleSetRef) ? oldSelf.sampleSetRef.name : '')",
+)
+"""Of a change in a cluster; true of a PaddleJob, too."""
+
+
 class JobFields(Fields, frozen=True, kw_only=True):
     """The ``spec`` of a document."""
 
     requires: ClassVar[tuple[Condition, ...]] = (
-        *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE,
+        *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE, SAME_SET,
     )  # fmt: skip
 
     type: Annotated[Literal["sync", "warmup", "rmr", "clear"], Meta(description=f"one of {', '.join(TYPES)}")]

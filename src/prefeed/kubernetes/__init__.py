@@ -13,6 +13,7 @@
 ``nodes``      a node gets a cache that its pods share
 ``operator``   makes what documents ask for in a cluster
 ``sets``       a sample set as a pod has it
+``without_effect``  options that change nothing in a cluster
 ``layout``     where volumes lie in containers
 ``sidecar``    what the sidecar does
 """

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import Meta
 
 from prefeed.errors import SpecError
+from prefeed.jobs.spec import SAME_SET
 from prefeed.kubernetes.status import CONDITIONS
 from prefeed.sampleset.documents import (
     Condition,
@@ -63,7 +64,7 @@ class Replicas(Fields, frozen=True, kw_only=True):
 class PaddleJobSpec(Fields, frozen=True, kw_only=True):
     """What a job asks for: pods, and the set that they read."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (_NO_PODS,)
+    requires: ClassVar[tuple[Condition, ...]] = (_NO_PODS, SAME_SET)
 
     clean_pod_policy: (
         Annotated[

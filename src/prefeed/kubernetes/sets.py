@@ -10,6 +10,7 @@ import yaml
 
 from prefeed.errors import SpecError
 from prefeed.kubernetes.layout import DISK_TIER, DOCUMENT, JOBS, MEMORY_TIER
+from prefeed.kubernetes.without_effect import options_without_effect
 from prefeed.sampleset.documents import Document, decode
 from prefeed.sampleset.locations import locate
 from prefeed.sampleset.spec import API_VERSION, KIND, NO_PLACE, SampleSetDocument, SampleSetSpec
@@ -36,7 +37,8 @@ class PodSet:
         disk_mib: Its budget; None: as much as there is.
         secrets: Names of its secrets.
         directory: Where the data lies, if that is a directory; empty: in an object store.
-        notes: Sentences for the user.
+        notes: Sentences for the user on what was chosen.
+        without_effect: Sentences on options that change nothing.
         warmups: Documents of the jobs that its sidecars run.
     """
 
@@ -49,6 +51,7 @@ class PodSet:
     secrets: tuple[str, ...]
     directory: str
     notes: tuple[str, ...]
+    without_effect: tuple[str, ...]
     warmups: tuple[Document, ...] = field(default=(), repr=False)
 
     @property
@@ -95,8 +98,6 @@ def pod_set(document: Document, *, is_shared: bool = False) -> PodSet:
     sizes = [level.cache_mib for level in disks]
     disk = None if None in sizes else sum(size for size in sizes if size)
     location = locate(spec.uri, "spec.source.uri") if spec.uri else None
-    if spec.partitions > 1 and not is_shared:
-        notes.append(f"{name}: each pod has its own cache: spec.partitions has no effect")
     levels = [{"mediumType": "MEM", "path": str(MEMORY_TIER), "cacheSize": memory}]
     if disks:
         levels.append({"mediumType": "SSD", "path": str(DISK_TIER), **({} if disk is None else {"cacheSize": disk})})
@@ -110,6 +111,7 @@ def pod_set(document: Document, *, is_shared: bool = False) -> PodSet:
         secrets=tuple(dict.fromkeys(_secrets(spec))),
         directory=location.url if location is not None and location.is_directory else "",
         notes=tuple(notes),
+        without_effect=tuple(options_without_effect(document, spec, is_shared=is_shared)),
     )
 
 

@@ -62,7 +62,7 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
             f"no pod asks for a sample set: give its template the label {LABEL}: NAME; pods are looked for in "
             f"{', '.join(_PLACES)}"
         )
-    notes = [note for found in asked.values() for note in found.notes]
+    notes = [note for found in asked.values() for note in (*found.notes, *found.without_effect)]
     return [*(config_map(found) for found in asked.values()), *result], notes
 
 

@@ -34,6 +34,9 @@ from prefeed.system.paths import is_in
 SECRET: Final = "Secret"
 KINDS: Final = {KIND: API_VERSION, SECRET: "v1"}
 _SECRETS: Final = "secrets"
+REDIS: Final = "redis"
+"""A ``storage`` of JuiceFS that is no origin."""
+
 _HINTS: Final = {
     "SampleJob": "; jobs are applied with `prefeed job apply`",
     "PaddleJob": "; a PaddleJob is for a cluster: `prefeed kubernetes check` reads it",
@@ -55,6 +58,11 @@ class Secret:
     name: str
     values: Mapping[str, Value] = dataclass_field(repr=False)
     bucket: Location | None
+
+    @property
+    def is_redis(self) -> bool:
+        """True when JuiceFS would keep its blocks in Redis: no place that data is read from."""
+        return str(self.values.get("storage", "")).lower() == REDIS
 
     @property
     def has_metaurl(self) -> bool:
@@ -381,7 +389,8 @@ def _secret(name: str, values: Mapping[str, Value]) -> Secret:
         if not isinstance(values.get(plain, ""), str):
             raise SpecError(f"the {plain} of the secret {name} is not secret; write it as a text")
     storage, bucket = str(values.get("storage", "")), str(values.get("bucket", ""))
-    location = locate_bucket(storage, bucket, f"the bucket of the secret {name}") if bucket else None
+    is_place = bucket and storage.lower() != REDIS
+    location = locate_bucket(storage, bucket, f"the bucket of the secret {name}") if is_place else None
     return Secret(name=name, values=values, bucket=location)
 
 

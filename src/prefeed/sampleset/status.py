@@ -22,7 +22,7 @@ from prefeed.config import EVERYTHING, MIB, Config
 from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
 from prefeed.sampleset.spec import MAPPED, mount_options
-from prefeed.sampleset.tiers import Tiers, existing, plan_tiers
+from prefeed.sampleset.tiers import Tiers, directories_of, existing, plan_tiers
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest
@@ -301,7 +301,8 @@ def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
 # ---------------------------------------------------------------- what its document was mapped to
 
 _KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the current node"
-_METAURL = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
+METAURL: Final = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
+STORAGE: Final = "no effect: nothing is copied into Redis; the source is read, and the tiers of the nodes take its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,18 +322,21 @@ class Explained:
     has_effect: bool = True
 
 
-def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False) -> list[Explained]:
+def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False, is_redis: bool = False) -> list[Explained]:
     """Return what the fields of a set mean, in the order of its document.
 
     Args:
         found: The set.
         base: Settings in force.
         has_metaurl: Its secret names a server of metadata.
+        is_redis: Its secret names Redis as the storage.
     """
     settings = found.settings(base)
     lines = [_partitions(found, settings), *_places(found)]
     if has_metaurl:
-        lines.append(Explained(field="metaurl", value="(in the secret)", meaning=_METAURL, has_effect=False))
+        lines.append(Explained(field="metaurl", value="(in the secret)", meaning=METAURL, has_effect=False))
+    if is_redis:
+        lines.append(Explained(field="storage", value="redis", meaning=STORAGE, has_effect=False))
     lines += _options(found)
     lines += _levels(found, settings)
     lines += [
@@ -387,14 +391,19 @@ def _options(found: SampleSet) -> Iterator[Explained]:
 
 def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
     tiers: Tiers = plan_tiers(found.spec)
+    is_joined = {True: False, False: False}
     for index, level in enumerate(found.spec.levels):
-        in_memory = level is tiers.memory
-        place = settings.memory_dir if in_memory else settings.disk_path
-        kind = "the memory tier" if in_memory else "the disk tier"
+        in_memory = level.medium == "MEM"
         size = settings.memory if in_memory else settings.disk
         most = "as much as fits" if size is None or size == EVERYTHING else f"{size // MIB} MiB at most"
+        meaning = f"{'the memory tier' if in_memory else 'the disk tier'}, below "
+        meaning += f"{settings.memory_dir if in_memory else settings.disk_path}, {most}"
+        chosen = tiers.memory if in_memory else tiers.disk
+        if is_joined[in_memory] or chosen is None or [chosen.path] != (directories_of(level) or [""]):
+            meaning += "; a node has one tier of each kind: the sizes of its levels are added, and the first directory is used"
+        is_joined[in_memory] = True
         value = f"{level.medium} {level.path} {level.cache_mib or ''}".strip()
-        yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=f"{kind}, below {place}, {most}")
+        yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=meaning)
 
 
 def _text(value: object) -> str:

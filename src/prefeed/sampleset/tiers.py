@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,27 +34,41 @@ class Tiers:
 def plan_tiers(spec: SampleSetSpec) -> Tiers:
     """Return the tiers that a spec asks for.
 
+    A node has one tier of each kind, in one directory. Several levels of a kind become one with the sum of their sizes, in the
+    first directory that they name.
+
     Raises:
         SpecError: There is no such tier; the message says what to write.
     """
     levels = spec.levels or _level_of_options(spec.options)
     for level in levels:
-        _require_one_path(level)
-    memory = [level for level in levels if level.medium == _MEMORY]
-    disks = [level for level in levels if level.medium != _MEMORY]
-    if len(memory) > 1 or len(disks) > 1:
-        kind = "in memory" if len(memory) > 1 else "on disk"
+        _require_absolute(level)
+    memory = _joined([level for level in levels if level.medium == _MEMORY])
+    disk = _joined([level for level in levels if level.medium != _MEMORY])
+    if memory is not None and memory.path and not is_tmpfs(memory.path):
         raise SpecError(
-            f"spec.cache.levels has {max(len(memory), len(disks))} levels {kind}, and a node has one tier of each kind: keep the "
-            "fastest, with the cacheSize of both; to join two disks, name a file system that spans them"
+            f"spec.cache.levels: {memory.path} is on a disk, and mediumType MEM asks for a tmpfs such as /dev/shm; "
+            "write mediumType SSD or HDD for it"
         )
-    for level in memory:
-        if level.path and not is_tmpfs(level.path):
-            raise SpecError(
-                f"spec.cache.levels: {level.path} is on a disk, and mediumType MEM asks for a tmpfs such as /dev/shm; "
-                "write mediumType SSD or HDD for it"
-            )
-    return Tiers(memory=next(iter(memory), None), disk=next(iter(disks), None), are_given=bool(levels))
+    return Tiers(memory=memory, disk=disk, are_given=bool(levels))
+
+
+def _joined(levels: Sequence[Level]) -> Level | None:
+    """Return the one level that several of one kind become; None: there is none."""
+    if not levels:
+        return None
+    paths = [path for level in levels for path in directories_of(level)]
+    sizes = [level.cache_mib for level in levels]
+    return Level(
+        medium=levels[0].medium,
+        path=next(iter(paths), ""),
+        cache_mib=None if None in sizes else sum(size for size in sizes if size is not None),
+    )
+
+
+def directories_of(level: Level) -> list[str]:
+    """Return the directories that a level names, as the original does: with ``:`` between them."""
+    return [path for path in level.path.split(":") if path]
 
 
 def _level_of_options(options: MountOptions) -> tuple[Level, ...]:
@@ -70,12 +85,10 @@ def _level_of_options(options: MountOptions) -> tuple[Level, ...]:
     )
 
 
-def _require_one_path(level: Level) -> None:
-    if level.path and (":" in level.path or not level.path.startswith("/") or ".." in level.path.split("/")):
-        what = "names several directories" if ":" in level.path else "must be an absolute path without .."
-        raise SpecError(
-            f"spec.cache.levels: {level.path!r:.200} {what}; a tier lies in one directory: write one, and the sum of the sizes"
-        )
+def _require_absolute(level: Level) -> None:
+    for path in directories_of(level):
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise SpecError(f"spec.cache.levels: {path!r:.200} must be an absolute path without ..")
 
 
 def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, Any]:

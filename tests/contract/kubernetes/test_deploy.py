@@ -18,6 +18,7 @@ import yaml
 
 from prefeed.cli.operator import run
 from prefeed.kubernetes.checking import problems_of
+from prefeed.kubernetes.operator.election import LEASE, LEASES
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
 from prefeed.kubernetes.operator.webhook import PATH
 from prefeed.kubernetes.paddle_pods import JOB
@@ -250,6 +251,7 @@ def needed(*, with_paddle: bool) -> Rights:
     found[PODS.group, PODS.plural] |= {"list", "watch"}
     found[SECRETS.group, SECRETS.plural] |= {"get"}
     found[EVENTS.group, EVENTS.plural] |= {"create"}
+    found[LEASES.group, LEASES.plural] |= {"get", "create", "patch"}
     if with_paddle:
         found["apiextensions.k8s.io", "customresourcedefinitions"] |= {"get"}
     return dict(found)
@@ -258,13 +260,13 @@ def needed(*, with_paddle: bool) -> Rights:
 def granted(found: dict[Key, dict[str, Any]]) -> Rights:
     """Return what its service account may do."""
     roles = {
-        each["roleRef"]["name"]
+        (each["roleRef"]["kind"], each["roleRef"]["name"])
         for (kind, _), each in found.items()
-        if kind == "ClusterRoleBinding"
+        if kind in ("ClusterRoleBinding", "RoleBinding")
         and each["subjects"] == [{"kind": "ServiceAccount", "name": "prefeed-operator", "namespace": "prefeed-system"}]
     }
     rights: Rights = defaultdict(set)
-    for rule in (rule for role in roles for rule in found["ClusterRole", role]["rules"]):
+    for rule in (rule for role in roles for rule in found[role]["rules"]):
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 rights[group, resource] |= set(rule["verbs"])
@@ -282,6 +284,20 @@ def test_pods_of_other_namespaces_are_not_asked_about() -> None:
 def test_the_operator_may_do_what_it_does_and_nothing_more(tmp_path: Path) -> None:
     assert granted(kustomized(ROOT / "kubernetes")) == needed(with_paddle=False)
     assert granted(with_component(tmp_path, "paddlejob")) == needed(with_paddle=True)
+
+
+def test_of_leases_it_has_its_own_only() -> None:
+    """In its own namespace; a right to make one cannot name it."""
+    for found in (kustomized(ROOT / "kubernetes"), helm(replicas=2)):
+        rules = found["Role", "prefeed-operator"]["rules"]
+
+        assert found["Role", "prefeed-operator"]["metadata"]["namespace"] == "prefeed-system"
+        assert {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]} == {
+            "create": None,
+            "get": [LEASE],
+            "patch": [LEASE],
+        }
+    assert found["Deployment", "prefeed-operator"]["spec"]["replicas"] == 2
 
 
 def test_of_other_definitions_it_may_read_none() -> None:

@@ -128,6 +128,20 @@ def test_only_a_succeeded_job_is_final() -> None:
     assert refusals(SAMPLE_JOB, after, {**before, "status": {"phase": "Failed"}}) == []
 
 
+@pytest.mark.parametrize("kind", [SAMPLE_JOB, PADDLE_JOB])
+def test_a_job_keeps_its_set(kind: str) -> None:
+    """What was made for the first set has its label: nothing would look for it in the group of another one."""
+    pods = {"worker": {"template": {}}} if kind == PADDLE_JOB else {"type": "warmup", "warmupOptions": {"url": "/a"}}
+    of_set = {"worker": {"template": {}}} if kind == PADDLE_JOB else {"type": "warmup"}
+    with_set = [document(kind, {**of_set, "sampleSetRef": {"name": name}}) for name in "ab"]
+
+    for before, after in [with_set, with_set[::-1], (with_set[0], document(kind, pods)), (document(kind, pods), with_set[0])]:
+        (said,) = refusals(kind, after, before)
+        assert "sampleSetRef cannot change" in said
+        assert "another name" in said
+    assert refusals(kind, with_set[0], with_set[0]) == refusals(kind, document(kind, pods), document(kind, pods)) == []
+
+
 # ---------------------------------------------------------------- any document
 
 ODD: list[Any] = [None, -1, 0, 1.5, "", "..", "a b", True, [], {}]

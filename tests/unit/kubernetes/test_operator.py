@@ -312,9 +312,60 @@ def test_sets_of_one_name_in_two_namespaces_are_two(cluster: Cluster, operator: 
 
 
 def test_what_has_no_effect_is_said(cluster: Cluster, operator: Operator) -> None:
-    cluster.add(node_mode(csi={"juiceFSMountOptions": {"writeback": False, "prefetch": 3}}))
+    options = {"writeback": False, "prefetch": 3, "cache-dir": "/dev/shm/a"}
+    cache = {"levels": [{"mediumType": "SSD", "path": "/a:/b"}, {"mediumType": "MEM", "cacheSize": 512}]}
+    csi = {"driver": "juicefs", "juiceFSMountOptions": options}
+    cluster.add(node_mode(csi=csi, cache=cache, secretRef={"name": "keys"}))
+    data = {"metaurl": "YQ==", "storage": "cmVkaXM=", "access-key": "YQ==", "secret-key": "YQ=="}
+    cluster.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": data})
     operator.settle()
-    assert "prefetch: the sampler gives the order" in said(cluster)["Notes"][1]
+
+    assert said(cluster)["Accepted"][0] == "Accepted"
+    told = said(cluster)["OptionsWithoutEffect"][1]
+    for words in (
+        "prefetch: the sampler gives the order",
+        "cache-dir: spec.cache.levels sets it",
+        "spec.csi.driver: nothing is mounted",
+        "spec.cache.levels: their paths",
+        "metaurl of the Secret keys: no effect: it is JuiceFS's metadata server",
+        "storage=redis of the Secret keys: no effect: nothing is copied into Redis",
+    ):
+        assert words in told
+    assert "Notes" not in said(cluster)
+
+
+def test_of_a_set_of_mode_pod_what_nodes_have_is_without_effect(cluster: Cluster, operator: Operator) -> None:
+    cluster.add(sample_set(source=SOURCE, partitions=2, tolerations=[{"key": "gpu"}], nodeAffinity={"a": 1}))
+    operator.settle()
+
+    told = said(cluster)["OptionsWithoutEffect"][1]
+    assert "spec.partitions has no effect: each pod has its own cache" in told
+    assert "spec.tolerations: it places the pods of jobs only" in told
+    assert "spec.nodeAffinity: it places the pods of jobs only" in told
+
+
+def test_where_a_set_wants_its_pods_its_jobs_run(cluster: Cluster, operator: Operator) -> None:
+    term = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": term}
+    tolerations = [{"key": "gpu", "operator": "Exists"}]
+    for name, mode in (("imagenet", "node"), ("other", "pod")):
+        document = node_mode(annotations={MODE: mode}, nodeAffinity=affinity, tolerations=tolerations)
+        document["metadata"]["name"] = name
+        cluster.add(document)
+        options = {"destination": "s3://b/c", "threads": 2, "http-port": 1}
+        cluster.add(sample_job(name, type="sync", syncOptions=options, sampleSetRef={"name": name}))
+    operator.settle()
+    serve(cluster)
+    operator.settle()
+
+    placed = [
+        each["spec"]["template"]["spec"] for each in (*cluster.of("StatefulSet").values(), *cluster.of("Job").values())
+    ]
+    assert len(placed) == 3
+    assert all(each["tolerations"] == tolerations for each in placed)
+    by_node = [each["affinity"].get("nodeAffinity") for each in placed]
+    assert sorted(each is None for each in by_node) == [False, False, True]  # a job of mode node is where a server is
+    assert said(cluster, "SampleJob")["OptionsWithoutEffect"][1].startswith("spec.syncOptions.http-port has no effect")
 
 
 def test_the_golden_file() -> None:
@@ -619,7 +670,7 @@ def test_a_request_that_fails_at_any_step_changes_nothing_in_the_end(cluster: Cl
             if verb in ("create", "apply", "patch", "delete"):
                 left[0] -= 1
                 if left[0] == -1:
-                    raise ClusterError("the object has been modified", status=409)
+                    raise ClusterError("not now", status=409 if verb == "patch" else 503)
 
         again.before = before
         story(again, partial(_Replaced, again))

@@ -297,3 +297,77 @@ def test_it_asks_for_nothing_that_it_has_no_right_to(cluster: Cluster) -> None:
     for verb, plural in asked:
         for wanted in ("patch", "create") if verb == "apply" else (verb,):
             assert (wanted, plural) in granted
+
+
+# ---------------------------------------------------------------- objects that the API server refuses
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "advice"),
+    [
+        (403, "exceeded quota: cores", "a quota or a policy of the namespace forbids it"),
+        (422, "spec.template.spec.volumes: Invalid value", "change in the document, or in its annotations"),
+        (409, "the object is being deleted", ""),
+    ],
+)
+def test_a_refused_object_is_said_once_and_tried_again(
+    cluster: Cluster, status: int, message: str, advice: str
+) -> None:
+    """The condition stays while the server refuses, whoever asks again, and goes with the refusal."""
+    cluster.add(node_mode())
+
+    def refuse(verb: str, plural: str) -> None:
+        if (verb, plural) == ("apply", "statefulsets"):
+            raise ClusterError(message, status=status)
+
+    cluster.before = refuse
+    for _ in range(3):
+        with pytest.raises(ClusterError, match=message):
+            Operator(cluster).settle()
+
+    reason, told = said(cluster)["ObjectsApplied"]
+    assert reason == "ObjectRefused"
+    assert told.startswith(f"the StatefulSet imagenet-runtime is refused: {message}")
+    assert advice in told
+    assert list(cluster.of("Service")) == ["imagenet-runtime"]  # the others are made
+    events = [each for each in cluster.of("Event").values() if each["reason"] == "ObjectRefused"]
+    assert [each["type"] for each in events] == ["Warning"]
+    writes = len(cluster.log)
+    with pytest.raises(ClusterError):
+        Operator(cluster).settle()
+    assert len(cluster.log) == writes
+
+    cluster.before = lambda verb, plural: None
+    Operator(cluster).settle()
+    assert "ObjectsApplied" not in said(cluster)
+    assert list(cluster.of("StatefulSet")) == ["imagenet-runtime"]
+
+
+@pytest.mark.parametrize("status", [0, 429, 503])
+def test_a_server_that_is_busy_refuses_nothing(cluster: Cluster, status: int) -> None:
+    cluster.add(node_mode())
+
+    def refuse(verb: str, plural: str) -> None:
+        if verb == "apply":
+            raise ClusterError("come again", status=status)
+
+    cluster.before = refuse
+    with pytest.raises(ClusterError):
+        Operator(cluster).settle()
+
+    assert "ObjectsApplied" not in said(cluster)
+
+
+def test_a_refused_pod_is_said_by_its_job() -> None:
+    cluster = Cluster()
+    cluster.add(paddle_job("a", template()))
+
+    def refuse(verb: str, plural: str) -> None:
+        if (verb, plural) == ("apply", "pods"):
+            raise ClusterError("violates PodSecurity", status=403)
+
+    cluster.before = refuse
+    with pytest.raises(ClusterError):
+        PaddleOperator(cluster).settle()
+
+    assert "violates PodSecurity" in said(cluster, "PaddleJob", "a")["ObjectsApplied"][1]

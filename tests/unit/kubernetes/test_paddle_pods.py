@@ -226,7 +226,7 @@ def test_options_without_an_effect_are_said() -> None:
     job = a_job(intranet="PodIP", schedulingPolicy={"queue": "a"})
     job["spec"]["worker"]["limits"] = 4
 
-    message = condition(decided(job), "WithoutEffect")["message"]
+    message = condition(decided(job), "OptionsWithoutEffect")["message"]
     assert message.startswith("spec.intranet, spec.schedulingPolicy, spec.worker.limits: ")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from prefeed.config import EVERYTHING, MIB, resolve
 from prefeed.errors import SpecError
+from prefeed.sampleset.status import explain
 from prefeed.sampleset.tiers import existing
 from sandbox import Sandbox
 from unit.sampleset.documents import applied, apply, sample_set
@@ -93,12 +94,7 @@ def test_the_free_space_of_the_disk(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        (
-            [level("SSD", "/a"), level("HDD", "/b")],
-            "2 levels on disk, and a node has one tier of each kind: keep the fastest",
-        ),
-        ([level("MEM", "/dev/shm/a"), level("MEM", "/dev/shm/b")], "2 levels in memory"),
-        ([level("SSD", "/a:/b")], "names several directories; a tier lies in one directory: write one, and the sum"),
+        ([level("SSD", "/a:b")], "'b' must be an absolute path"),
         ([level("SSD", "a/b")], "must be an absolute path"),
         ([level("SSD", "/a/../b")], r"without \.\."),
         ([level("MEM", "/tmp/a")], "is on a disk, and mediumType MEM asks for a tmpfs"),
@@ -107,6 +103,36 @@ def test_the_free_space_of_the_disk(sandbox: Sandbox) -> None:
 def test_what_no_tier_is_for(levels: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         apply(sample_set(source={"uri": "/data"}, cache={"levels": levels}))
+
+
+@pytest.mark.parametrize(
+    ("levels", "disk", "path"),
+    [
+        ([{"cacheSize": 8}, {"cacheSize": 4}], 12 * MIB, "/a"),
+        ([{"cacheSize": 8}, {}], EVERYTHING, "/a"),
+        ([{"path": "/a:/b", "cacheSize": 8}], 8 * MIB, "/a"),
+    ],
+)
+def test_several_levels_of_a_kind_are_one_in_the_first_directory(
+    levels: list[dict[str, Any]], disk: int, path: str
+) -> None:
+    """As in the original, sizes are added; here a tier lies in one directory."""
+    given = [
+        {"mediumType": medium, "path": f"/{name}", **each}
+        for medium, name, each in zip(("SSD", "HDD"), "ab", levels, strict=False)
+    ]
+    found = settings_of({}, *given)
+
+    assert found.disk == disk
+    assert found.disk_dir.parent == Path(path)
+
+
+def test_the_user_is_told_that_levels_are_joined() -> None:
+    levels = [level("SSD", "/a:/b"), level("MEM", "", cacheSize=256)]
+    found = applied(sample_set(source={"uri": "/data"}, cache={"levels": levels}))
+    told = [each.meaning for each in explain(found, resolve()) if "levels" in each.field]
+
+    assert ["the first directory is used" in each for each in told] == [True, False]
 
 
 def test_a_directory_that_is_there(tmp_path: Path) -> None:

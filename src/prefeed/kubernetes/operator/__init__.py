@@ -7,7 +7,9 @@
 ``kinds``        all kinds of documents and objects
 ``world``        what was seen last
 ``carrying``     carries decisions out
+``refusals``     what is said of an object that the API server refuses
 ``working``      which group is worked at, and when again
+``election``     which of several operators works
 ``admission``    the answer to a request about a pod
 ``webhook``      the endpoint of these requests
 ``client``       requests to the API server

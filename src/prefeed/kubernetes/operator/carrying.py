@@ -6,6 +6,7 @@ status is written only over the one that was seen.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from prefeed.kubernetes.operator.groups import (
     FALSE,
     FINALIZER,
     Choices,
+    Condition,
     Group,
     Key,
     Outcome,
@@ -27,10 +29,12 @@ from prefeed.kubernetes.operator.groups import (
     is_owned,
 )
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, Kind, watched
+from prefeed.kubernetes.operator.refusals import OBJECT_REFUSED, before_objects, is_refusal, refused, with_condition
 from prefeed.kubernetes.operator.sample_jobs import active_jobs
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
 from prefeed.kubernetes.sets import pod_set
+from prefeed.kubernetes.without_effect import REDIS
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
@@ -144,19 +148,47 @@ class Carrier:
 
     async def _carry(self, resource: Resource, document: Document, outcome: Outcome) -> None:
         document = await self._hold(resource, document, outcome)
-        if outcome.status is not None and outcome.status != document.get("status"):
-            before = document
-            document = await self._api.patch(resource, document, {"status": outcome.status}, "status")
-            self._see(document, resource)
-            await self._tell(before, outcome.status)
+        document = await self._write(resource, document, outcome, before_objects(document))
         wanted = {(each["kind"], each["metadata"]["name"]) for each in outcome.objects} | outcome.kept
+        refusals: list[tuple[Document, ClusterError]] = []
         for each in outcome.objects:
-            await self._apply(each)
+            try:
+                await self._apply(each)
+            except ClusterError as err:
+                if not is_refusal(err):
+                    raise
+                refusals.append((each, err))
+        document = await self._write(resource, document, outcome, refused(refusals))
         owned = [made for made in self._group_of(document).made.values() if is_owned(made, document)]
         for made in owned:
             if (made["kind"], made["metadata"]["name"]) not in wanted:
                 await self._api.delete(MADE[made["kind"]], made)
                 self._world.forget(made)
+        if refusals:
+            try:
+                raise refusals[0][1]  # it is tried again, after longer and longer pauses
+            finally:
+                del refusals
+
+    async def _write(
+        self, resource: Resource, document: Document, outcome: Outcome, objects: Condition | None
+    ) -> Document:
+        """Write a status, if it is another one; return the document as it is then.
+
+        Args:
+            resource: Kind of the document.
+            document: As it was seen.
+            outcome: What should be.
+            objects: What is to be said of its objects.
+        """
+        status = with_condition(document, outcome.status, objects, self._clock())
+        if status is None or status == document.get("status"):
+            return document
+        before = document
+        document = await self._api.patch(resource, document, {"status": status}, "status")
+        self._see(document, resource)
+        await self._tell(before, status)
+        return document
 
     def _group_of(self, document: Document) -> Group:
         kind = KINDS[document["kind"]]
@@ -282,7 +314,7 @@ class Carrier:
         found: _Secrets = {}
         for name in names:
             try:
-                found[name] = frozenset((await self._api.get(SECRETS, group.key.namespace, name)).get("data") or {})
+                found[name] = _names((await self._api.get(SECRETS, group.key.namespace, name)).get("data") or {})
             except ClusterError as err:
                 if err.details["status"] != 404:
                     raise
@@ -301,8 +333,17 @@ class Carrier:
         return ends
 
 
-_PROBLEMS: Final = frozenset({"Refused", "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"})
+_PROBLEMS: Final = frozenset({"Refused", OBJECT_REFUSED, "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"})
 """Reasons of conditions after which somebody has to do something."""
+
+
+def _names(data: dict[str, str]) -> frozenset[str]:
+    """Return the names of a secret's keys. Of their values, only whether the storage is Redis is looked at."""
+    try:
+        is_redis = base64.b64decode(data.get("storage", "")).strip().lower() == b"redis"
+    except ValueError:  # the API server takes no such secret
+        is_redis = False
+    return frozenset(data) | ({REDIS} if is_redis else set())
 
 
 def _is_running(document: Document) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -60,7 +60,7 @@ class Group:
         documents: Those that users wrote, by kind; oldest first.
         made: Those that the operator made, by kind and name.
         pods: Those that ask for the set by its label.
-        secrets: Keys of the secrets that the set names; None: there is no such secret.
+        secrets: Names of the keys of the secrets that the set names, and ``without_effect.REDIS``; None: there is no such secret.
         ends: What the last pod of a batch Job said, by the name of the Job.
         now: The time.
         choices: Of whoever runs the operator.
@@ -110,6 +110,16 @@ class Condition(NamedTuple):
     status: str
     reason: str
     message: str
+
+
+OPTIONS: Final = "OptionsWithoutEffect"
+"""Type of the condition that names what was given and changes nothing."""
+
+
+def without_effect(said: Sequence[str]) -> Iterator[Condition]:
+    """Yield the condition for options that change nothing, if there are any."""
+    if said:
+        yield Condition(OPTIONS, TRUE, "WithoutEffect", "; ".join(said))
 
 
 def conditions(document: Document, found: Sequence[Condition], now: datetime) -> list[dict[str, Any]]:

@@ -15,7 +15,17 @@ from typing import Any, Final
 from prefeed.errors import SpecError
 from prefeed.kubernetes.mounts import mount_name, require_user
 from prefeed.kubernetes.nodes import NODE, NodeSet, mode_of, node_set
-from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, is_owned, owned
+from prefeed.kubernetes.operator.groups import (
+    FALSE,
+    TRUE,
+    Condition,
+    Group,
+    Outcome,
+    conditions,
+    is_owned,
+    owned,
+    without_effect,
+)
 from prefeed.kubernetes.operator.sample_sets import is_usable
 from prefeed.kubernetes.paddle_pods import ROLE, WORKER, pod, pod_names, require_files, service
 from prefeed.kubernetes.paddlejob import (
@@ -35,7 +45,6 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 RUNNABLE: Final = "Runnable"
 """Condition: the job waits neither for its set nor for its user."""
 
-OPTIONS: Final = "WithoutEffect"
 _CLEANED: Final = {COMPLETED: (None, "Always", "OnCompletion"), FAILED: ("Always", "OnFailure")}
 """Policies by which the pods of an ended job are removed; None: none was given."""
 
@@ -206,7 +215,4 @@ def _without_effect(job: PaddleJob) -> Iterator[Condition]:
     for role, replicas in job.spec.pods.items():
         given |= {f"{role}.requests": replicas.requests, f"{role}.limits": replicas.limits}
     names = [f"spec.{name}" for name, value in given.items() if value is not None]
-    if names:
-        yield Condition(
-            OPTIONS, TRUE, "WithoutEffect", f"{', '.join(names)}: all pods are made, and find each other by name"
-        )
+    return without_effect([f"{', '.join(names)}: all pods are made, and find each other by name"] if names else [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from prefeed.errors import SpecError
@@ -18,7 +18,17 @@ from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED
 from prefeed.jobs.spec import CLEAR, KIND, RMR, WARMUP, parse_job
 from prefeed.kubernetes.jobs import REFUSED, warmup_of
 from prefeed.kubernetes.nodes import INSTANCE, MANAGED, NODE, NodeSet, apart, mode_of, near, node_set, placed, server_of
-from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, is_owned, owned
+from prefeed.kubernetes.operator.groups import (
+    FALSE,
+    TRUE,
+    Condition,
+    Group,
+    Outcome,
+    conditions,
+    is_owned,
+    owned,
+    without_effect,
+)
 from prefeed.kubernetes.operator.sample_sets import is_usable
 from prefeed.kubernetes.pods import IMAGE, server_container, volumes_of
 from prefeed.kubernetes.sets import pod_set
@@ -71,10 +81,22 @@ def decide_job(document: Document, group: Group) -> Outcome:
         "phase": phase,
         "jobName": objects[0]["metadata"]["name"] if objects else name,
         "observedGeneration": document["metadata"].get("generation", 1),
-        "conditions": conditions(document, [said], group.now),
+        "conditions": conditions(document, [said, *_without_effect(document)], group.now),
     }
     ended = phase == FAILED and said.reason == "Terminated"
     return Outcome(objects=objects, kept=frozenset() if ended else current, status=status, waits=waits)
+
+
+def _without_effect(document: Document) -> Iterator[Condition]:
+    try:
+        return without_effect(parse_job(_asked(document)).spec.notes)
+    except SpecError:
+        return without_effect([])
+
+
+def _asked(document: Document) -> Document:
+    """Return a document as its user wrote it."""
+    return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}
 
 
 def _is_final(document: Document) -> bool:
@@ -111,7 +133,7 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
     Raises:
         SpecError: The job is refused.
     """
-    said = parse_job({key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}).spec
+    said = parse_job(_asked(document)).spec
     if not group.key.name:
         raise SpecError("spec.sampleSetRef is missing: in a cluster a job runs for a set; name one")
     found = group.document(SAMPLE_SET)
@@ -129,7 +151,7 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
     if not is_on_nodes and said.type == CLEAR:
         raise SpecError(f"the job has the type {said.type}: {REFUSED[said.type]}")
     if not is_on_nodes and said.type == WARMUP:
-        warmup_of({key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")})
+        warmup_of(_asked(document))
         return RUNNING, Condition(
             "Complete", FALSE, "InSidecars", "the sidecar of each pod of the set runs it when the pod starts"
         )
@@ -278,8 +300,11 @@ def _anywhere(found: Document, group: Group, command: list[str]) -> dict[str, An
             f"jobs of {said.name} have no image: name one with prefeed in the annotation {IMAGE} of the set"
         )
     container = server_container(said, {"name": "job"}, image, {"seccompProfile": {}})
+    affinity, tolerations = found["spec"].get("nodeAffinity"), found["spec"].get("tolerations")
     pod = {
         **_POD,
+        **({"affinity": {"nodeAffinity": affinity}} if affinity else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "volumes": list(volumes_of(said)),
         "containers": [_container(container, command)],

@@ -13,13 +13,22 @@ from prefeed.kubernetes.jobs import warmup_of
 from prefeed.kubernetes.layout import SIDECAR
 from prefeed.kubernetes.mounts import stateful_set as mounts
 from prefeed.kubernetes.nodes import NODE, mode_of, node_set, runtime_name, service, stateful_set
-from prefeed.kubernetes.operator.groups import FALSE, TRUE, Condition, Group, Outcome, conditions, owned
+from prefeed.kubernetes.operator.groups import (
+    FALSE,
+    TRUE,
+    Condition,
+    Group,
+    Outcome,
+    conditions,
+    owned,
+    without_effect,
+)
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.paddlejob import wants_files
 from prefeed.kubernetes.pods import config_map
 from prefeed.kubernetes.sets import PodSet, pod_set
-from prefeed.sampleset.documents import Document, decode
-from prefeed.sampleset.spec import MAPPED, SampleSetDocument, mount_options
+from prefeed.kubernetes.without_effect import keys_without_effect
+from prefeed.sampleset.documents import Document
 from prefeed.sampleset.status import BOUND, NONE, PARTIAL_READY, READY
 
 ACCEPTED: Final = "Accepted"
@@ -52,7 +61,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
             ACCEPTED, TRUE, "Accepted", f"pods with the label prefeed.io/sampleset: {found.name} read it"
         )
     ready, wanted = _served(document, group)
-    said = [accepted, _serves(document, ready, wanted), *_notes(document, found)]
+    said = [accepted, _serves(document, ready, wanted), *_notes(found, group)]
     if missing or not ready:
         phase = BOUND
     else:
@@ -145,14 +154,12 @@ def _serves(document: Document, ready: int, wanted: int) -> Condition:
     )
 
 
-def _notes(document: Document, found: PodSet) -> Iterator[Condition]:
-    """Yield the condition that names what has no effect here, and what was chosen."""
-    options = decode(document, SampleSetDocument).spec.options.given()
-    known = mount_options()
-    said = [f"{name}: {known[name].meaning}" for name in options if known[name].effect != MAPPED]
-    said += found.notes
-    if said:
-        yield Condition(NOTES, TRUE, "Notes", "; ".join(said))
+def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
+    """Yield the conditions that name what was chosen, and what has no effect here."""
+    if found.notes:
+        yield Condition(NOTES, TRUE, "Notes", "; ".join(found.notes))
+    of_secrets = (each for name in found.secrets for each in keys_without_effect(name, group.secrets.get(name) or set()))
+    yield from without_effect([*found.without_effect, *of_secrets])
 
 
 def _status(

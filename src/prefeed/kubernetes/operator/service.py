@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +21,7 @@ from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
+from prefeed.kubernetes.operator.election import Election, Lease
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
 from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
@@ -42,6 +46,7 @@ class Options:
         liveness: URL at which the program says that it lives; empty: nowhere.
         metrics_port: Of Prometheus; 0: none.
         webhook: Where pods are given their caches; None: nowhere.
+        lease: By which several operators agree on the one that works; None: there is no other.
     """
 
     namespaces: Sequence[str] = ()
@@ -49,6 +54,7 @@ class Options:
     liveness: str = ""
     metrics_port: int = 0
     webhook: Endpoint | None = None
+    lease: Lease | None = None
 
 
 def login() -> Connection:
@@ -105,6 +111,11 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
+def _seconds() -> float:
+    """Return the time since the node has started, also while it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _version(api_version: str) -> str:
     return api_version.rpartition("/")[2]
 
@@ -152,7 +163,19 @@ class _Service:
             self._stack.callback(thread.join)
             self._stack.callback(server.server_close)
             self._stack.callback(server.shutdown)
-        self._task = asyncio.create_task(self._worker.run(), name="prefeed-operator")
+        self._task = asyncio.create_task(self._work(client, worker), name="prefeed-operator")
+
+    async def _work(self, client: Client, worker: Worker) -> None:
+        """Work, once this operator leads. Before, it knows what is there, and answers about pods."""
+        leads = Gauge("prefeed_operator_leads", "1: it works; 0: another one does.", registry=self._registry)
+        if self._options.lease is None:
+            leads.set(1)
+            await worker.run()
+            return
+        identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        election = Election(client, self._options.lease, identity, now=lambda: datetime.now(UTC), clock=_seconds)
+        leads.set_function(lambda: election.is_leader)
+        await election.lead(worker.run)
 
     async def _end(self, **_: Any) -> None:
         if self._task is not None:

@@ -1,0 +1,70 @@
+"""An object that the API server refuses: what its document says then. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, Final
+
+from prefeed.errors import ClusterError
+from prefeed.kubernetes.operator.groups import FALSE, Condition, conditions
+from prefeed.sampleset.documents import Document
+
+OBJECTS: Final = "ObjectsApplied"
+"""Type of the condition of a document whose objects are refused."""
+
+OBJECT_REFUSED: Final = "ObjectRefused"
+
+_LATER: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+"""Answers that say nothing about the object."""
+
+_ADVICE: Final = {
+    HTTPStatus.FORBIDDEN: "a quota or a policy of the namespace forbids it, or the operator has not the rights of "
+    "deploy/kubernetes/access.yaml: change what the message names",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "change in the document, or in its annotations, what the message names",
+    HTTPStatus.NOT_FOUND: "the namespace is being removed, or the cluster does not have this kind of objects",
+}
+"""What to change, by the status of HTTP; a conflict says it itself."""
+
+
+def is_refusal(err: ClusterError) -> bool:
+    """Return whether the API server refuses an object: the same request is refused again until somebody changes something."""
+    status = err.details["status"]
+    return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _LATER
+
+
+def refused(refusals: Sequence[tuple[Document, ClusterError]]) -> Condition | None:
+    """Return what a document says of the objects that were refused; None: none was."""
+    said = "; ".join(_said(made, err) for made, err in refusals)
+    return Condition(OBJECTS, FALSE, OBJECT_REFUSED, f"{said}; it is tried again") if said else None
+
+
+def before_objects(document: Document) -> Condition | None:
+    """Return what a document says of its objects before they are asked for again: the same as it has said."""
+    for each in (document.get("status") or {}).get("conditions") or ():
+        if each["type"] == OBJECTS:
+            return Condition(OBJECTS, each["status"], each["reason"], each["message"])
+    return None
+
+
+def with_condition(
+    document: Document, status: dict[str, Any] | None, added: Condition | None, now: datetime
+) -> dict[str, Any] | None:
+    """Return a status with one more condition.
+
+    Args:
+        document: Whose status it is.
+        status: As it was decided; None: as it is.
+        added: None: no more.
+        now: The time.
+    """
+    if status is None or added is None:
+        return status
+    return {**status, "conditions": [*status["conditions"], *conditions(document, [added], now)]}
+
+
+def _said(made: Document, err: ClusterError) -> str:
+    advice = _ADVICE.get(err.details["status"])
+    what = f"the {made['kind']} {made['metadata']['name']} is refused: {err}"
+    return f"{what} ({advice})" if advice else what
