@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import ProcessCollector
 
+from prefeed.kubernetes.operator.counts import METRICS as OF_OPERATOR
 from prefeed.server.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "prefeed.json"
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<kind>\w+) \| (?P<unit>\w+) \| (?P<labels>.+?) \| (?P<help>.+) \|$", re.M)
 NAME = re.compile(r"\b(?:prefeed|process)_\w+")
 UNITS = {"bytes", "seconds", "ratio", "objects"}
-OWN = {metric.name for metric in METRICS}
+OWN = {metric.name for metric in (*METRICS, *OF_OPERATOR)}
 
 
 def of_process() -> set[str]:
@@ -39,10 +40,11 @@ def expressions() -> list[str]:
 def test_the_page_has_every_metric_and_no_other() -> None:
     rows = [row["name"] for row in ROW.finditer(PAGE.read_text())]
     assert rows[: len(METRICS)] == [metric.name for metric in METRICS]
-    assert set(rows[len(METRICS) :]) == of_process()
+    assert rows[-len(OF_OPERATOR) :] == [metric.name for metric in OF_OPERATOR]
+    assert set(rows[len(METRICS) : -len(OF_OPERATOR)]) == of_process()
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", [*METRICS, *OF_OPERATOR], ids=lambda metric: metric.name)
 def test_the_page_says_what_the_code_says(metric) -> None:
     row = next(row for row in ROW.finditer(PAGE.read_text()) if row["name"] == metric.name)
     assert (row["kind"], row["help"]) == (metric.kind, metric.help)
@@ -51,7 +53,7 @@ def test_the_page_says_what_the_code_says(metric) -> None:
     assert row["unit"] == (unit if unit in UNITS else "1")
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", [*METRICS, *OF_OPERATOR], ids=lambda metric: metric.name)
 def test_names_follow_the_conventions(metric) -> None:
     assert re.fullmatch(r"prefeed_[a-z_]+", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")

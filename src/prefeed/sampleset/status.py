@@ -302,7 +302,9 @@ def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
 
 _KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the current node"
 METAURL: Final = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
-STORAGE: Final = "no effect: nothing is copied into Redis; the source is read, and the tiers of the nodes take its place"
+STORAGE: Final = (
+    "no effect: nothing is copied into Redis; the source is read, and the tiers of the nodes take its place"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +402,9 @@ def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
         meaning += f"{settings.memory_dir if in_memory else settings.disk_path}, {most}"
         chosen = tiers.memory if in_memory else tiers.disk
         if is_joined[in_memory] or chosen is None or [chosen.path] != (directories_of(level) or [""]):
-            meaning += "; a node has one tier of each kind: the sizes of its levels are added, and the first directory is used"
+            meaning += (
+                "; a node has one tier of each kind: the sizes of its levels are added, and the first directory is used"
+            )
         is_joined[in_memory] = True
         value = f"{level.medium} {level.path} {level.cache_mib or ''}".strip()
         yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=meaning)

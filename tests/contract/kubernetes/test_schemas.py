@@ -135,7 +135,12 @@ def test_a_job_keeps_its_set(kind: str) -> None:
     of_set = {"worker": {"template": {}}} if kind == PADDLE_JOB else {"type": "warmup"}
     with_set = [document(kind, {**of_set, "sampleSetRef": {"name": name}}) for name in "ab"]
 
-    for before, after in [with_set, with_set[::-1], (with_set[0], document(kind, pods)), (document(kind, pods), with_set[0])]:
+    for before, after in [
+        with_set,
+        with_set[::-1],
+        (with_set[0], document(kind, pods)),
+        (document(kind, pods), with_set[0]),
+    ]:
         (said,) = refusals(kind, after, before)
         assert "sampleSetRef cannot change" in said
         assert "another name" in said

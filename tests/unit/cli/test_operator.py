@@ -32,7 +32,9 @@ def run(*words: str) -> Any:
 @pytest.mark.parametrize("package", ["kopf", "aiohttp"])
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     for name in list(sys.modules):
-        if name.split(".")[0] == package or name in [f"{room.__name__}.{each}" for each in ("service", "webhook", "client")]:
+        if name.split(".")[0] == package or name in [
+            f"{room.__name__}.{each}" for each in ("service", "webhook", "client")
+        ]:
             monkeypatch.delitem(sys.modules, name)
     for name in ("service", "webhook", "client"):
         monkeypatch.delattr(room, name, raising=False)
@@ -41,7 +43,10 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     result = run()
 
     assert result.exit_code == 1
-    assert f"the operator needs the package {package}: install it with `pip install 'prefeed[kubernetes]'`" in result.output
+    assert (
+        f"the operator needs the package {package}: install it with `pip install 'prefeed[kubernetes]'`"
+        in result.output
+    )
 
 
 def test_the_lease_is_that_of_its_own_namespace(

@@ -23,9 +23,7 @@ from unit.sampleset.documents import sample_job, sample_set
 
 GOLDEN = Path(__file__).with_name("golden")
 SOURCE = {"uri": "s3://bucket/a"}
-OF_PATHS = (
-    "spec.cache.levels: their paths; they become volumes of the pods, those of one medium one with the sum of their sizes"
-)
+OF_PATHS = "spec.cache.levels: their paths; they become volumes of the pods, those of one medium one with the sum of their sizes"
 
 
 def pod(*containers: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:

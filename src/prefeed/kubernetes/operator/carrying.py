@@ -333,7 +333,9 @@ class Carrier:
         return ends
 
 
-_PROBLEMS: Final = frozenset({"Refused", OBJECT_REFUSED, "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"})
+_PROBLEMS: Final = frozenset(
+    {"Refused", OBJECT_REFUSED, "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"}
+)
 """Reasons of conditions after which somebody has to do something."""
 
 

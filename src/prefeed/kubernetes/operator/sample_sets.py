@@ -158,7 +158,9 @@ def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
     """Yield the conditions that name what was chosen, and what has no effect here."""
     if found.notes:
         yield Condition(NOTES, TRUE, "Notes", "; ".join(found.notes))
-    of_secrets = (each for name in found.secrets for each in keys_without_effect(name, group.secrets.get(name) or set()))
+    of_secrets = (
+        each for name in found.secrets for each in keys_without_effect(name, group.secrets.get(name) or set())
+    )
     yield from without_effect([*found.without_effect, *of_secrets])
 
 

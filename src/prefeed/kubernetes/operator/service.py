@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import kopf
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import start_http_server
 
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
+from prefeed.kubernetes.operator.counts import KNOWN, LEADS, WAITING, Counts
 from prefeed.kubernetes.operator.election import Election, Lease
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
@@ -127,7 +128,7 @@ class _Service:
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
-        self._registry = CollectorRegistry()
+        self._counts = Counts()
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
         """Let kopf tell this of all objects that matter."""
@@ -151,15 +152,12 @@ class _Service:
                 return answer(review, None if key is None else await carrier.group_now(key))
 
             await self._stack.enter_async_context(Webhook(self._options.webhook, about_pod))
-        ends = Counter("prefeed_operator_reconciliations", "Work at sets.", ["end"], registry=self._registry)
         namespaces = self._options.namespaces or ("",)
-        self._worker = worker = Worker(carrier, namespaces, counts=lambda end: ends.labels(end).inc())
-        waiting = Gauge("prefeed_operator_waiting_groups", "Sets to be worked at.", registry=self._registry)
-        waiting.set_function(lambda: worker.num_waiting)
-        known = Gauge("prefeed_operator_known_objects", "Objects that are known.", registry=self._registry)
-        known.set_function(lambda: len(self._world))
+        self._worker = worker = Worker(carrier, namespaces, counts=self._counts.ended)
+        self._counts.show(WAITING, lambda: worker.num_waiting)
+        self._counts.show(KNOWN, lambda: len(self._world))
         if self._options.metrics_port:
-            server, thread = start_http_server(self._options.metrics_port, registry=self._registry)
+            server, thread = start_http_server(self._options.metrics_port, registry=self._counts.registry)
             self._stack.callback(thread.join)
             self._stack.callback(server.server_close)
             self._stack.callback(server.shutdown)
@@ -167,14 +165,13 @@ class _Service:
 
     async def _work(self, client: Client, worker: Worker) -> None:
         """Work, once this operator leads. Before, it knows what is there, and answers about pods."""
-        leads = Gauge("prefeed_operator_leads", "1: it works; 0: another one does.", registry=self._registry)
         if self._options.lease is None:
-            leads.set(1)
+            self._counts.show(LEADS, lambda: 1)
             await worker.run()
             return
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         election = Election(client, self._options.lease, identity, now=lambda: datetime.now(UTC), clock=_seconds)
-        leads.set_function(lambda: election.is_leader)
+        self._counts.show(LEADS, lambda: election.is_leader)
         await election.lead(worker.run)
 
     async def _end(self, **_: Any) -> None:
