@@ -6,7 +6,7 @@ This is the only list of them. ``docs/reference/commands.md`` and ``docs/configu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -49,8 +49,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {"map": "mapped"}
 """Old name in ``prefeed``: its name now."""
 
 
-def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words behind ``prefeed`` with new names in place of old ones, and a line for each that was replaced."""
+def renamed(words: Sequence[str], with_values: Callable[[str], Collection[str]]) -> tuple[list[str], list[str]]:
+    """Return the words behind ``prefeed`` with new names in place of old ones, and a line for each that was replaced.
+
+    Args:
+        words: As they were typed.
+        with_values: Given a command that has old options; returns its options that take the word behind them, whatever that is.
+    """
     words, notes = list(words), []
     named = [at for at, word in enumerate(words) if not word.startswith("-")]
     for places in (named[:2], named[:1]):
@@ -68,14 +73,24 @@ def renamed(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return words, notes
     begin = named[0] + 1
     end = words.index("--", begin) if "--" in words[begin:] else len(words)
-    return [*words[:begin], *_options_renamed(words[begin - 1], words[begin:end], notes), *words[end:]], notes
+    command = words[begin - 1]
+    options = _options_renamed(command, words[begin:end], notes, with_values=with_values(command))
+    return [*words[:begin], *options, *words[end:]], notes
 
 
-def _options_renamed(command: str, words: Sequence[str], notes: list[str]) -> list[str]:
+def _options_renamed(
+    command: str, words: Sequence[str], notes: list[str], *, with_values: Collection[str]
+) -> list[str]:
     old_options, letters = OPTIONS[command], FLAGS_OF_ONE_LETTER.get(command, "")
     front: list[str] = []
     kept: list[str] = []
+    is_value = False
     for word in words:
+        was_value, is_value = is_value, False
+        if was_value:
+            kept.append(word)
+            continue
+        is_value = word in with_values or _takes_the_next(word, letters, with_values)
         name, equals, value = word.partition("=")
         one_letter = next((old for old in old_options if letters and _has_letter(word, old, letters)), "")
         if name in old_options:
@@ -90,6 +105,11 @@ def _options_renamed(command: str, words: Sequence[str], notes: list[str]) -> li
         else:
             kept.append(word)
     return [*front, *kept]
+
+
+def _takes_the_next(word: str, letters: str, with_values: Collection[str]) -> bool:
+    """Return whether letters behind one dash end with one that takes a value, as in ``-us KEY``."""
+    return f"-{word[-1:]}" in with_values and re.fullmatch(f"-[{letters}]+.", word) is not None
 
 
 def _has_letter(word: str, option: str, letters: str) -> bool:

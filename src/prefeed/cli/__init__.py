@@ -18,7 +18,8 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``watcher``        prints the last line if the program cannot
 ``last_line``      prints the last line and writes the JSON file
 ``program_facts``  the numbers and words of the last line (pure)
-``server``         ``prefeed server``, ``prefeed stats``
+``server``         ``prefeed server``
+``stats``          ``prefeed stats``
 ``warm``           ``prefeed warm``, ``prefeed clear``
 ``session``        ``prefeed session``
 ``cache_admin``    MindSpore's ``cache_admin``

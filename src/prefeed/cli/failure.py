@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from prefeed.cli.text import printable
+from prefeed.cli.text import masked, printable
 from prefeed.errors import PrefeedError, ServerUnavailableError
 
 EXIT_FAILED: Final = 1
@@ -35,7 +35,7 @@ VERBOSE_TRACEBACKS: Final = 2
 def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
     """Turn an error into ``prefeed: <message>`` on stderr and an exit code; with ``-vv`` let one of prefeed through.
 
-    A command run with ``--json`` also prints one object with ``error`` on stdout.
+    A command run with ``--json`` also prints one object with ``error`` on stdout. Credentials in URLs are masked.
 
     Args:
         ctx: Of the ``prefeed`` command.
@@ -47,13 +47,13 @@ def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
         if ctx.meta.get("prefeed.verbose", 0) >= VERBOSE_TRACEBACKS:
             raise
         if ctx.meta.get("prefeed.json"):
-            click.echo(json.dumps(error_object(err), default=str))
-        click.echo(printable(f"prefeed: {err}"), err=True)
+            click.echo(masked(json.dumps(error_object(err), default=str)))
+        click.echo(printable(masked(f"prefeed: {err}")), err=True)
         if isinstance(err, ServerUnavailableError) and (hint := ctx.meta.get("prefeed.no_server_hint")):
             click.echo(printable(f"prefeed: {hint}"), err=True)
         ctx.exit(ctx.meta.get("prefeed.exit_codes", {}).get(type(err), EXIT_FAILED))
     except click.ClickException as err:
-        message = _begun_small(err.format_message())
+        message = masked(_begun_small(err.format_message()))
         if ctx.meta.get("prefeed.json") or _wants_json(err, words):
             click.echo(json.dumps(_object("wrong-usage", message)))
         click.echo(printable(f"prefeed: {message}"), err=True)

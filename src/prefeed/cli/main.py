@@ -51,7 +51,7 @@ COMMANDS: Final = {
     "server": Entry("prefeed.cli.server", SERVE, "Start, stop and inspect the node server."),
     "session": Entry("prefeed.cli.session", CACHE, "Make, list and delete sessions of stage caches."),
     "stage": Entry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
-    "stats": Entry("prefeed.cli.server:stats", LOOK, "Show hits, misses and the contents of the cache."),
+    "stats": Entry("prefeed.cli.stats", LOOK, "Show hits, misses and the contents of the cache."),
     "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one place to another, and verify them."),
     "top": Entry("prefeed.cli.top", LOOK, "Watch tiers, plans, rates and waits live."),
     "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader, by trials."),
@@ -83,7 +83,7 @@ class LazyGroup(Commands):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put new names in place of old ones, and keep the words for what is said of wrong ones."""
-        words, notes = renamed(args)
+        words, notes = renamed(args, lambda command: _options_with_values(self.get_command(ctx, command)))
         ctx.meta[_WORDS] = tuple(words)
         if not ctx.resilient_parsing:
             for note in notes:
@@ -125,6 +125,15 @@ def _command(name: str) -> click.Command | None:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast(click.Command, point.load())
     return _not_installed(name) if name in FROM_BENCH else None
+
+
+def _options_with_values(command: click.Command | None) -> frozenset[str]:
+    """Return the options of a command, and of those in it, that take the word behind them."""
+    if command is None:
+        return frozenset()
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    own = (p for p in command.params if isinstance(p, click.Option) and not p.is_flag and not p.count)
+    return frozenset(name for option in own for name in option.opts).union(*map(_options_with_values, inner))
 
 
 def _section(name: str) -> str:

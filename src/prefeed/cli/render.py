@@ -312,11 +312,16 @@ def print_lines(lines: Iterable[str]) -> None:
         click.echo(line)
 
 
-def print_rows(title: str, rows: Iterable[Row]) -> None:
-    """Write a title and aligned rows to stdout, one line each; colours only on a terminal."""
+def row_lines(title: str, rows: Iterable[Row]) -> list[Text]:
+    """Return a title and aligned rows, one line each."""
     rows = list(rows)
     width = max((len(label) for label, _ in rows), default=0)
+    body = [Text.assemble((f"  {label:<{width}}", "dim"), f"  {value}") for label, value in rows]
+    return [Text(title, style="bold"), *body]
+
+
+def print_rows(title: str, rows: Iterable[Row]) -> None:
+    """Write a title and aligned rows to stdout, one line each; colours only on a terminal."""
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(Text(title, style="bold"))
-    for label, value in rows:
-        console.print(Text.assemble((f"  {label:<{width}}", "dim"), f"  {value}"))
+    for line in row_lines(title, rows):
+        console.print(line)

@@ -1,4 +1,4 @@
-"""``prefeed server``: start, stop, status; and ``prefeed stats``."""
+"""``prefeed server``: start, stop, status."""
 
 from __future__ import annotations
 
@@ -111,22 +111,3 @@ def status(ctx: click.Context, home: str | None, as_json: bool) -> None:
         render.print_json(render.status_object(value))
     else:
         render.print_rows(*render.status_rows(value))
-
-
-@click.command(name="stats")
-@node_option
-@json_option
-@click.pass_context
-def stats(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """Show hits, misses and the contents of the cache.
-
-    Counts begin when the server starts. The best hit ratio without read-ahead with this much memory is shown beside
-    the measured one.
-    """
-    missing_server_exits(ctx)
-    with backend_of(ctx).connect(node_config_of(home), autostart=False) as client:
-        value = client.statistics()
-    if as_json:
-        render.print_json(render.statistics_object(value))
-    else:
-        render.print_rows(*render.statistics_rows(value))

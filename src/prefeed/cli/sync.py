@@ -36,14 +36,15 @@ class _InOrder(click.Command):
 
 
 def _rules_in(arguments: list[str]) -> Iterator[Rule]:
-    for at, argument in enumerate(arguments):
+    words = iter(arguments)
+    for argument in words:
         if argument == "--":
             return
         flag, equals, value = argument.partition("=")
-        if flag in _FLAGS and equals:
-            yield Rule(value, _FLAGS[flag])
-        elif flag in _FLAGS and at + 1 < len(arguments):
-            yield Rule(arguments[at + 1], _FLAGS[flag])
+        if flag in _FLAGS:
+            pattern = value if equals else next(words, None)
+            if pattern is not None:
+                yield Rule(pattern, _FLAGS[flag])
 
 
 @click.command(name="sync", cls=_InOrder)

@@ -23,6 +23,7 @@ from prefeed.cli import main
 from prefeed.cli.examples import EXAMPLES
 from prefeed.cli.main import COMMANDS, ENTRY_POINTS, FROM_BENCH, cli
 from prefeed.cli.stage import COPY
+from prefeed.cli.text import masked
 from prefeed.errors import AccessDeniedError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -206,6 +207,40 @@ def test_wrong_usage_is_json_too(run, arguments: list[str]) -> None:
 
     assert result.exit_code == 2
     assert json.loads(result.stdout)["error"]["code"] == "wrong-usage"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["s3://me:secret@b/x"],
+        ["stats", "s3://me:sec/secret@b/x"],
+        ["stats", "--https://me:secret@h"],
+        ["warm", "--file", "https://me:secret@h", "a"],
+        ["server", "start", "--memory", "https://secret@h"],
+        ["https://h/x?X-Amz-Signature=secret"],
+    ],
+    ids=" ".join,
+)
+def test_keys_of_a_mistyped_url_are_masked(run, arguments: list[str]) -> None:
+    result = run(FakeBackend(running=False), *arguments, "--json")
+
+    assert result.exit_code in (1, 2)
+    assert "***" in result.stderr
+    assert "secret" not in result.stdout + result.stderr
+    assert "***" in json.loads(result.stdout)["error"]["message"] or result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no connection to http://127.0.0.1:9/a@b.jpg",
+        "s3://bucket/a b@c: refused",
+        "write s3://name/path; known are s3://, gs://, and me@host",
+        "no server runs for /home/u@h/.cache",
+    ],
+)
+def test_texts_without_keys_are_left_as_they_are(text: str) -> None:
+    assert masked(text) == text
 
 
 def test_the_json_file_of_a_program_is_no_json_of_the_command(run) -> None:
