@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prefeed.diagnose.doctor.verdict import Verdict, sentences
+from prefeed.diagnose.doctor.verdict import CACHE, Verdict, sentences
+from prefeed.diagnose.measurement import Counts
 
 _PARTS: Final = (
     ("computing", "computing", "#3b6ea5", "#6fa3d8"),
@@ -21,6 +22,12 @@ _PARTS: Final = (
 
 _LEAST: Final = 0.005
 """A smaller share of the time is not shown."""
+
+_EPOCHS: Final = (("first", "first epoch", "origin", ""), ("cached", "later epoch", "computing", "7 5"))
+"""Epochs of the trial of the cache: name, words, color, and the dashes of its line."""
+
+_WIDTH: Final = 600
+_HEIGHT: Final = 160
 
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
@@ -52,6 +59,10 @@ dt {{ margin-top: .6rem; }}
 dd {{ margin: 0; color: var(--soft); }}
 .bar {{ height: 1.1rem; border-radius: 2px; background: var(--computing); min-width: 2px; }}
 .best .bar {{ background: var(--collate); }}
+svg {{ display: block; width: 100%; max-width: 40rem; height: auto; }}
+svg text {{ font-size: 13px; fill: var(--soft); }}
+.axis {{ stroke: var(--line); }}
+figure {{ margin: 0 0 1rem; }}
 pre {{ overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: 4px; font-size: .85rem; }}
 </style></head><body><main>
 <h1>{first}</h1>
@@ -62,6 +73,8 @@ pre {{ overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-
 <h2>What if: samples per second</h2>
 <dl>
 {"".join(_what_ifs(verdict))}</dl>
+<h2>Through prefeed, over time</h2>
+{"".join(_over_time(verdict))}
 <h2>All that was measured</h2>
 <pre tabindex="0">{html.escape(chr(10).join(lines))}</pre>
 </main></body></html>
@@ -107,3 +120,52 @@ def _what_ifs(verdict: Verdict) -> Iterator[str]:
             f"<div{attribute}><dt>{html.escape(name)}{chosen}: {verdict.samples_s * speedup:,.0f} ({speedup:.2f} times)</dt>"
             f'<dd><div class="bar" style="width:{100 * speedup / most:.1f}%"></div>{_words(note)}</dd></div>\n'
         )
+
+
+def _over_time(verdict: Verdict) -> Iterator[str]:
+    """Yield hit ratio and requests to the origin while the loop ran through the cache; or why that is not known."""
+    found = {name: counts for name, counts in verdict.measurement.counts.items() if len(counts) > 1}
+    if not found:
+        why = verdict.measurement.reasons.get(CACHE, "the job does not wait for files long enough to try the cache")
+        yield f"<p>Not recorded: {_words(why)}.</p>"
+        return
+    yield "<p>The cache was empty before the first epoch. The later epoch reads the same samples again.</p>\n"
+    yield f'<ul class="key">{"".join(_epoch(*each, found) for each in _EPOCHS if each[0] in found)}</ul>\n'
+    yield _chart(
+        "Hit ratio so far, %", found, lambda counts: None if counts.hit_ratio is None else 100 * counts.hit_ratio
+    )
+    yield _chart("Requests to the origin so far", found, lambda counts: counts.origin_requests)
+
+
+def _epoch(name: str, words: str, color: str, dashes: str, found: Mapping[str, Sequence[Counts]]) -> str:
+    last = found[name][-1]
+    ratio = "no read" if last.hit_ratio is None else f"{100 * last.hit_ratio:.0f} % hits in {last.reads:,} reads"
+    line = f'<svg viewBox="0 0 28 10" style="display:inline;width:1.75rem" aria-hidden="true">{_line([(0, 5), (28, 5)], color, dashes)}</svg>'
+    return f"<li>{line} {words}: {ratio}, {last.origin_requests:,} requests to the origin in {last.seconds:.1f} s</li>"
+
+
+def _chart(title: str, found: Mapping[str, Sequence[Counts]], value: Callable[[Counts], float | None]) -> str:
+    """Return lines over the seconds since an epoch began, one for each epoch."""
+    points = {
+        name: [(counts.seconds, y) for counts in found[name] if (y := value(counts)) is not None] for name in found
+    }
+    right = max((x for line in points.values() for x, _ in line), default=0.0) or 1.0
+    top = max((y for line in points.values() for _, y in line), default=0.0) or 1.0
+    lines = [
+        _line([(_WIDTH * x / right, _HEIGHT * (1 - y / top)) for x, y in points[name]], color, dashes)
+        for name, _, color, dashes in _EPOCHS
+        if name in points
+    ]
+    return f"""<figure><figcaption>{title}</figcaption>
+<svg viewBox="-48 -12 {_WIDTH + 60} {_HEIGHT + 36}" role="img" aria-label="{title}, by seconds since the epoch began">
+<path class="axis" fill="none" d="M0 0V{_HEIGHT}H{_WIDTH}"/>
+<text x="-6" y="5" text-anchor="end">{top:,.0f}</text><text x="-6" y="{_HEIGHT}" text-anchor="end">0</text>
+<text x="0" y="{_HEIGHT + 18}">0 s</text><text x="{_WIDTH}" y="{_HEIGHT + 18}" text-anchor="end">{right:.1f} s</text>
+{"".join(lines)}</svg></figure>
+"""
+
+
+def _line(points: Sequence[tuple[float, float]], color: str, dashes: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<polyline fill="none" stroke-width="2.5" style="stroke:var(--{color})"{dashed} points="{path}"/>'

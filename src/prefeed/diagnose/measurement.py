@@ -54,6 +54,27 @@ def together(timings: list[Timing]) -> Timing:
     )
 
 
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cache did since an epoch began.
+
+    Attributes:
+        seconds: Since then.
+        reads: Reads of objects.
+        hits: Those that found their object in a tier.
+        origin_requests: Requests to the origin.
+    """
+
+    seconds: float
+    reads: int
+    hits: int
+    origin_requests: int
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the reads that were hits, 0 to 1; None before the first read."""
+        return self.hits / self.reads if self.reads else None
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """What one batch costs when one thread makes it, seconds; None: could not be told apart.
 
@@ -121,6 +142,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         workers: With another number of workers, by that number.
         staged_bytes: Bytes of a sample in a stage cache.
         reasons: Why a cure was not tried, by its name.
+        counts: What the cache did in the epochs ``first`` and ``cached``, by their name, oldest first; empty where it was not tried.
     """
 
     loader: LoaderFacts
@@ -134,3 +156,4 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[int, Timing] = {}
     staged_bytes: int = 0
     reasons: dict[str, str] = {}
+    counts: dict[str, list[Counts]] = {}

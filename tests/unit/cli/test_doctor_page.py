@@ -12,6 +12,7 @@ from prefeed.cli import doctor
 from prefeed.cli.doctor import verdict_lines
 from prefeed.cli.doctor_page import doctor_page, shares_of
 from prefeed.diagnose.doctor.verdict import Verdict, judge
+from prefeed.diagnose.measurement import Counts
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 VERDICTS = {
@@ -60,6 +61,29 @@ def test_a_job_that_does_not_wait_has_no_cure_to_take() -> None:
 
     assert "no cache can help" in page
     assert "the cheapest cure" not in page
+
+
+def counts(seconds: float, reads: int, hits: int, requests: int) -> Counts:
+    return Counts(seconds=seconds, reads=reads, hits=hits, origin_requests=requests)
+
+
+def test_the_epochs_of_the_cache_are_drawn_over_time() -> None:
+    start = counts(0.0, 0, 0, 0)
+    first, later = [start, counts(1.0, 50, 25, 60), counts(2.0, 100, 75, 100)], [start, counts(0.5, 100, 100, 0)]
+    page = page_of(judge(measurement(cached=timing(0.2, waited=0.1), counts={"first": first, "cached": later})))
+
+    ratios, requests = (part.partition("</figure>")[0] for part in page.split("<figure>")[1:])
+    assert re.findall(r'points="([^"]*)"', ratios) == ["300.0,80.0 600.0,40.0", "150.0,0.0"]
+    assert re.findall(r'points="([^"]*)"', requests) == ["0.0,160.0 300.0,64.0 600.0,0.0", "0.0,160.0 150.0,160.0"]
+    assert "first epoch: 75 % hits in 100 reads, 100 requests to the origin in 2.0 s" in page
+    assert "later epoch: 100 % hits in 100 reads, 0 requests to the origin in 0.5 s" in page
+
+
+def test_a_job_whose_cache_was_not_tried_says_why() -> None:
+    told = measurement(reasons={"cache": "prefeed is in use already"})
+
+    assert "Not recorded: prefeed is in use already." in page_of(judge(told))
+    assert "<figure>" not in page_of(VERDICTS["computing"])
 
 
 def examined(page: Path, verdict: Verdict, home: Path, monkeypatch: pytest.MonkeyPatch) -> Result:

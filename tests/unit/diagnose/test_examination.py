@@ -118,6 +118,9 @@ def test_cures_are_tried_on_a_job_that_waits(root: Path) -> None:
     assert measured.staged is not None
     assert measured.staged_bytes > 0
     assert set(measured.workers) == {1, 4}
+    first, later = (measured.counts[name][-1] for name in ("first", "cached"))
+    assert (first.origin_requests, later.origin_requests) == (20, 0)
+    assert later.hits <= later.reads <= 20  # the last reads may be reported later
     assert {number for batch in fed for number in numbers(batch)} <= set(range(40))
 
 

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.config import Config, current
+from prefeed.diagnose.doctor.counting import Asking, counted
 from prefeed.diagnose.doctor.sample_costs import TimedFiles, costs_of
 from prefeed.diagnose.doctor.verdict import WORTH_WHILE, Verdict, judge
 from prefeed.diagnose.loader_clones import (
@@ -269,12 +271,17 @@ class Examination:
     def _try_cache(self, found: dict[str, Any], config: Config, batches: Sequence[Batch]) -> Generator[Any, None, None]:
         """Run the loop through prefeed: samples that it has not seen, and then the same again."""
         twin = twin_of(self._loader, batches, served_by=config)
-        for name, text in (("first", "through prefeed, a first epoch"), ("cached", "through prefeed, a later epoch")):
-            self._say(text)
-            iterator = self._iterate(twin)
-            found[name] = yield from self._timed(iterator)
-            next(iterator, None)  # the epoch ends
-            del iterator
+        with Asking(config) as ask:
+            for name, text in (
+                ("first", "through prefeed, a first epoch"),
+                ("cached", "through prefeed, a later epoch"),
+            ):
+                self._say(text)
+                counts = found.setdefault("counts", {}).setdefault(name, [])
+                iterator = counted(partial(self._iterate, twin), ask, counts)
+                found[name] = yield from self._timed(iterator)
+                next(iterator, None)  # the epoch ends
+                del iterator
         gc.collect()
 
     def _try_stage_cache(
