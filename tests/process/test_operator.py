@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from cluster import Cluster
 from cluster_http import Server, served
 from leaks import wait_until
+from process.ports import free_port
 from unit.kubernetes.test_operator import REF, active, end, node_mode, phases, pod, serve, status_of
 from unit.sampleset.documents import sample_job
 
@@ -61,7 +61,7 @@ def test_a_pod_is_answered_by_tls(server: Server, tmp_path: Path) -> None:
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject]
     subprocess.run([*request, "-out", names[0], "-keyout", names[1]], check=True, capture_output=True)
-    port = next(filter(_is_free, range(20000 + os.getpid() % 10000, 32768)))  # none that the kernel gives to others
+    port = free_port()
     with server.lock:
         server.cluster.add(node_mode())
     review = {"request": {"uid": "1", "namespace": "default", "object": pod()}}
@@ -74,14 +74,6 @@ def test_a_pod_is_answered_by_tls(server: Server, tmp_path: Path) -> None:
 
     assert response["allowed"]
     assert b"podAffinity" in base64.b64decode(response["patch"])
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def until(server: Server, is_so: Callable[[Cluster], object], path: Path) -> None:

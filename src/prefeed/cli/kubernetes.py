@@ -20,6 +20,7 @@ from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
 from prefeed.kubernetes.crds import definition, definitions
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.sidecar import run_job, run_sidecar
+from prefeed.kubernetes.sizes import PORT
 from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.yaml_files import load_documents
@@ -90,10 +91,13 @@ def patch(files: tuple[str, ...]) -> None:
 @command.command(hidden=True)
 @click.argument("name")
 @click.option("--clear", is_flag=True, help="Leave nothing behind at the end.")
+@click.option(
+    "--sizes-port", type=click.IntRange(0, 65535), default=PORT, help="Port at which the operator asks for sizes."
+)
 @click.pass_context
-def sidecar(ctx: click.Context, name: str, *, clear: bool) -> None:
+def sidecar(ctx: click.Context, name: str, *, clear: bool, sizes_port: int) -> None:
     """Be the sidecar of a pod that `patch` has given a cache, or the server of a node: serve the set NAME until SIGTERM."""
-    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground, is_cleared=clear))
+    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground, is_cleared=clear, port=sizes_port))
 
 
 @command.command(hidden=True)

@@ -16,4 +16,6 @@
 ``without_effect``  options that change nothing in a cluster
 ``layout``     where volumes lie in containers
 ``sidecar``    what the sidecar does
+``sizes``      how it tells the operator what it holds
+``child``      commands that it runs beside its server
 """

@@ -11,10 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +23,9 @@ from prefeed.errors import PrefeedError, SpecError
 from prefeed.jobs.records import SUCCEEDED
 from prefeed.jobs.running import JobEvents, apply_job
 from prefeed.jobs.spec import WARMUP, parse_job, resolve_job
+from prefeed.kubernetes.child import Child
 from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, JOBS, OWN, SECRETS
+from prefeed.kubernetes.sizes import PORT, SizesEndpoint
 from prefeed.sampleset.applying import SECRET, SECRET_KEYS, apply_documents
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import find
@@ -46,7 +45,7 @@ Serve = Callable[[Config], int]
 """Is the node server until it is told to end; returns the exit status."""
 
 
-def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = False) -> int:
+def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = False, port: int = PORT) -> int:
     """Serve the set of a pod until SIGTERM; return the exit status.
 
     A container that is restarted finds the home and the tier as they were left.
@@ -56,16 +55,22 @@ def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = F
         config: Settings in force; their home lies in the pod's volume.
         serve: The node server, in this process.
         is_cleared: Its directories are empty at its end: they are the node's, and nothing else would clear them.
+        port: At which it tells how much it holds; 0: a free one.
 
     Raises:
         SpecError: The document of the set, or a secret, is not there or is not understood.
     """
     settings = _given(name, config)
-    filling = _Filling(name, settings, dict(os.environ))  # before the server forgets the variables of stores
+    environment = dict(os.environ)  # before the server forgets the variables of stores
+    filling, looking = _Filling(name, settings, environment), Child(environment)
+    sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
     filling.start()
+    sizes.start()
     try:
         return serve(settings)
     finally:
+        looking.end()
+        sizes.end()
         filling.end()
         if is_cleared:
             _clear()
@@ -160,10 +165,8 @@ class _Filling:
         self._work = [["sampleset", "bring-up", name, "--no-start"]]
         if (DOCUMENTS / JOBS).is_file():
             self._work.append(["job", "apply", "-f", str(DOCUMENTS / JOBS)])
-        self._environment = environment
         self._is_ending = threading.Event()
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = Child(environment)
         self._thread = threading.Thread(target=self._run, name="prefeed-filling", daemon=True)
 
     def start(self) -> None:
@@ -171,10 +174,8 @@ class _Filling:
 
     def end(self) -> None:
         """Neither thread nor child is there any more."""
-        with self._lock:
-            self._is_ending.set()
-            if self._child is not None:
-                self._child.send_signal(signal.SIGTERM)
+        self._is_ending.set()
+        self._child.end()
         self._thread.join()
 
     def _run(self) -> None:
@@ -183,7 +184,7 @@ class _Filling:
                 return
         for words in self._work:
             wait = _LEAST_WAIT_SECONDS
-            while self._try(words) != 0 and not self._is_ending.wait(wait):
+            while self._child.run(*words)[0] != 0 and not self._is_ending.wait(wait):
                 wait = min(2 * wait, _MOST_WAIT_SECONDS)
 
     def _answers(self) -> bool:
@@ -192,12 +193,3 @@ class _Filling:
                 return True
         except (PrefeedError, OSError):  # it starts, or is busy
             return False
-
-    def _try(self, words: list[str]) -> int:
-        """Return the exit status of a child; 0 when none is to be started any more."""
-        with self._lock:
-            if self._is_ending.is_set():
-                return 0
-            command = [sys.executable, "-m", "prefeed", *words]
-            self._child = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
-        return self._child.wait()

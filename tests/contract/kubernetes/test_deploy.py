@@ -24,6 +24,7 @@ from prefeed.kubernetes.operator.webhook import PATH
 from prefeed.kubernetes.paddle_pods import JOB
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.pods import LABEL
+from prefeed.kubernetes.sizes import PORT
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -148,6 +149,12 @@ def test_the_webhook_asks_about_pods_with_the_label_and_no_others(tmp_path: Path
             for port in each["ports"]
         ]
         assert open_ports == [9464, 9443]
+
+
+def test_the_operator_reaches_the_servers_of_sets_at_their_port_only() -> None:
+    rules = kustomized(ROOT / "kubernetes")["NetworkPolicy", "prefeed-operator"]["spec"]["egress"]
+
+    assert [[port["port"] for port in each["ports"]] for each in rules] == [[53, 53], [443, 6443], [PORT]]
 
 
 def test_the_certificate_is_that_of_the_service(tmp_path: Path) -> None:

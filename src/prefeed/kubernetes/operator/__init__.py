@@ -12,6 +12,8 @@
 ``election``     which of several operators works
 ``admission``    the answer to a request about a pod
 ``webhook``      the endpoint of these requests
+``reports``      how much the servers of a set hold
+``asking``       asks them
 ``counts``       its metrics
 ``client``       requests to the API server
 ``service``      the program, on kopf: the only module that imports it

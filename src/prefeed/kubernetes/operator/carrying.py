@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -34,6 +34,7 @@ from prefeed.kubernetes.operator.sample_jobs import active_jobs
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
 from prefeed.kubernetes.sets import pod_set
+from prefeed.kubernetes.sizes import Report
 from prefeed.kubernetes.without_effect import REDIS
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
@@ -76,13 +77,22 @@ class Carrier:
         world: What was seen last; what requests answer is noted there.
         choices: Of whoever runs the operator.
         clock: Returns the time.
+        reports: Returns what the servers of a set have said last.
     """
 
-    def __init__(self, api: Api, world: World, choices: Choices, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        choices: Choices,
+        clock: Callable[[], datetime],
+        reports: Callable[[Key], Mapping[str, Report]] = lambda _: {},
+    ) -> None:
         self._api = api
         self._world = world
         self._choices = choices
         self._clock = clock
+        self._reports = reports
 
     async def see_all(self, namespaces: Iterable[str]) -> set[Key]:
         """Look at all objects that matter; return their groups.
@@ -142,7 +152,8 @@ class Carrier:
         return self._group(key)
 
     def _group(self, key: Key, **known: Any) -> Group:
-        return self._world.group(key, now=self._clock(), choices=self._choices, **known)
+        reports = self._reports(key)
+        return self._world.group(key, now=self._clock(), choices=self._choices, reports=reports, **known)
 
     # ---------------------------------------------------------------- what is asked for
 
@@ -334,7 +345,7 @@ class Carrier:
 
 
 _PROBLEMS: Final = frozenset(
-    {"Refused", OBJECT_REFUSED, "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"}
+    {"Refused", OBJECT_REFUSED, "SourceRefused", "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"}
 )
 """Reasons of conditions after which somebody has to do something."""
 

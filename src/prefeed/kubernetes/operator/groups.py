@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from prefeed.kubernetes.nodes import POOL_IMAGE
+from prefeed.kubernetes.sizes import Report
 from prefeed.sampleset.documents import Document
 
 FINALIZER: Final = "prefeed.io/readers"
@@ -62,6 +63,7 @@ class Group:
         pods: Those that ask for the set by its label.
         secrets: Names of the keys of the secrets that the set names, and ``without_effect.REDIS``; None: there is no such secret.
         ends: What the last pod of a batch Job said, by the name of the Job.
+        reports: What the servers of the set hold, by the names of their pods; none: they were not asked yet.
         now: The time.
         choices: Of whoever runs the operator.
     """
@@ -72,6 +74,7 @@ class Group:
     pods: Sequence[Document] = ()
     secrets: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
+    reports: Mapping[str, Report] = field(default_factory=dict)
     now: datetime
     choices: Choices = Choices()
 

@@ -23,6 +23,7 @@ from prefeed.kubernetes.operator.groups import (
     owned,
     without_effect,
 )
+from prefeed.kubernetes.operator.reports import cache_status, errors_of
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.paddlejob import wants_files
 from prefeed.kubernetes.pods import config_map
@@ -33,6 +34,7 @@ from prefeed.sampleset.status import BOUND, NONE, PARTIAL_READY, READY
 
 ACCEPTED: Final = "Accepted"
 SERVED: Final = "Ready"
+LISTED: Final = "Listed"
 NOTES: Final = "Notes"
 DELETED: Final = "Deleted"
 _FINISHED: Final = ("Succeeded", "Failed")
@@ -61,7 +63,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
             ACCEPTED, TRUE, "Accepted", f"pods with the label prefeed.io/sampleset: {found.name} read it"
         )
     ready, wanted = _served(document, group)
-    said = [accepted, _serves(document, ready, wanted), *_notes(found, group)]
+    said = [accepted, _serves(document, ready, wanted), *_listed(group), *_notes(found, group)]
     if missing or not ready:
         phase = BOUND
     else:
@@ -154,6 +156,11 @@ def _serves(document: Document, ready: int, wanted: int) -> Condition:
     )
 
 
+def _listed(group: Group) -> Iterator[Condition]:
+    if error := errors_of(group.reports):
+        yield Condition(LISTED, FALSE, "SourceRefused", error)
+
+
 def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
     """Yield the conditions that name what was chosen, and what has no effect here."""
     if found.notes:
@@ -167,10 +174,10 @@ def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
 def _status(
     document: Document, group: Group, said: list[Condition], phase: str, *, ready: int = 0, wanted: int = 0
 ) -> dict[str, Any]:
-    problems = "; ".join(each.message for each in said if each.type == ACCEPTED and each.status == FALSE)
+    problems = "; ".join(each.message for each in said if each.type in (ACCEPTED, LISTED) and each.status == FALSE)
     return {
         "phase": phase,
-        "cacheStatus": {"errorMassage": problems},
+        "cacheStatus": {**cache_status(document, group.reports, has_servers=ready > 0), "errorMassage": problems},
         "runtimeStatus": {"runtimeReady": f"{ready}/{wanted}", "specReplicas": wanted, "readyReplicas": ready},
         "observedGeneration": document["metadata"].get("generation", 1),
         "conditions": conditions(document, said, group.now),

@@ -19,6 +19,7 @@ from prometheus_client import start_http_server
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.operator.admission import answer, key_of
+from prefeed.kubernetes.operator.asking import Asker, Requests
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
 from prefeed.kubernetes.operator.counts import KNOWN, LEADS, WAITING, Counts
@@ -144,7 +145,9 @@ class _Service:
         client = await self._stack.enter_async_context(Client(login))
         if self._options.choices.paddle_jobs:
             await _require_ours(client)
-        carrier = Carrier(client, self._world, self._options.choices, lambda: datetime.now(UTC))
+        requests = await self._stack.enter_async_context(Requests())
+        asker = Asker(self._world, requests.get, lambda keys: worker.mark(keys))
+        carrier = Carrier(client, self._world, self._options.choices, lambda: datetime.now(UTC), asker.reports)
         if self._options.webhook is not None:
 
             async def about_pod(review: Document) -> Document:
@@ -161,18 +164,24 @@ class _Service:
             self._stack.callback(thread.join)
             self._stack.callback(server.server_close)
             self._stack.callback(server.shutdown)
-        self._task = asyncio.create_task(self._work(client, worker), name="prefeed-operator")
+        self._task = asyncio.create_task(self._work(client, worker, asker), name="prefeed-operator")
 
-    async def _work(self, client: Client, worker: Worker) -> None:
+    async def _work(self, client: Client, worker: Worker, asker: Asker) -> None:
         """Work, once this operator leads. Before, it knows what is there, and answers about pods."""
+
+        async def work() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(worker.run())
+                tasks.create_task(asker.run())
+
         if self._options.lease is None:
             self._counts.show(LEADS, lambda: 1)
-            await worker.run()
+            await work()
             return
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         election = Election(client, self._options.lease, identity, now=lambda: datetime.now(UTC), clock=_seconds)
         self._counts.show(LEADS, lambda: election.is_leader)
-        await election.lead(worker.run)
+        await election.lead(work)
 
     async def _end(self, **_: Any) -> None:
         if self._task is not None:

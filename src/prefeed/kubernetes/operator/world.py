@@ -11,6 +11,7 @@ from prefeed.kubernetes.nodes import INSTANCE
 from prefeed.kubernetes.operator.groups import Choices, Group, Key
 from prefeed.kubernetes.operator.kinds import KINDS, MADE, PODS
 from prefeed.kubernetes.pods import LABEL
+from prefeed.kubernetes.sizes import Report
 from prefeed.sampleset.documents import Document
 
 Name = tuple[str, str, str]
@@ -106,6 +107,7 @@ class World:
         choices: Choices,
         secrets: Mapping[str, frozenset[str] | None] | None = None,
         ends: Mapping[str, str] | None = None,
+        reports: Mapping[str, Report] | None = None,
     ) -> Group:
         """Return a group as it is now."""
         found = [self._objects[name] for name in self._groups.get(key, ())]
@@ -117,6 +119,7 @@ class World:
             pods=[each for each in found if each["kind"] == PODS.kind],
             secrets=secrets or {},
             ends=ends or {},
+            reports=reports or {},
             now=now,
             choices=choices,
         )

@@ -1,0 +1,116 @@
+"""The servers of sets are asked how much they hold, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final
+
+import aiohttp
+
+from prefeed.kubernetes.operator.groups import Choices, Key
+from prefeed.kubernetes.operator.reports import is_complete, servers_of
+from prefeed.kubernetes.operator.world import World
+from prefeed.kubernetes.sizes import Report, parse_report
+
+ROUND_SECONDS: Final = 30.0
+"""As in the original."""
+
+_ROUNDS_OF_COMPLETE: Final = 10
+"""A set that is cached whole is asked for in one of so many rounds."""
+
+_MOST_AT_ONCE: Final = 16
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0, connect=5.0)
+_MOST_BYTES: Final = 64 * 1024
+
+Ask = Callable[[str], Awaitable[bytes]]
+"""Returns what a URL answers; empty: nothing."""
+
+
+class Asker:
+    """Asks servers, and keeps what they have said last.
+
+    A server that does not answer keeps no other one waiting, and what it said before stays.
+
+    Args:
+        world: Where the servers are.
+        ask: Makes a request.
+        changed: Told the groups whose servers say something new.
+    """
+
+    def __init__(self, world: World, ask: Ask, changed: Callable[[Iterable[Key]], None]) -> None:
+        self._world = world
+        self._ask = ask
+        self._changed = changed
+        self._reports: dict[Key, dict[str, Report]] = {}
+        self._number = 0
+
+    def reports(self, key: Key) -> Mapping[str, Report]:
+        """Return what the servers of a set have said last."""
+        return self._reports.get(key, {})
+
+    async def run(self) -> None:
+        """Ask until this is cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def round(self) -> None:
+        """Ask the servers of all sets once."""
+        self._number += 1
+        keys = self._world.keys()
+        for gone in self._reports.keys() - keys:
+            del self._reports[gone]
+        now, limit = datetime.now(UTC), asyncio.Semaphore(_MOST_AT_ONCE)
+        asked = []
+        for key in sorted(keys):
+            servers = servers_of(self._world.group(key, now=now, choices=Choices()))
+            self._keep(key, {pod: self.reports(key)[pod] for pod in servers if pod in self.reports(key)})
+            if is_complete(list(self.reports(key).values())) and self._number % _ROUNDS_OF_COMPLETE:
+                continue
+            asked += [self._ask_one(key, pod, url, limit) for pod, url in servers.items()]
+        await asyncio.gather(*asked)
+
+    async def _ask_one(self, key: Key, pod: str, url: str, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            text = await self._ask(url)
+        if report := parse_report(key.name, text):
+            self._keep(key, {**self.reports(key), pod: report})
+
+    def _keep(self, key: Key, reports: dict[str, Report]) -> None:
+        if reports != self.reports(key):
+            self._reports[key] = reports
+            self._changed([key])
+
+
+class Requests:
+    """Makes requests to servers of sets: apart from those to the API server, whose credentials no other may see.
+
+    **Ownership**: an ``async with`` block closes its connections.
+    """
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+
+    async def __aenter__(self) -> Requests:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, url: str) -> bytes:
+        """Return what a URL answers; empty: nothing, or too much."""
+        found = b""
+        try:
+            async with self._session.get(url, allow_redirects=False) as answer:
+                async for piece in answer.content.iter_chunked(_MOST_BYTES):
+                    found += piece
+                    if len(found) > _MOST_BYTES:
+                        return b""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return b""
+        return found

@@ -1,0 +1,103 @@
+"""How much of a set its servers hold: whom to ask, and what becomes of their answers in a status. Pure.
+
+The numbers of all servers are added, as in the original; what is cached is never more than there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from prefeed.errors import SpecError
+from prefeed.kubernetes.nodes import NODE, mode_of, runtime_name
+from prefeed.kubernetes.operator.groups import Group
+from prefeed.kubernetes.sizes import PATH, PORT, Report
+from prefeed.sampleset.documents import Document
+from prefeed.sampleset.spec import KIND as SAMPLE_SET
+from prefeed.system.units import format_bytes
+
+_OF_DATA: Final = ("totalSize", "totalFiles")
+"""Fields that stay when no server runs."""
+
+_OF_SERVERS: Final = ("cachedSize", "diskSize", "diskUsed", "diskAvail", "diskUsageRate")
+_TWO_DIGITS: Final = 10
+
+
+def servers_of(group: Group) -> dict[str, str]:
+    """Return the URLs of the servers of a set, by the names of their pods; of mode node all that there should be, if one is ready.
+
+    A pod with the address of its node is left out: its port is the node's, and another pod may have it.
+    """
+    document = group.document(SAMPLE_SET)
+    if document is None or document["metadata"].get("deletionTimestamp"):
+        return {}
+    name = group.key.name
+    try:
+        is_on_nodes = mode_of(document) == NODE
+    except SpecError:  # the set's own status says so
+        return {}
+    if is_on_nodes:
+        made = group.made.get(("StatefulSet", runtime_name(name)), {})
+        if not (made.get("status") or {}).get("readyReplicas"):
+            return {}
+        of_set = f"{runtime_name(name)}.{group.key.namespace}.svc"
+        pods = (f"{runtime_name(name)}-{index}" for index in range(int(document["spec"].get("partitions") or 0)))
+        return {pod: f"http://{pod}.{of_set}:{PORT}{PATH}" for pod in pods}
+    return {
+        pod["metadata"]["name"]: f"http://{_in_url(status['podIP'])}:{PORT}{PATH}"
+        for pod in group.pods
+        if (status := pod.get("status") or {}).get("phase") == "Running"
+        and status.get("podIP")
+        and status["podIP"] != status.get("hostIP")
+    }
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def is_complete(reports: Sequence[Report]) -> bool:
+    """Return whether all that there is is cached: then little changes."""
+    totals = [each.total_size for each in reports if each.total_size is not None]
+    return bool(totals) and sum(each.cached_size for each in reports) >= max(totals)
+
+
+def cache_status(document: Document, reports: Mapping[str, Report], *, has_servers: bool) -> dict[str, Any]:
+    """Return the sizes of a status, as texts; what is not known any more is empty.
+
+    Args:
+        document: The set.
+        reports: What its servers said last; none: they were not asked yet, or there are none.
+        has_servers: There are some.
+    """
+    before = (document.get("status") or {}).get("cacheStatus") or {}
+    kept = (*_OF_DATA, *_OF_SERVERS) if has_servers else _OF_DATA
+    sizes = {name: str(before.get(name) or "") if name in kept else "" for name in (*_OF_DATA, *_OF_SERVERS)}
+    if not (reports and has_servers):
+        return sizes
+    found = list(reports.values())
+    known = [each for each in found if each.total_size is not None]
+    cached = sum(each.cached_size for each in found)
+    if known:
+        most = max(known, key=lambda each: each.total_size or 0)
+        sizes |= {"totalSize": _text(most.total_size or 0), "totalFiles": str(most.total_files or 0)}
+        cached = min(cached, most.total_size or 0)
+    size, used = sum(each.disk_size for each in found), sum(each.disk_used for each in found)
+    return sizes | {
+        "cachedSize": _text(cached),
+        "diskSize": _text(size),
+        "diskUsed": _text(used),
+        "diskAvail": _text(sum(each.disk_avail for each in found)),
+        "diskUsageRate": f"{100 * used / size:.1f}%" if size else "",
+    }
+
+
+def errors_of(reports: Mapping[str, Report]) -> str:
+    """Return why the servers cannot list or copy the set, each reason once; empty: they can."""
+    return "; ".join(dict.fromkeys(each.error_message for each in reports.values() if each.error_message))
+
+
+def _text(size_bytes: int) -> str:
+    """Return a size as the original has it: ``7.3 GiB``, ``58 MiB``, ``80 B``."""
+    number, unit = format_bytes(size_bytes).split()
+    return f"{number} {unit}" if float(number) < _TWO_DIGITS else f"{float(number):.0f} {unit}"
