@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import prefeed
+import prefeed.files
 from leaks import wait_until
 from mounting import daemon_of, dead_fuse, has_ended, mounted, needs_root, with_own_mounts
 from prefeed.config import resolve
@@ -36,6 +37,7 @@ MIB = 1024 * 1024
 SMALL = bytes(range(256)) * 300
 MIDDLE = bytes(range(251)) * 20_000  # 5 MB: larger than one request, and fetched whole
 LARGE = os.urandom(64 * 1024) * 320  # 20 MiB: read in parts
+BLOCKS = [f"bytes={start}-{start + MIB - 1}" for start in range(0, len(LARGE), MIB)]
 RELEASE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 needs_new_kernel = pytest.mark.skipif(RELEASE < (6, 9), reason="only Linux 6.9 and later can do that")
 ODD = os.fsdecode(b"\xff\xfe b")
@@ -77,8 +79,16 @@ def gate(server: FileServer, path: str) -> threading.Event:
 def gets(server: FileServer, path: str) -> list[str]:
     """Return the ranges of a file that were asked for, "" for all of it."""
     return [
-        headers.get("range", headers.get("Range", "")) for method, where, headers in server.requests if where == path
+        headers.get("range", headers.get("Range", ""))
+        for method, where, headers in server.requests
+        if (method, where) == ("GET", path)
     ]
+
+
+def num_bytes(ranges: list[str]) -> int:
+    """Return how many bytes these ranges have."""
+    spans = [span.removeprefix("bytes=").split("-") for span in ranges]
+    return sum(int(last) + 1 - int(first) for first, last in spans)
 
 
 def test_it_shows_what_the_origin_has(source: Path, point: Path, tmp_path: Path) -> None:
@@ -153,16 +163,75 @@ def test_objects_of_a_store_come_whole_or_in_parts(web: FileServer, point: Path)
         for _ in range(2):
             assert (point / "middle").read_bytes() == MIDDLE
         assert gets(web, "/middle") == [""]
-        with (point / "large").open("rb", buffering=0) as file:
-            assert os.pread(file.fileno(), 4096, 10 * MIB) == LARGE[10 * MIB : 10 * MIB + 4096]
-            asked = [range.removeprefix("bytes=").split("-") for range in gets(web, "/large")]
-            assert asked
-            assert sum(int(last) + 1 - int(first) for first, last in asked) <= MIB
-        web.requests.clear()
         assert (point / "large").read_bytes() == LARGE
-        sizes = [int(last) + 1 - int(first) for first, last in (span[6:].split("-") for span in gets(web, "/large"))]
-        assert MIB in sizes  # read ahead
-        assert sum(sizes) <= 2 * len(LARGE)
+        assert len(gets(web, "/large")) == 20  # blocks
+        assert num_bytes(gets(web, "/large")) == len(LARGE)
+
+
+def test_readers_of_a_large_object_share_its_blocks(web: FileServer, point: Path) -> None:
+    with ThreadPoolExecutor(3) as pool, mounted(web.url, point):
+        for data in pool.map(lambda _: (point / "large").read_bytes(), range(3)):
+            assert data == LARGE
+        with contextlib.closing(prefeed.files), prefeed.open(f"{web.url}/large") as file:
+            assert file.read() == LARGE
+        assert num_bytes(gets(web, "/large")) == len(LARGE)
+        assert len(set(gets(web, "/large"))) == 20
+
+
+def test_a_reader_that_jumps_costs_what_it_reads_until_all_of_the_object_is_worth_it(
+    web: FileServer, point: Path
+) -> None:
+    places = [(number * 37) % 20 * MIB + number * 4096 for number in range(80)]
+    with mounted(web.url, point), (point / "large").open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+
+        def read(begin: int, end: int) -> None:
+            for place in places[begin:end]:
+                assert os.pread(file.fileno(), 4096, place) == LARGE[place : place + 4096]
+
+        read(0, 60)
+        assert num_bytes(gets(web, "/large")) <= 1.1 * 60 * 4096 + MIB
+        read(60, 80)
+        wait_for(lambda: len({span for span in gets(web, "/large") if span in BLOCKS}) == 20, "all of it is fetched")
+        wait_for(lambda: (found := status()) is not None and not found.in_flight, "the server has all of it")
+        before = len(gets(web, "/large"))
+        for place in places:
+            assert os.pread(file.fileno(), 4096, place + 8192) == LARGE[place + 8192 : place + 8192 + 4096]
+        assert len(gets(web, "/large")) == before
+
+
+def test_large_objects_are_read_without_the_node_server(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point), (point / "large").open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
+        kill(server_pid())
+        assert os.pread(file.fileno(), len(LARGE), MIB) == LARGE[MIB:]
+        assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
+
+
+@needs_new_kernel
+def test_a_read_of_a_large_object_outlives_the_daemon(web: FileServer, point: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, mounted(web.url, point) as mounting:
+        released = threading.Event()
+        spans: list[str] = []
+
+        def answer(handler: Handler) -> None:
+            span = handler.headers.get("Range", "")
+            if span:
+                spans.append(span)
+                assert released.wait(120)
+            del web.answers["/large"]
+            handler.do_GET()
+
+        web.answers["/large"] = answer
+        daemon = daemon_of(mounting)
+        result = pool.submit((point / "large").read_bytes)
+        try:
+            wait_for(lambda: gets(web, "/large"), "a block is asked for")
+            kill(daemon)
+            wait_for(lambda: daemon_of(mounting) not in (0, daemon), "another daemon")
+        finally:
+            released.set()
+        assert result.result(timeout=120) == LARGE
 
 
 def test_what_a_program_reads_next_is_there_before(point: Path, tmp_path: Path) -> None:

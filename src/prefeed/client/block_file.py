@@ -44,6 +44,8 @@ class BlockFile(io.BufferedIOBase):
         *,
         readahead: bool | None = None,
         read_part: Callable[[int, int], Buffer] | None = None,
+        waits: Callable[[], None] | None = None,
+        slack_bytes: int = 0,
     ) -> None:
         """Read an object.
 
@@ -54,6 +56,8 @@ class BlockFile(io.BufferedIOBase):
                 reads show.
             read_part: Returns bytes that are not cached, less than a block, by first byte and number; raises as a source. None: the
                 origin is asked.
+            waits: Called before a read waits for the server or the origin, after its place was noted.
+            slack_bytes: A read that begins so far before or behind the end of the last one continues it as well.
         """
         self._opened = opened
         self._blocks = blocks
@@ -64,8 +68,10 @@ class BlockFile(io.BufferedIOBase):
             block_bytes=opened.block_bytes,
             most_bytes=blocks.config.lookahead,
             readahead=readahead,
+            slack_bytes=slack_bytes,
         )
         self._read_part = read_part
+        self._waits = waits
         self._consumer = 0
         self._planning = threading.Lock()
         self._done: list[int] = []
@@ -191,6 +197,21 @@ class BlockFile(io.BufferedIOBase):
             and not self._is_in_tier(0)
         ):
             self._begin_plan(0, 1)
+
+    def expects(self, index: int) -> bool:
+        """Return whether a block is fetched for this reader, or was."""
+        return index in self._order.planned
+
+    def follows(self, offset: int) -> bool:
+        """Return whether a read there continues the last one."""
+        return self._order.follows(offset)
+
+    def rest(self) -> None:
+        """Nothing is read ahead until the next read, and what was read is reported."""
+        if self._consumer:
+            self._end_plan()
+        elif self._hits:
+            self._report(0)
 
     def close(self) -> None:
         """Let go of the object; nothing is read ahead any more. Idempotent."""
@@ -322,6 +343,8 @@ class BlockFile(io.BufferedIOBase):
         has_node = self._opened.dataset is not None
         if self._opened.num_blocks == 1 or (has_node and self._order.may_take(index, len(part))):
             self._begin_plan(index, offset + len(target))
+            if self._waits is not None:
+                self._waits()
             data = self._blocks.read_block(self._opened, index, self._consumer)
             part[:] = memoryview(data)[start : start + len(part)]
             if not self._is_in_tier(index):
@@ -331,6 +354,8 @@ class BlockFile(io.BufferedIOBase):
         if not has_node:
             ahead = max(len(target), min(self._order.run_bytes, self._size - offset))
             length = max(length, min(ahead, _LARGEST_DIRECT_BYTES))
+        if self._waits is not None:
+            self._waits()
         data = (
             self._read_part(offset, length) if self._read_part else self._blocks.read_part(self._opened, offset, length)
         )

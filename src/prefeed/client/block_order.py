@@ -23,9 +23,12 @@ class Order:
     Attributes:
         block_bytes: Size of the blocks except the last.
         run_bytes: Bytes read without a gap up to the last read.
+        planned: Blocks that are fetched whole for this reader, until the plan ends.
     """
 
-    def __init__(self, *, size_bytes: int, block_bytes: int, most_bytes: int, readahead: bool | None) -> None:
+    def __init__(
+        self, *, size_bytes: int, block_bytes: int, most_bytes: int, readahead: bool | None, slack_bytes: int = 0
+    ) -> None:
         """Begin with nothing.
 
         Args:
@@ -33,6 +36,7 @@ class Order:
             block_bytes: Of a block.
             most_bytes: That may be fetched ahead.
             readahead: True: all of it is read in order; False: never ahead; None: as the reads show.
+            slack_bytes: A read that begins so far before or behind the end of the last one continues it as well.
         """
         self.block_bytes = block_bytes
         self.run_bytes: int = 0
@@ -40,12 +44,13 @@ class Order:
         self._num_blocks = -(-size_bytes // block_bytes)
         self._most_ahead = max(_LEAST_AHEAD_BLOCKS, min(most_bytes, _MOST_AHEAD_BYTES) // block_bytes)
         self._readahead = readahead
+        self._slack = slack_bytes
         self._last = (0, 0)  # offset and bytes of the last read
         self._stride = 0
         self._num_strides = 0
         self._asked = 0
         self._fetched = 0
-        self._planned: set[int] = set()
+        self.planned: set[int] = set()
         self._planned_end = 0
         self._first_block = 0
         self._before = self._state()
@@ -57,7 +62,7 @@ class Order:
 
     def follows(self, offset: int) -> bool:
         """Return whether a read there continues where the last one has ended."""
-        return offset == sum(self._last)
+        return abs(offset - sum(self._last)) <= self._slack
 
     def note(self, offset: int, count: int) -> None:
         """Note what the reader asks for."""
@@ -77,7 +82,7 @@ class Order:
     def may_take(self, index: int, count: int) -> bool:
         """Return whether a whole block may be fetched for ``count`` bytes of it, and count it if so."""
         size = min(self.block_bytes, self._size - index * self.block_bytes)
-        if index in self._planned:
+        if index in self.planned:
             return True
         asked = self._asked - self._last[1] + count  # what else is asked for now is not fetched yet
         is_worth_it = self.is_sequential or self._is_strided or count * _OVERHEAD >= size
@@ -106,7 +111,7 @@ class Order:
             if not ahead and last > index and not self._covers(last, end):
                 blocks.pop()  # a few bytes of it are wanted
         self._plan([block for block in blocks if block != index])
-        self._planned.add(index)
+        self.planned.add(index)
         return blocks
 
     def extend(self, position: int) -> list[int]:
@@ -127,11 +132,11 @@ class Order:
 
     def is_followed(self) -> bool:
         """Return False when the last read was of none of the blocks of the plan."""
-        return self._first_block in self._planned or bool(self._readahead)
+        return self._first_block in self.planned or bool(self._readahead)
 
     def end(self) -> None:
         """There is no plan any more."""
-        self._planned.clear()
+        self.planned.clear()
         self._planned_end = 0
 
     @property
@@ -166,7 +171,7 @@ class Order:
 
     def _plan(self, blocks: list[int]) -> None:
         for block in blocks:
-            if block not in self._planned:
-                self._planned.add(block)
+            if block not in self.planned:
+                self.planned.add(block)
                 self._fetched += min(self.block_bytes, self._size - block * self.block_bytes)
         self._planned_end = max([self._planned_end, *(block + 1 for block in blocks)])

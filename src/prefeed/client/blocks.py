@@ -283,17 +283,23 @@ class Blocks:
 
     # ------------------------------------------------------------ the node
 
-    def dataset(self, thing: BlockObject) -> NodeDataset | None:
-        """Return the blocks of an object as the node's server knows them; None when none can be had."""
+    def asks_first(self, thing: BlockObject) -> bool:
+        """Return True when the next read of an object has to ask the server first, and may have to start it."""
         now = time.monotonic()
         if thing.dataset is not None and now - thing.ensured_at < _ENSURED_SECONDS:
+            return False
+        return self.config.enabled and self._again.is_due(now)
+
+    def dataset(self, thing: BlockObject) -> NodeDataset | None:
+        """Return the blocks of an object as the node's server knows them; None when none can be had."""
+        if not self.asks_first(thing):
             return thing.dataset
-        if not self.config.enabled or not self._again.is_due(now):
-            return thing.dataset
+        now = time.monotonic()
         try:
             with self._lock:
-                thing.dataset = self._open_on_node(thing)
-            thing.ensured_at = time.monotonic()
+                if self.asks_first(thing):  # else another thread has asked
+                    thing.dataset = self._open_on_node(thing)
+                    thing.ensured_at = time.monotonic()
             self._again.succeeded()
         except (PrefeedError, OSError) as err:
             self._again.failed(began=now, now=time.monotonic())

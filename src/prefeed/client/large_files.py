@@ -102,7 +102,7 @@ class LentBlocks:
         self._opened = opened
         self._blocks = blocks
         self._path = path
-        self._file: BlockFile | None = None
+        self._files: dict[int, BlockFile] = {}  # one at most, 0
         self._hold(descriptor)
 
     @property
@@ -141,7 +141,7 @@ class LentBlocks:
 
     def close(self) -> None:
         """Let go of the file; nothing is read ahead any more. Idempotent."""
-        file, self._file = self._file, None
+        file = self._files.pop(0, None)
         if file is not None:
             file.close()
         self._release()
@@ -151,9 +151,10 @@ class LentBlocks:
         self._release = finalize(self, os.close, descriptor)
 
     def _in_blocks(self) -> BlockFile:
-        if self._file is None:
-            self._file = BlockFile(self._opened, self._blocks, read_part=self._read_part)
-        return self._file
+        file = self._files.get(0)
+        if file is None:  # of two threads that read first, one makes it: what is read ahead follows from all reads
+            file = self._files.setdefault(0, BlockFile(self._opened, self._blocks, read_part=self._read_part))
+        return file
 
     def _read_part(self, offset: int, size: int) -> bytes:
         """Return bytes of the file itself, as the program would read them without prefeed.

@@ -8,8 +8,9 @@
                             └─→ file on this machine: read by the kernel alone (passthrough)
 
 ``tree``      directories and files of a manifest, as numbered nodes; pure
-``objects``   bytes of small objects and parts of large ones, for many threads
-``pieces``    parts of very large ones, read ahead
+``objects``   bytes of small objects, for many threads
+``large``     parts of large ones, in blocks through the node server
+``pieces``    the same while there is no server
 ``order``     which objects a process group will probably read next; pure
 ``ahead``     tells the node server so
 ``backing``   large files that the kernel reads by itself

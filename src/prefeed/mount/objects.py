@@ -7,6 +7,8 @@ part of an object ─→ tier ─hit→ bytes
                        │ no server, no room
                        ↓
                      origin: the whole object, or of a larger one this part
+
+Larger objects come in blocks (``large``); from the origin alone while there is no server, or where they have no version.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from prefeed.client.blocks import blocks_of
 from prefeed.client.consumer import Consumer
 from prefeed.client.dataset import NodeDataset, open_manifest_dataset, reopen_on
 from prefeed.client.node import NodeClient, access_now, open_as_made
@@ -33,6 +36,7 @@ from prefeed.errors import (
     TruncatedBodyError,
 )
 from prefeed.mount.ahead import Ahead
+from prefeed.mount.large import LargeObjects
 from prefeed.mount.pieces import Pieces
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.listing import UNKNOWN_SIZE
@@ -43,7 +47,7 @@ from prefeed.types import Buffer, FetchedObject
 _log = logging.getLogger("prefeed")
 
 WHOLE_BYTES: Final = 16 * 1024 * 1024
-"""Objects up to this size are fetched whole by the node server; of larger ones the parts that are read."""
+"""Objects up to this size are fetched whole by the node server, larger ones in blocks."""
 
 _RECENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -60,6 +64,7 @@ class Objects:
 
     Attributes:
         waits: Called by a thread before it waits.
+        large: Those that are too large to be fetched whole.
     """
 
     def __init__(self, url: str, manifest: Manifest, config: Config) -> None:
@@ -80,6 +85,7 @@ class Objects:
         self._recent: OrderedDict[int, Buffer] = OrderedDict()
         self._recent_bytes = 0
         self._pieces = Pieces(self._fetch_part)
+        self.large = LargeObjects(url, manifest, blocks_of(config), waits=lambda: self.waits())
         self._dataset: NodeDataset | None = None
         self._ahead = Ahead(manifest.num_objects, self._consumer)
         self._again = Again()
@@ -117,9 +123,12 @@ class Objects:
             return self._from_origin(object_id, offset, size_bytes)
         reader = self._reader(dataset)
         try:
-            data = reader.try_part(object_id, offset, size_bytes) if size is not None else None
-            if task and not offset:
+            data: Buffer | None = None if size is None else reader.try_part(object_id, offset, size_bytes)
+            is_large = size is not None and size > self._most_whole
+            if task and not offset and not is_large:
                 self._ahead.read(task, object_id, is_hit=data is not None)
+            if data is None and is_large:
+                data = self.large.read(object_id, offset, size_bytes, task=task)
             if data is not None:
                 return data
             self.waits()
@@ -135,6 +144,7 @@ class Objects:
             self._looking.join()
         self._ahead.close()
         self._pieces.close()
+        self.large.close()
         while self._idle:
             self._idle.pop().close()
         if self._source is not None:

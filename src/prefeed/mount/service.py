@@ -196,6 +196,7 @@ class Service:
         number = self._files.opened(object_id)
         if number:
             return wire.opened(_PASSED, OpenFlag.PASSTHROUGH | OpenFlag.NO_FLUSH, number)
+        self._objects.large.opened(object_id)
         return _OPENED_CACHED
 
     def _read(self, request: Request) -> Buffer:
@@ -210,7 +211,10 @@ class Service:
     def _release(self, request: Request) -> bytes:
         handle = wire.parse_handle(request.body)
         if handle != _SMALL:
-            self._files.released(self._object(request.node), is_passed=handle == _PASSED)
+            object_id = self._object(request.node)
+            self._files.released(object_id, is_passed=handle == _PASSED)
+            if handle == _CACHED:
+                self._objects.large.released(object_id)
         return b""
 
     def _object(self, number: int) -> int:

@@ -53,6 +53,13 @@ def is_split(info: ObjectInfo) -> bool:
     return info.size_bytes > 0 and bool(info.version)
 
 
+def is_version(version: str, hash_of_it: int) -> bool:
+    """Return whether a version has this ``version_hash``, as it is written or as servers write it elsewhere, weak or not."""
+    return any(
+        version_hash(spelling) == hash_of_it for spelling in (version, version.removeprefix(_WEAK), _WEAK + version)
+    )
+
+
 def num_entries(info: ObjectInfo, block_bytes: int) -> int:
     """Return how many entries an object has: its blocks, or one for the whole object."""
     return -(-info.size_bytes // block_bytes) if is_split(info) else 1
@@ -180,8 +187,7 @@ class BlockSource:
         self._source.close()
 
     def _require_version(self, block: Block, version: str) -> None:
-        spellings = (version, version.removeprefix(_WEAK), _WEAK + version)
-        if all(version_hash(spelling) != block.version_hash for spelling in spellings):
+        if not is_version(version, block.version_hash):
             where = self._source.locate(block.path)
             raise ObjectChangedError(
                 f"{where} changed while it was read: open it again to read what it is now", path=where

@@ -11,9 +11,11 @@ BLOCK = 1 << 20
 class Reader:
     """Reads an object of so many blocks as ``BlockFile`` does where the tier holds what was fetched; counts what is fetched."""
 
-    def __init__(self, num_blocks: int, *, readahead: bool | None = None, tail: int = 0) -> None:
+    def __init__(self, num_blocks: int, *, readahead: bool | None = None, tail: int = 0, slack: int = 0) -> None:
         self.size = num_blocks * BLOCK + tail
-        self.order = Order(size_bytes=self.size, block_bytes=BLOCK, most_bytes=1 << 30, readahead=readahead)
+        self.order = Order(
+            size_bytes=self.size, block_bytes=BLOCK, most_bytes=1 << 30, readahead=readahead, slack_bytes=slack
+        )
         self.held: set[int] = set()
         self.fetched = self.asked = 0
         self.has_plan = False
@@ -56,9 +58,12 @@ class Reader:
 
 @pytest.mark.parametrize("sizes", [(4096, 4096), (1, 100_000), (500_000, 3_000_000), (1, 20_000_000)])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_reader_that_seeks_wildly_gets_hardly_more_than_it_asks_for(sizes: tuple[int, int], seed: int) -> None:
+@pytest.mark.parametrize("slack", [0, BLOCK // 2])
+def test_a_reader_that_seeks_wildly_gets_hardly_more_than_it_asks_for(
+    sizes: tuple[int, int], seed: int, slack: int
+) -> None:
     random = np.random.default_rng(seed)
-    reader = Reader(500)
+    reader = Reader(500, slack=slack)
     for _ in range(300):
         count = int(random.integers(sizes[0], sizes[1] + 1))
         reader.read(int(random.integers(0, reader.size - count)), count)
@@ -127,3 +132,14 @@ def test_looking_ahead_without_reading_does_not_end_a_run() -> None:
     assert looking.order.is_sequential
     assert looking.order.run_bytes == reading.order.run_bytes == 2 * BLOCK
     assert looking.fetched == reading.fetched > 2 * BLOCK  # it is read ahead
+
+
+def test_reads_in_nearly_their_order_continue_each_other_where_there_is_slack() -> None:
+    step = BLOCK // 8
+    for slack, num_plans in ((0, 0), (BLOCK // 2, 1)):
+        reader = Reader(100, slack=slack)
+        for number in range(64):
+            reader.read((number ^ 1) * step, step)  # 1, 0, 3, 2: two at a time
+        assert reader.plans == num_plans
+        assert reader.order.is_sequential == bool(slack)
+    assert reader.fetched >= 64 * step

@@ -128,3 +128,28 @@ def test_bytes_that_are_not_cached_come_from_the_open_file_in_its_version(tmp_pa
     assert lent.read(700, 2) is None  # of another version: only the file itself can say what it is
     lent.close()
     lent.close()
+
+
+def test_two_threads_that_read_first_share_one_open_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(1000))
+    made: list[object] = []
+
+    def both_begin(*arguments: Any, **options: Any) -> Any:
+        """The second thread makes one while the first one does."""
+        made.append(file := object())
+        if len(made) == 1:
+            found.append(lent._in_blocks())
+        return file
+
+    monkeypatch.setattr("prefeed.client.large_files.BlockFile", both_begin)
+    found: list[object] = []
+    lent = LentBlocks(opened := SimpleNamespace(), opened, str(path), os.open(path, os.O_RDONLY))  # type: ignore[arg-type]
+    try:
+        found.append(lent._in_blocks())
+        assert len(made) == 2
+        assert found == [made[1], made[1]]
+        assert lent._in_blocks() is made[1]
+    finally:
+        lent._files.clear()
+        lent.close()

@@ -1,0 +1,235 @@
+"""Large objects of stores: in blocks, which the node server fetches once for all readers, mounts and ``prefeed.open``.
+
+::
+
+    part ─→ this reader's open object ─→ tier ─hit→ bytes
+                                          │ miss
+                       ┌──────────────────┴───────────────────┐
+              a block, and what follows               a few bytes of it, from the origin
+              in the reader's order                            │ the reader jumps again and again
+                                                               ↓
+                                                      all blocks, in order
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from prefeed.client.block_file import BlockFile
+from prefeed.client.blocks import BlockObject, Blocks
+from prefeed.client.node import NodeClient
+from prefeed.errors import ObjectChangedError, PrefeedError
+from prefeed.sources.blocks import is_version
+from prefeed.sources.manifest import Manifest
+from prefeed.types import Buffer, Statistics
+from prefeed.wire.endpoint import put_in_transit
+
+_log = logging.getLogger("prefeed")
+
+_MOST_OBJECTS: Final = 256
+_MOST_READERS: Final = 64
+"""Of one object."""
+
+_BLOCKS_PER_JUMP: Final = 32
+_LEAST_JUMPS: Final = 64
+
+
+def is_worth_all(num_jumps: int, num_blocks: int) -> bool:
+    """Return whether so many requests were made for a few bytes of an object that all of it is worth fetching. Pure.
+
+    One such request takes as long as ten to forty blocks that are fetched beside each other (ADR 38). So a reader that jumps waits
+    at most about twice as long as if all had been fetched from the beginning; one that makes fewer jumps costs what it reads.
+    """
+    return num_jumps >= max(_LEAST_JUMPS, num_blocks // _BLOCKS_PER_JUMP)
+
+
+def has_room(counts: Statistics, size_bytes: int) -> bool:
+    """Return whether the tiers have room for so much, and nothing of what they hold has to go. Pure."""
+    memory = counts.budget_bytes - counts.resident_bytes - counts.transient_bytes
+    disk = counts.disk.budget_bytes - counts.disk.bytes
+    return max(memory, 0) + max(disk, 0) >= size_bytes
+
+
+class _Large:
+    """One object: what its readers share.
+
+    Attributes:
+        opened: The object, in the version that was listed.
+        readers: Threads that read it, the last ones last.
+        num_jumps: Requests for a few bytes.
+        is_coming: All of it is being fetched.
+    """
+
+    def __init__(self, opened: BlockObject) -> None:
+        self.opened = opened
+        self.readers: OrderedDict[int, BlockFile] = OrderedDict()
+        self.num_jumps: int = 0
+        self.is_coming: bool = False
+
+
+class LargeObjects:
+    """Reads large objects of one manifest in blocks.
+
+    Each thread of a program is a reader of its own, but for those that read the same place: what is read ahead follows its order.
+
+    **Ownership.** Its maker closes it. **Threads and processes.** Any thread; made in the process that uses it.
+    **Blocking.** ``waits`` is called before anything waits: in ``read``, after the reader's place was noted.
+    """
+
+    def __init__(self, url: str, manifest: Manifest, blocks: Blocks, *, waits: Callable[[], None]) -> None:
+        """Read objects of a manifest.
+
+        Args:
+            url: Its root; it may hold credentials.
+            manifest: What is mounted.
+            blocks: Where blocks come from.
+            waits: Called by a thread before it waits.
+        """
+        self._url = url
+        self._manifest = manifest
+        self._blocks = blocks
+        self._waits = waits
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._objects: OrderedDict[int, _Large] = OrderedDict()
+        self._num_open: Counter[int] = Counter()
+
+    def opened(self, object_id: int) -> None:
+        """Note that a program has opened an object."""
+        with self._lock:
+            self._num_open[object_id] += 1
+
+    def released(self, object_id: int) -> None:
+        """Note that a program has closed an object; nothing is read ahead when it was the last one."""
+        with self._lock:
+            self._num_open[object_id] -= 1  # below 0: it was opened from a daemon before this one
+            if self._num_open[object_id] > 0:
+                return
+            del self._num_open[object_id]
+            large = self._objects.get(object_id)
+            readers = [] if large is None else list(large.readers.values())
+        for reader in readers:
+            reader.rest()
+
+    def read(self, object_id: int, offset: int, size_bytes: int, *, task: int) -> Buffer | None:
+        """Return a part of an object, which must exist; None: there are no blocks of it, because it has no version, or there is no server.
+
+        Args:
+            object_id: The object.
+            offset: First byte.
+            size_bytes: Number of bytes.
+            task: The thread that reads.
+
+        Raises:
+            ObjectChangedError: The origin has another version by now.
+            SourceError: The origin's own error.
+        """
+        large = self._objects.get(object_id)
+        if large is None:
+            self._waits()
+            with self._opening:
+                large = self._objects.get(object_id) or self._opened(object_id)
+        if self._blocks.asks_first(large.opened):
+            self._waits()
+        if not large.opened.is_split or self._blocks.tier(large.opened) is None:
+            return None
+        while True:
+            reader = self._reader(large, task, offset)
+            try:
+                return reader.read_range(offset, size_bytes)
+            except ValueError:
+                if not reader.closed:  # another thread has ended this reader
+                    raise
+
+    def close(self) -> None:
+        """End all readers."""
+        while self._objects:
+            self._end(self._objects.popitem()[1])
+        self._blocks.close()
+
+    def _opened(self, object_id: int) -> _Large:
+        """Return an object in the version that was listed."""
+        manifest = self._manifest
+        info = self._blocks.info(self._url, manifest.path(object_id))
+        listed = manifest.listed(object_id)
+        is_other = listed.version_hash and not is_version(info.version, listed.version_hash)
+        if is_other or info.size_bytes != listed.size_bytes:
+            where = self._blocks.source(self._url).locate(info.path)
+            raise ObjectChangedError(
+                f"{where} has changed since it was mounted; unmount and mount again to see it", path=where
+            )
+        large = _Large(self._blocks.opened(self._url, info))
+        with self._lock:
+            self._objects[object_id] = large
+            closed = [other for other in self._objects if not self._num_open[other] and other != object_id]
+            ended = [self._objects.pop(other) for other in closed[: max(0, len(self._objects) - _MOST_OBJECTS)]]
+        for other in ended:
+            self._end(other)
+        return large
+
+    def _end(self, large: _Large) -> None:
+        while large.readers:
+            large.readers.popitem()[1].close()
+
+    def _reader(self, large: _Large, task: int, offset: int) -> BlockFile:
+        """Return the reader that a read continues, whichever thread makes it: readers side by side share what the kernel has read."""
+        ended = None
+        with self._lock:
+            for reader in large.readers.values():
+                if reader.follows(offset) and not reader.closed:
+                    return reader
+            reader = large.readers.pop(task, None)
+            if reader is None or reader.closed:
+                reader = BlockFile(
+                    large.opened, self._blocks, read_part=partial(self._jumped, large), waits=self._waits
+                )
+                if len(large.readers) >= _MOST_READERS:
+                    ended = large.readers.popitem(last=False)[1]
+            large.readers[task] = reader
+        if ended is not None:
+            ended.close()
+        return reader
+
+    # ------------------------------------------------------------ readers that jump
+
+    def _jumped(self, large: _Large, offset: int, size_bytes: int) -> Buffer:
+        """Return a few bytes of a block: the block's if it comes anyway, else these alone, from the origin."""
+        opened = large.opened
+        index, start = divmod(offset, opened.block_bytes)
+        with self._lock:
+            comes = large.is_coming or any(reader.expects(index) for reader in large.readers.values())
+        if comes and opened.dataset is not None and start + size_bytes <= opened.block_bytes:
+            return memoryview(self._blocks.read_block(opened, index, 0))[start : start + size_bytes]
+        large.num_jumps += 1
+        if large.num_jumps > 0 and is_worth_all(large.num_jumps, opened.num_blocks):
+            large.num_jumps = -opened.num_blocks  # should it leave the tiers, it has to be worth it again
+            threading.Thread(target=self._fetch_whole, args=(large,), name="prefeed-fetch-whole", daemon=True).start()
+        return self._blocks.read_part(opened, offset, size_bytes)
+
+    def _fetch_whole(self, large: _Large) -> None:
+        """Have the server fetch all blocks of an object, if there is room for them."""
+        opened = large.opened
+        with suppress(PrefeedError, OSError), NodeClient.connect(self._blocks.config, autostart=False) as node:
+            dataset = self._blocks.dataset(opened)
+            if dataset is None or dataset.instance != node.connection.instance:
+                return
+            if not has_room(node.statistics(), opened.info.size_bytes):
+                _log.info(
+                    "prefeed: the tiers have no room for all of %s: parts of it come from its store", opened.location
+                )
+                return
+            ids = np.arange(opened.num_blocks, dtype=np.int64)
+            name = put_in_transit(node.connection.runtime_dir, [ids.data], suffix=".i64")
+            large.is_coming = True
+            try:
+                node.warm_in_order(dataset.number, name)
+            finally:
+                large.is_coming = False
