@@ -56,6 +56,7 @@ STATISTICS = Statistics(
     late=80_000,
     misses=300_000,
     direct_reads=100,
+    hit_bytes=290 * GIB,
     origin_requests=1_400_000,
     origin_bytes=150 * GIB,
     resident_objects=310_000,
@@ -79,7 +80,7 @@ NO_SERVER = Look(trouble=f"no server runs for {HOME}; start one with `prefeed se
 
 
 def later(sample: Sample, seconds: float, *, reads: int = 0, origin_requests: int = 0, origin_bytes: int = 0) -> Sample:
-    """Return the sample so much later, when the first plan has made that many reads more, all of them hits."""
+    """Return the sample so much later, when the first plan has made that many reads more, all of them hits of 100 KB."""
     first, *others = sample.plans
     statistics = sample.statistics
     moved = replace(first, position=first.position + reads, reads=replace(first.reads, hits=first.reads.hits + reads))
@@ -89,6 +90,7 @@ def later(sample: Sample, seconds: float, *, reads: int = 0, origin_requests: in
         statistics=replace(
             statistics,
             hits=statistics.hits + reads,
+            hit_bytes=statistics.hit_bytes + 100_000 * reads,
             origin_requests=statistics.origin_requests + origin_requests,
             origin_bytes=statistics.origin_bytes + origin_bytes,
         ),

@@ -61,6 +61,7 @@ class Rates:
 
     Attributes:
         hits: Reads that found their object in a tier.
+        hit_bytes: Bytes that these took, of whole objects and of parts.
         reads: All reads.
         origin_requests: Requests to origins.
         origin_bytes: Bytes that came back.
@@ -71,6 +72,7 @@ class Rates:
     reads: float
     origin_requests: float
     origin_bytes: float
+    hit_bytes: float = 0.0
     plans: dict[int, float] = field(default_factory=dict)
 
 
@@ -86,6 +88,7 @@ def rates_between(before: Sample, after: Sample) -> Rates | None:
         reads=(new.reads - old.reads) / seconds,
         origin_requests=(new.origin_requests - old.origin_requests) / seconds,
         origin_bytes=(new.origin_bytes - old.origin_bytes) / seconds,
+        hit_bytes=(new.hit_bytes - old.hit_bytes) / seconds,
         plans={p.consumer: (p.reads.reads - reads_before.get(p.consumer, 0)) / seconds for p in after.plans},
     )
 
@@ -384,12 +387,20 @@ def _rates(history: History, width: int) -> Iterable[Text]:
     rates = history.rates
     shown = (
         ("hits", None if rates is None else f"{rates.hits:,.0f}/s", lambda r: r.hits),
+        ("", None if rates is None else f"{format_bytes(rates.hit_bytes)}/s", lambda r: r.hit_bytes),
         ("origin", None if rates is None else f"{rates.origin_requests:,.0f} req/s", lambda r: r.origin_requests),
         ("", None if rates is None else f"{format_bytes(rates.origin_bytes)}/s", lambda r: r.origin_bytes),
     )
     for name, text, rate in shown:
         chart = sparkline(history.series(rate), width - _LABEL - 15)
         yield Text.assemble((f"{name:<{_LABEL}}", "cyan"), f"{text or '-':>13}  ", (chart, "blue"))
+    sample = history.sample
+    if sample is not None:
+        counts = sample.statistics
+        yield Text.assemble(
+            (f"{'in all':<{_LABEL}}", "cyan"), f"{format_bytes(counts.hit_bytes)} by {short_count(counts.hits)} hits, "
+            f"{format_bytes(counts.origin_bytes)} by {short_count(counts.origin_requests)} requests to origins",
+        )  # fmt: skip
 
 
 def _plans_title(sample: Sample, sort: Sort) -> str:

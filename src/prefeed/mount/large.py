@@ -45,8 +45,8 @@ _LEAST_JUMPS: Final = 64
 def is_worth_all(num_jumps: int, num_blocks: int) -> bool:
     """Return whether so many requests were made for a few bytes of an object that all of it is worth fetching. Pure.
 
-    One such request takes as long as ten to forty blocks that are fetched beside each other (ADR 38). So a reader that jumps waits
-    at most about twice as long as if all had been fetched from the beginning; one that makes fewer jumps costs what it reads.
+    One such request takes as long as ten to eighty blocks that are fetched beside each other (ADR 38). So a reader that jumps waits
+    little longer than if all had been fetched from the beginning, and one that makes fewer jumps costs what it reads.
     """
     return num_jumps >= max(_LEAST_JUMPS, num_blocks // _BLOCKS_PER_JUMP)
 

@@ -34,6 +34,7 @@ def test_rates_are_differences_over_the_servers_own_time() -> None:
 
     assert rates is not None
     assert (rates.hits, rates.reads, rates.origin_requests, rates.origin_bytes) == (1500, 1500, 50, 4_000_000)
+    assert rates.hit_bytes == 150_000_000
     assert rates.plans == {11: 1500, 12: 0, -1: 0}
 
 

@@ -42,7 +42,9 @@ def test_all_that_the_server_says_is_there() -> None:
     assert "90.0 GiB of 200.0 GiB  900k objects" in line_with(lines, "disk")
     assert "3 of 4 servers up  210k reads, 13.0 % found" in line_with(lines, "pool")
     assert "3,300/s" in line_with(lines, "hits")
+    assert "314.7 MiB/s" in lines[lines.index(line_with(lines, "hits")) + 1]
     assert "80 req/s" in line_with(lines, "origin")
+    assert "290.6 GiB by 2.91M hits, 150.0 GiB by 1.40M requests to origins" in line_with(lines, "in all")
     assert line_with(lines, "Rates").startswith("Rates (58 of 64 requests in flight)")
     assert "418k/641k" in line_with(lines, "ImageFolder r0")
     assert "93.0%" in line_with(lines, "ImageFolder r0")
