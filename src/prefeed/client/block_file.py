@@ -75,6 +75,7 @@ class BlockFile(io.BufferedIOBase):
         self._consumer = 0
         self._planning = threading.Lock()
         self._done: list[int] = []
+        self._fetching: set[int] = set()
         self._hits = self._hit_bytes = 0
         self._copy: tuple[int, bytes] = 0, b""  # the bytes from a place on
         self._held: tuple[int, Buffer] | None = None  # bytes from a place on that the tier has no room for
@@ -199,8 +200,8 @@ class BlockFile(io.BufferedIOBase):
             self._begin_plan(0, 1)
 
     def expects(self, index: int) -> bool:
-        """Return whether a block is fetched for this reader, or was."""
-        return index in self._order.planned
+        """Return whether a block is being fetched for this reader, or will be."""
+        return index in self._fetching or index in self._order.planned
 
     def follows(self, offset: int) -> bool:
         """Return whether a read there continues the last one."""
@@ -343,9 +344,13 @@ class BlockFile(io.BufferedIOBase):
         has_node = self._opened.dataset is not None
         if self._opened.num_blocks == 1 or (has_node and self._order.may_take(index, len(part))):
             self._begin_plan(index, offset + len(target))
-            if self._waits is not None:
-                self._waits()
-            data = self._blocks.read_block(self._opened, index, self._consumer)
+            self._fetching.add(index)
+            try:
+                if self._waits is not None:
+                    self._waits()
+                data = self._blocks.read_block(self._opened, index, self._consumer)
+            finally:
+                self._fetching.discard(index)
             part[:] = memoryview(data)[start : start + len(part)]
             if not self._is_in_tier(index):
                 self._held = index * self._order.block_bytes, data
