@@ -183,11 +183,12 @@ class LargeObjects:
         """Return the reader that a read continues, whichever thread makes it: readers side by side share what the kernel has read."""
         ended = None
         with self._lock:
-            for reader in large.readers.values():
-                if reader.follows(offset) and not reader.closed:
-                    return reader
-            reader = large.readers.pop(task, None)
-            if reader is None or reader.closed:
+            for other in large.readers.values():
+                if other.follows(offset) and not other.closed:
+                    return other
+            found = large.readers.pop(task, None)
+            reader = None if found is None or found.closed else found
+            if reader is None:
                 reader = BlockFile(
                     large.opened, self._blocks, read_part=partial(self._jumped, large), waits=self._waits
                 )
