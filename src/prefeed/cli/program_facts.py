@@ -83,6 +83,7 @@ class ProgramFacts(TypedDict):
         cache: What readers found in memory.
         origin: What readers waited for: the server fetched it, or they did.
         past_the_cache: The calls with the most opens first.
+        opens_estimated: Of these opens, those that were reckoned from what other samples of their dataset opened.
         loop_seconds: Time of all epochs, up to the last batch of each.
         waited_seconds: Part of it in which loops waited.
     """
@@ -100,6 +101,7 @@ class ProgramFacts(TypedDict):
     cache: Files
     origin: Files
     past_the_cache: list[PastTheCache]
+    opens_estimated: int
     loop_seconds: float
     waited_seconds: float
 
@@ -136,6 +138,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         cache=Files(files=reads[0], bytes=reads[1]),
         origin=Files(files=reads[2], bytes=reads[3]),
         past_the_cache=sorted(past, key=lambda one: (-one["opens"], one["call"], one["in_samples"])),
+        opens_estimated=counted.get(program.ESTIMATED, (0,))[0],
         loop_seconds=sum(loader["seconds"] for loader in loaders),
         waited_seconds=sum(loader["waited_seconds"] for loader in loaders),
     )
@@ -231,7 +234,8 @@ def _files(facts: ProgramFacts) -> str:
             for one in facts["past_the_cache"]
         ]
         where = "" if parts else f" below {facts['roots']}"
-        parts.append(f"{_number(opens, 'open')}{where} bypassed the cache ({_listed(calls, most=_MOST_CALLS)})")
+        about = "about " if facts["opens_estimated"] else ""
+        parts.append(f"{about}{_number(opens, 'open')}{where} bypassed the cache ({_listed(calls, most=_MOST_CALLS)})")
     return ", ".join(parts)
 
 

@@ -184,6 +184,11 @@ class ReadMeter:
         self._num_left, self._next_ns = _MOST_TRIES, now + _PAUSE_NS
         return True
 
+    @property
+    def is_quick(self) -> bool:
+        """True when enough was measured in this epoch, and the last read was quick."""
+        return self._is_known
+
     def goes_on(self) -> bool:
         """Return whether the next sample is to be measured as well; asked after each that was."""
         self._num_left -= 1

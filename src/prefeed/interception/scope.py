@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -60,6 +60,8 @@ _OF_WRITERS: _Places = (
 )
 """What is replaced as well while somebody observes what is written."""
 
+_OPENS = (("builtins", "open"), ("io", "open"))
+
 _ABILITIES = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids)
 """Sets of functions of ``os`` that others look into."""
 
@@ -79,6 +81,11 @@ class Place:
         self.original: Any = None
         self.replacement: Any = None
         self.is_replaced: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """True while ours stands there, and nobody has put another one over it."""
+        return self.is_replaced and getattr(self.owner, self.name, None) is self.replacement
 
     def restore(self) -> None:
         """Put the original back, unless other code has replaced ours: theirs still calls ours."""
@@ -148,6 +155,21 @@ class Places:
     def _made_for(self, original: Any) -> Any:
         """``io.open`` and ``builtins.open`` are one function, and stay one."""
         return next((place.replacement for place in self._places.values() if place.original is original), None)
+
+    def take_away(self, names: Sequence[tuple[str, str]]) -> list[Place]:
+        """Put the originals of these names back; return what was taken away."""
+        found = [place for name in names if (place := self._places.get(name)) is not None and place.is_ours]
+        for place in found:
+            place.restore()
+        if found:
+            self.num_modules = -1
+        return found
+
+    def put_back(self, places: Sequence[Place]) -> None:
+        """Replace them again, but for those that other code has replaced meanwhile."""
+        for place in places:
+            if getattr(place.owner, place.name, None) is place.original:
+                place.replace()
 
     def restore_all(self) -> None:
         """Put everything back as it was."""
@@ -230,6 +252,32 @@ def in_sample() -> Iterator[None]:
         yield
     finally:
         asking.depth -= 1
+
+
+class _OriginalOpen:
+    __slots__ = ("_taken_away",)
+
+    def __enter__(self) -> None:
+        with _process.lock:
+            is_free = not _process.num_inside and not observers and Asking.reader is None
+            self._taken_away = _process.places.take_away(_OPENS) if is_free else ()
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken_away:
+            with _process.lock:
+                if _process.is_for_good or _process.num_inside or observers:
+                    _process.places.put_back(self._taken_away)
+
+
+_AS_IT_IS = nullcontext()
+
+
+def original_open() -> AbstractContextManager[None]:
+    """Inside it, ``open`` is Python's own, with replacements installed or not, unless somebody is to be asked or told.
+
+    A scope that is entered meanwhile, in this thread or another, puts the replacement back.
+    """
+    return _OriginalOpen() if _process.is_for_good else _AS_IT_IS
 
 
 def answers_everywhere() -> bool:

@@ -4,6 +4,7 @@
 ``prefeed.cli.last_line`` adds the counts up. Every Python process of the program imports this package, so it imports almost
 nothing itself.
 
-``program``  counts of this process, in mapped files
-``opens``    files that are opened past the cache
+``program``   counts of this process, in mapped files
+``opens``     files that are opened past the cache
+``estimate``  the same for samples that are read in place, from a part of them
 """

@@ -11,9 +11,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
+from prefeed.tally.estimate import groups
 from prefeed.tally.program import PAST, add_one, is_counting, key_of
 
 Covers = Callable[[str], bool] | None
@@ -130,7 +132,7 @@ def watch(places: tuple[str, ...], covers: Covers = None) -> None:
 
 def passed(call: str, name: Any) -> None:
     """A library is about to open a file by itself; ``call`` is what the user called."""
-    if _watch.places and is_counting():
+    if _watch.places and is_counting() and not _is_estimated():
         try:
             directory = os.path.dirname(os.fsdecode(name)) + "/"
             if _watch.is_near(directory) and _covers(directory):
@@ -139,8 +141,16 @@ def passed(call: str, name: Any) -> None:
             return
 
 
+def _is_estimated() -> bool:
+    """Return whether this thread makes samples whose opens are not counted one by one."""
+    group = groups.get(get_ident())
+    return group is not None and not group.is_counting
+
+
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
+        if groups and (group := groups.get(get_ident())) is not None and not group.is_counting:
+            return
         try:
             name, mode, flags = arguments
             directory = name[: name.rfind("/") + 1]
@@ -190,6 +200,8 @@ def _count(call: str) -> None:
     if key is None:
         key = _keys[call, is_in_sample] = key_of(PAST, call, "s" if is_in_sample else "")
     add_one(key)
+    if groups and is_in_sample and (group := groups.get(get_ident())) is not None:
+        group.opened(key)
 
 
 _asking: Any = None

@@ -180,6 +180,9 @@ UNSEEN = b"unseen"
 PAST = b"past"
 """By call, and ``s`` for one in a sample: files that were opened past the cache."""
 
+ESTIMATED = b"estimated"
+"""Opens past the cache that were reckoned from those of other samples; they are counted under ``PAST`` as well."""
+
 _SEPARATOR = b"\0"
 
 _BEGAN_FIELD = 19

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ from prefeed.client.joining import Joining
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.core.in_place import Course, PlacePolicy, Storage
-from prefeed.interception import answers_everywhere, in_sample, reads_from
+from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
 from prefeed.loaders.access import Opening
 from prefeed.sources.mounts import Roots
 from prefeed.tally import program
+from prefeed.tally.estimate import Estimate
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.serving import (
     Served,
@@ -47,24 +49,28 @@ NOT_READY = "its samples are read in place: the node server was not ready before
 NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
 
 
+_AT_ONCE = 16
+"""Samples that are made without a look, once storage is known to be quick."""
+
+
 class InPlace(Staged):
     """A map-style dataset whose samples are read in place, or through a reader once the loader has joined the server.
 
-    Each sample looks whether that is so. Bytes are those that the dataset itself would read, or those of ``Served``.
+    Each sample looks whether that is so, or each 16th while storage is quick. Bytes are those that the dataset itself would read, or those of ``Served``.
 
     **Threads and processes**: made in the main process, used in workers: forked, spawned or served; one thread at a time.
     """
 
-    def __init__(self, inner: Any, opening: Opening, config: Config) -> None:
+    def __init__(self, inner: Any, opening: Opening, config: Config, *, is_shared: bool) -> None:
         super().__init__(inner)
-        self.state: PlaceState = PlaceState(shared_tensor(STATE_BYTES, torch.uint8))
-        self.shared: SharedState = SharedState()
+        self.state: PlaceState = PlaceState(shared_tensor(STATE_BYTES, torch.uint8, is_shared=is_shared))
+        self.shared: SharedState = SharedState(is_shared=is_shared)
         self._starts, self._indices = opening.starts, opening.indices
         self._roots = None if opening.names_files else Roots.of(config)
         self._begin_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_served", "_meter")}
+        return {name: value for name, value in vars(self).items() if name not in ("_served", "_meter", "_estimate")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -75,6 +81,7 @@ class InPlace(Staged):
         self._note_number = 0
         self._served: Served | None = None
         self._meter: ReadMeter | None = None
+        self._estimate = Estimate()
 
     def adopt(self, served: Served, access: AccessMap) -> None:
         """The loader has joined: this process reads through ``served``, all others through readers of their own.
@@ -122,14 +129,27 @@ class InPlace(Staged):
                     samples.append(inner[index])
                     if words[NOTE_IN_FORCE] or not meter.goes_on():
                         break
-        note = NOTE_IN_FORCE
-        for index in indices:
-            if words[note] and (served := self._joined()) is not None:
+        for index in self._until_joined(indices, samples):
+            served = self._joined()
+            if served is not None:
                 with served.sample(index):
                     samples.append(inner[index])
             else:
                 samples.append(inner[index])
         return samples
+
+    def _until_joined(self, indices: Iterator[Any], samples: list[Any]) -> Iterator[Any]:
+        """Make the samples of a batch with nothing in their way; return the indices that are left when the loader joins."""
+        inner, words, note, num_before = self.inner, self.state.words, NOTE_IN_FORCE, len(samples)
+        at_once = _AT_ONCE if self._reads.is_quick else 1
+        with original_open(), self._estimate as group:
+            while not words[note]:
+                made = [inner[index] for index in islice(indices, at_once)]
+                samples += made
+                if len(made) < at_once:
+                    break
+            group.num_samples = len(samples) - num_before
+        return indices
 
     def _uncached(self) -> AbstractContextManager[None]:
         """Inside it, samples are made whose files no reader answers."""
@@ -200,7 +220,7 @@ class Place:
     """
 
     def __init__(self, loader: Any, opening: Opening, config: Config) -> None:
-        self.dataset: InPlace = InPlace(loader.dataset, opening, config)
+        self.dataset: InPlace = InPlace(loader.dataset, opening, config, is_shared=loader.num_workers > 0)
         self.pid: int = os.getpid()
         self.joining: Joining | None = None
         self.is_refused = False

@@ -27,6 +27,7 @@ from prefeed.shown import shown
 from prefeed.torch.attachment import Attachment, samples_as_torchs, works_in_threads
 from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
+from prefeed.torch.in_place import InPlace
 from prefeed.torch.items import shown_as_torchs
 from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
@@ -217,8 +218,9 @@ def _serve(view: Any, loader: Any, attachment: Attachment, served: Served | Stag
     """Let an iterator make batches of what is served; return the memory for them, if there is recycled memory."""
     has_threads = works_in_threads(loader)
     served.lent.is_allowed = copies_samples(loader) and not has_threads
+    after = None if isinstance(served, InPlace) else served.lent.give_back  # which lends nothing
     if loader.num_workers == 0:
-        view.collate_fn = collate_of(loader, after=served.lent.give_back)
+        view.collate_fn = collate_of(loader, after=after)
         return None
     attachment.foresee(loader.generator or True)
     view.worker_init_fn = WorkerStart(loader.worker_init_fn)
@@ -226,7 +228,7 @@ def _serve(view: Any, loader: Any, attachment: Attachment, served: Served | Stag
         view.dataset = ServedInThreads(view.dataset)
         return None
     lease = attachment.try_lease(loader)
-    view.collate_fn = collate_of(loader, names=lease.names if lease is not None else (), after=served.lent.give_back)
+    view.collate_fn = collate_of(loader, names=lease.names if lease is not None else (), after=after)
     return lease
 
 

@@ -235,10 +235,12 @@ class Served:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
-def shared_tensor(length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros, shape (length,), in memory that workers share however they are started."""
+def shared_tensor(length: int, dtype: torch.dtype, *, is_shared: bool = True) -> torch.Tensor:
+    """Return zeros, shape (length,), in memory that workers share however they are started; ``is_shared=False``: there are none."""
     with torch.inference_mode(False):  # whatever the loop is in now
         memory = torch.zeros(length, dtype=dtype, device="cpu")
+    if not is_shared:
+        return memory
     with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
         memory.share_memory_()
     return memory
@@ -250,8 +252,9 @@ class SharedState:
     **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
     """
 
-    def __init__(self) -> None:
-        self._memory = shared_tensor((_COST_ROWS + 1) * NUM_COSTS, torch.float64).reshape(-1, NUM_COSTS)
+    def __init__(self, *, is_shared: bool = True) -> None:
+        memory = shared_tensor((_COST_ROWS + 1) * NUM_COSTS, torch.float64, is_shared=is_shared)
+        self._memory = memory.reshape(-1, NUM_COSTS)
         self._was_slower = False
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import FRAMEWORK, LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
+from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
     "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True,
@@ -87,6 +87,14 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache",
         ],
     ),
+    "opens that were not counted one by one": (
+        USED | past("open", 39_934, in_samples=True) | {ESTIMATED: counters(38_000)},
+        {},
+        [
+            ("no DataLoader of torch's was used; about 39,934 opens below /data (nfs4) bypassed the cache (open 39,934 in samples)"),
+            "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache",
+        ],
+    ),
     "another framework": (
         {key_of(FRAMEWORK, "paddle"): counters(1)}, {},
         ["nothing to do: no loader that prefeed serves was used of paddle, and no file below /data (nfs4) was opened"],
@@ -148,6 +156,6 @@ def test_machines_get_the_same() -> None:
         "version": 1, "program": ["python", "train.py"], "began": 5.0, "seconds": 412.0, "is_enabled": True,
         "roots": "/data (nfs4)", "has_roots": True, "has_torch": True, "frameworks": [],
         "cache": {"files": 48210, "bytes": 9_771_050_599}, "origin": {"files": 24105, "bytes": 4_831_838_208},
-        "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}],
+        "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}], "opens_estimated": 0,
         "loop_seconds": 412.0, "waited_seconds": 12.772,
     }  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torchvision.io.image  # noqa: F401
 
-from prefeed.interception import install, reads_from, uninstall
+from prefeed.interception import answer_everywhere, install, original_open, reads_from, uninstall
 
 from .conftest import KeptFiles
 
@@ -84,6 +84,53 @@ def test_installed_for_good_until_uninstalled(reader: KeptFiles, path: Path) -> 
     with pytest.raises(FileNotFoundError):
         path.read_bytes()
     uninstall()
+    uninstall()
+    assert all_the_same(everything(), before)
+
+
+def test_the_original_open_for_a_while(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    with original_open():
+        assert all_the_same(everything(), before)
+    install()
+    installed = everything()
+    with original_open():
+        assert builtins.open is before[0]
+        assert io.open is before[1]
+        assert all_the_same(everything()[2:], installed[2:])
+        with reads_from(reader):  # somebody is asked: ours is there
+            assert all_the_same(everything(), installed)
+            assert path.read_bytes() == b"kept"
+            with original_open():
+                assert all_the_same(everything(), installed)
+    assert all_the_same(everything(), installed)
+    with pytest.raises(ZeroDivisionError), original_open():
+        raise ZeroDivisionError
+    assert all_the_same(everything(), installed)
+    with original_open():
+        uninstall()
+    assert all_the_same(everything(), before)
+
+
+def test_the_original_open_is_not_for_threads_that_are_answered(reader: KeptFiles, path: Path) -> None:
+    install()
+    answer_everywhere(reader)
+    try:
+        with original_open():
+            assert path.read_bytes() == b"kept"
+    finally:
+        answer_everywhere(None)
+        uninstall()
+
+
+def test_what_someone_put_there_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = everything()
+    install()
+    with original_open():
+        monkeypatch.setattr(builtins, "open", len)
+    assert builtins.open is len  # type: ignore[comparison-overlap]
+    assert io.open is not before[1]
+    monkeypatch.undo()
     uninstall()
     assert all_the_same(everything(), before)
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, TensorDataset, random_split
 from torchvision import datasets
 
-from prefeed.loaders.declared import Accessor, Declared, declared_paths, is_in_memory
+from prefeed.loaders.declared import Accessor, Declared, absolute, declared_paths, is_in_memory
 from unit.torch import vision_files
 from unit.torch.opened import Recorder, all_files
 from unit.torch.tiny_files import folder
@@ -79,6 +79,23 @@ def test_parallel_lists_are_rows(value: Any) -> None:
     assert declared.starts is not None
     assert declared.starts.dtype == np.int64
     assert declared.starts.tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/d/a.jpg", "d/a.jpg", "./a", "/d//a", "//d/a", "/d/./a", "/d/../a", "/d/.a", "/d/a/", "/d/a/.", "/", "a\0b", "/a\0/b",
+        "/d/..a", Path("/d/a"), np.str_("/d/a"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_paths_that_are_looked_at_together_are_those_that_are_looked_at_alone(path: Any, place: int) -> None:
+    listed: list[Any] = ["/d/x", "/d/y"]
+    listed.insert(place, path)
+    declared = declared_paths(Listed(listed, 3))
+    assert declared is not None
+    assert declared.paths == [absolute(one) for one in listed]
+    assert {type(one) for one in declared.paths} == {str}
 
 
 def test_an_empty_path_is_no_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from prefeed.client import in_place as client_in_place
 from prefeed.config import resolve
 from prefeed.core.in_place import MOST_MEASURED, Storage
 from prefeed.loaders.access import Opening
+from prefeed.tally import opens, program
 from prefeed.torch import attachment as module
 from prefeed.torch.attachment import Attachment, _may_begin_in_place
 from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, InPlace, Place
@@ -77,7 +79,7 @@ def opening(**known: Any) -> Opening:
 
 
 def stand_in(inner: Any, **known: Any) -> InPlace:
-    made = InPlace(inner, opening(**known), resolve({"roots": [inner_root(inner)]}))
+    made = InPlace(inner, opening(**known), resolve({"roots": [inner_root(inner)]}), is_shared=True)
     made.state.epoch_begins(in_place=True)
     return made
 
@@ -115,14 +117,17 @@ def test_sixteen_reads_are_measured(root: Path, cls: type[Files]) -> None:
 
 def test_files_that_lie_elsewhere_are_measured_if_the_dataset_names_its_files(root: Path) -> None:
     for names_files, num_measured in ((False, 0), (True, MOST_MEASURED)):
-        made = InPlace(Files(root, 40), opening(names_files=names_files), resolve({"roots": ["/nowhere"]}))
+        made = InPlace(
+            Files(root, 40), opening(names_files=names_files), resolve({"roots": ["/nowhere"]}), is_shared=True
+        )
         made.state.epoch_begins(in_place=True)
         made.__getitems__(list(range(40)))
         assert made.state.num_measured() == num_measured
 
 
-def test_joining_in_the_middle_of_a_batch(root: Path) -> None:
-    """Each sample looks whether the loader has joined."""
+@pytest.mark.parametrize(("roots_are", "first_served"), [("data", 32), ("elsewhere", 21)])
+def test_joining_in_the_middle_of_a_batch(root: Path, roots_are: str, first_served: int) -> None:
+    """Each sample looks whether the loader has joined; once 16 reads were quick, each 16th."""
     files, joined = Files(root, 40), Joined()
 
     class Joins(Files):
@@ -132,9 +137,11 @@ def test_joining_in_the_middle_of_a_batch(root: Path) -> None:
                 made.state.join(made._note_number)
             return super().__getitem__(index)
 
-    made = stand_in(Joins(root, 40))
+    roots = [str(root) if roots_are == "data" else "/nowhere"]
+    made = InPlace(Joins(root, 40), opening(), resolve({"roots": roots}), is_shared=True)
+    made.state.epoch_begins(in_place=True)
     assert made.__getitems__(list(range(40))) == [files[index] for index in range(40)]
-    assert joined.indices == list(range(21, 40))
+    assert joined.indices == list(range(first_served, 40))
     assert joined.num_batches == 1
     assert made.__getitems__([1, 2]) == ["served 1", "served 2"]
 
@@ -170,8 +177,49 @@ def test_a_copy_has_the_same_memory_and_readers_of_its_own(root: Path) -> None:
     assert copy.__getitems__([1]) == [b"1"]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_memory_is_shared_if_there_are_workers(root: Path, num_workers: int) -> None:
+    loader: Any = type("Loader", (), {"dataset": Files(root, 40), "num_workers": num_workers})
+    one = Place(loader, opening(), resolve({"roots": [str(root)]}))
+    assert one.state._memory.is_shared() is bool(num_workers)  # type: ignore[attr-defined]
+    one.epoch_begins(in_place=True)
+    assert one.dataset.__getitems__([3]) == [b"3"]
+    assert one.state.num_measured() == 1
+
+
+def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the program's last line says is what was opened."""
+
+    class Heard(Files):
+        def __getitem__(self, index: int) -> bytes:
+            opens._heard("open", (f"{self.root}/{index}", "r", os.O_RDONLY))  # as Python does
+            return super().__getitem__(index)
+
+    watch = opens._Watch()
+    watch.places = (f"{root}/",)
+    monkeypatch.setattr(opens, "_watch", watch)
+    monkeypatch.setattr(opens, "_near", watch.near.get)
+    directory = str(tmp_path_factory.mktemp("program"))
+    program.begin(directory)
+    try:
+        made = stand_in(Heard(root, 40))
+        for _ in range(10):
+            made.__getitems__(list(range(40)))
+        told = program.sums(directory)
+        assert told[program.key_of(program.PAST, "open", "s")][0] == 400
+        assert 0 < told[program.ESTIMATED][0] <= 360
+        made.inner[3]  # outside of samples each one counts
+        after = program.sums(directory)
+        assert after[program.key_of(program.PAST, "open", "")][0] == 1
+        assert after[program.ESTIMATED] == told[program.ESTIMATED]
+    finally:
+        program.end()
+
+
 def place(root: Path, **settings: Any) -> Place:
-    loader: Any = type("Loader", (), {"dataset": Files(root, 40)})
+    loader: Any = type("Loader", (), {"dataset": Files(root, 40), "num_workers": 0})
     return Place(loader, opening(), resolve({"roots": [str(root)], **settings}))
 
 
