@@ -69,11 +69,18 @@ class Ring:
         self.scheduler.register_upcoming(consumer, dataset, as_ids(ids))
         return self.collect()
 
-    def demand(self, dataset: int, object_id: int, *, consumer: int = 0, was_awaited: bool = False) -> int:
+    def keep(self, consumer: int, *, resident: bool) -> list[Key]:
+        """What the consumer's plans fetch from now on is kept, or not; return what is fetched because of it."""
+        self.scheduler.keep(consumer, resident=resident)
+        return self.collect()
+
+    def demand(
+        self, dataset: int, object_id: int, *, consumer: int = 0, was_awaited: bool = False, once: bool = False
+    ) -> int:
         """A reader waits; return its token."""
         self._tokens += 1
         self.waiting.add(self._tokens)
-        self.scheduler.demand(self._tokens, consumer, dataset, object_id, was_awaited=was_awaited)
+        self.scheduler.demand(self._tokens, consumer, dataset, object_id, was_awaited=was_awaited, once=once)
         self.collect()
         return self._tokens
 

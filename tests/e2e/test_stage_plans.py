@@ -11,6 +11,8 @@ from torchvision import datasets, transforms
 
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
+from prefeed.client.node import NodeClient
+from prefeed.config import MIB, current
 from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
@@ -67,6 +69,57 @@ def test_files_of_cached_samples_are_opened_once(slow: SlowDirectory, make: Any,
     assert statistics.origin_requests <= most
     assert statistics.resident_objects == 0  # what is made of them is kept, they are not
     assert statistics.direct_reads == 0
+
+
+def small_cache(num_samples: int) -> prefeed.DatasetCache:
+    """Return a cache that holds fewer samples than that, of a megabyte."""
+    with NodeClient.connect(current()) as node:
+        cache = prefeed.DatasetCache(node.new_session(), size=1)
+    assert num_samples * 3 * 32 * 32 * 4 > MIB
+    return cache
+
+
+@pytest.mark.parametrize("folder", [datasets.ImageFolder, prefeed.datasets.ImageFolder], ids=["files", "objects"])
+def test_files_whose_samples_find_no_room_stay_and_are_opened_once(tmp_path: Path, folder: Any) -> None:
+    """A stage that is full after a part of the epoch: the node keeps the files of the other part, not those of the first."""
+    number = 120
+    with slow_files(make_image_folder(tmp_path / "data", num_images=number)) as slow:
+        cached = prefeed.CachedDataset(folder(str(slow.path), STEPS), small_cache(number))
+        loader = prefeed.DataLoader(cached, batch_size=4, shuffle=False)
+        first, second = epochs(loader, 2)
+        assert first == second
+        entries, statistics = cached.get_stat().num_mem_cached, prefeed.statistics()
+        assert 0 < entries < number
+        assert number - entries - 4 <= statistics.resident_objects <= number - entries + 8
+        assert statistics.origin_requests <= number + 4 + statistics.sessions.audits
+        del loader
+        prefeed.datasets._readers.close()
+
+
+def test_another_loader_of_the_same_files_keeps_them(slow: SlowDirectory) -> None:
+    folder = datasets.ImageFolder(str(slow.path), STEPS)
+    staged = prefeed.DataLoader(prefeed.CachedDataset(folder), batch_size=2)
+    plain = prefeed.DataLoader(folder, batch_size=2)
+    before = slow.opens()
+    iterators = iter(plain), iter(staged)
+    first = [(float(one[0].sum()), float(other[0].sum())) for one, other in zip(*iterators, strict=True)]
+    second = [float(images.sum()) for images, _ in plain]
+    assert [one for one, _ in first] == [other for _, other in first] == second
+    statistics = prefeed.statistics()
+    assert statistics.resident_objects == NUM_IMAGES
+    assert slow.opens() - before <= NUM_IMAGES + statistics.sessions.audits
+
+
+def test_objects_of_a_stage_without_a_loader_are_read_once(slow: SlowDirectory) -> None:
+    cached = prefeed.CachedDataset(prefeed.datasets.ImageFolder(str(slow.path), STEPS))
+    before = slow.opens()
+    sums = [[float(cached[index][0].sum()) for index in range(NUM_IMAGES)] for _ in range(2)]
+    assert sums[0] == sums[1]
+    prefeed.datasets._readers.close()
+    cached.close()
+    statistics = prefeed.statistics()
+    assert statistics.resident_objects == 0
+    assert slow.opens() - before <= NUM_IMAGES + statistics.sessions.audits
 
 
 @pytest.fixture

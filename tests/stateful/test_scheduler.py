@@ -76,6 +76,10 @@ class Scheduling(RuleBasedStateMachine):
         self.ring.scheduler.register_upcoming(consumer, dataset, as_ids(ids), resident=resident)
         self.counted.setdefault(consumer, 0)
 
+    @rule(consumer=CONSUMERS, resident=st.booleans())
+    def keep(self, consumer: int, resident: bool) -> None:
+        self.ring.keep(consumer, resident=resident)
+
     @rule(consumer=CONSUMERS, ids=IDS)
     def foresee(self, consumer: int, ids: list[int]) -> None:
         self.ring.scheduler.foresee(consumer, as_ids(ids))

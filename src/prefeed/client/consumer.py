@@ -94,6 +94,12 @@ class Consumer:
         self._rechecked = begins and self._takes_recheck()
         self._register(ids, upcoming=True, recheck=self._rechecked, goes_on=goes_on)
 
+    def keep(self, *, resident: bool) -> None:
+        """What is fetched for its plans from now on is kept, or freed once it was read; also of the plans that follow."""
+        if resident != self.resident:
+            self.resident = resident
+            self._send(m.KeepPlans(self.number, resident))
+
     def foresee(self, ids: Ids) -> None:
         """After the epoch that has begun, or was announced last, one of this order will probably follow."""
         connection = self._connection

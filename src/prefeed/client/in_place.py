@@ -244,7 +244,6 @@ class Unheard:
     """In the place of a ``Consumer`` while an epoch is read in place: nothing is told, and nothing foreseen."""
 
     reads_once = True  # no order of a later epoch is of use
-    resident = False
 
     def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
         """Do nothing, as all methods; see ``Consumer``."""
@@ -256,6 +255,9 @@ class Unheard:
 
     def foresee(self, ids: Ids) -> None:
         """The order after that."""
+
+    def keep(self, *, resident: bool) -> None:
+        """What becomes of objects once they were read."""
 
     def extend(self, ids: Ids, *, are_read_soon: bool = True) -> None:
         """What the sampler drew."""

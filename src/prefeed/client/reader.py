@@ -26,6 +26,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
+from prefeed.client.once import is_reading_once
 from prefeed.client.sharing import Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
@@ -211,7 +212,8 @@ class ObjectReader:
         answer = _Answer()
         if connection is not None:
             token = connection.next_token()
-            question = m.DemandFile(token, self.consumer, self.dataset.number, os.fsencode(path), in_doubt)
+            number, name = self.dataset.number, os.fsencode(path)
+            question = m.DemandFile(token, self.consumer, number, name, in_doubt, is_reading_once())
             answer = self._ask(connection, question)
         object_id = answer.object_id
         if object_id is None:
@@ -378,7 +380,8 @@ class ObjectReader:
         connection = self._connect()
         if connection is None:
             return _Answer()
-        return self._ask(connection, m.Demand(connection.next_token(), self.consumer, self.dataset.number, object_id))
+        token, number = connection.next_token(), self.dataset.number
+        return self._ask(connection, m.Demand(token, self.consumer, number, object_id, is_reading_once()))
 
     def _ask(self, connection: Connection, question: m.Demand | m.DemandFile) -> _Answer:
         self.last_key = b""

@@ -87,6 +87,14 @@ class Consumers:
         plan.extend(ids)
         return plan.window.is_cut
 
+    def keep(self, consumer: int, *, resident: bool) -> list[Plan]:
+        """The consumer's plans keep what they fetch from now on, or read it once: return those for which that is new."""
+        entry = self._consumers.get(consumer)
+        changed = [] if entry is None else [plan for plan in entry.plans if plan.resident != (resident or plan.warm)]
+        for plan in changed:
+            plan.resident = resident
+        return changed
+
     def end(self, consumer: int) -> bool:
         """The consumer is gone; True when it was one that reads once, and has given room back."""
         entry = self._consumers.pop(consumer, None)

@@ -91,6 +91,14 @@ class Residency:
         self.transient_bytes += stored_bytes
         return True
 
+    def try_exchange(self, stored_bytes: int) -> bool:
+        """Keep what was lent, and is no transient any more; False when it would eat into what others are lent."""
+        self.transient_bytes -= stored_bytes
+        if self.try_reserve_resident(stored_bytes):
+            return True
+        self.transient_bytes += stored_bytes
+        return False
+
     def could_lend(self, stored_bytes: int) -> bool:
         """Return True when the lent part has that room, should residents be freed for it."""
         return self.transient_bytes + stored_bytes <= self.lent_bytes
@@ -258,6 +266,22 @@ class Holdings:
         self.residency.release_transient(ticket.reserved_bytes)
         self.residency.resident_bytes += ticket.reserved_bytes
         ticket.placement = Placement.RESIDENT
+
+    def try_exchange(self, ticket: Ticket) -> None:
+        """Where there is room for the object, which is on its way, it is kept; else it stays a transient."""
+        if self.residency.try_exchange(ticket.reserved_bytes):
+            ticket.placement = Placement.RESIDENT
+
+    def try_keep(self, key: Key) -> None:
+        """Where there is room for a transient in the tier, it is a resident from now on; its entry lies where it lay."""
+        if self.state(key) != states.TRANSIENT or key in self._aside:
+            return
+        table = self.tables[key[0]]
+        cost = table.stored_bytes(key[1])
+        if self.residency.try_exchange(cost):
+            table.state[key[1]] = states.RESIDENT
+            table.resident_bytes += cost
+            self.num_transients -= 1
 
     def try_set_aside(self, ticket: Ticket, cost: int) -> bool:
         """Return True when the object, which a plan expects, waits for its reader outside the tier: it has no room there.

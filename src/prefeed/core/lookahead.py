@@ -146,11 +146,16 @@ class Lookahead:
     def plan_fetches(self) -> list[Fetch]:
         """Return what is to be fetched now; the plan that is shortest of data comes first."""
         fetches: list[Fetch] = []
+        kept = self._consumers.kept_datasets()
         for plan in sorted(self._consumers.plans(), key=lambda plan: plan.ahead_bytes):
             table = self._holdings.tables[plan.dataset]
             capacity = min(table.max_in_flight, plan.max_in_flight) - table.in_flight
             if capacity > 0:
-                fetches += self._scan_warm(plan, capacity) if plan.warm else self._scan(plan, capacity)
+                fetches += (
+                    self._scan_warm(plan, capacity)
+                    if plan.warm
+                    else self._scan(plan, capacity, keeps=plan.dataset in kept)
+                )
         return fetches
 
     def plan_room(self) -> None:
@@ -182,7 +187,8 @@ class Lookahead:
             ranks = np.minimum(ranks, longest + first_uses(after, len(table)).astype(np.int64))
         return list(map(int, ids[np.argsort(-ranks[ids], kind="stable")]))
 
-    def _scan(self, plan: Plan, capacity: int) -> list[Fetch]:
+    def _scan(self, plan: Plan, capacity: int, *, keeps: bool) -> list[Fetch]:
+        """Go on with a plan; ``keeps``: some plan for its dataset, perhaps another one, keeps what it reads."""
         table = self._holdings.tables[plan.dataset]
         fetches: list[Fetch] = []
         for index, object_id in plan.scan(_NOT_RESIDENT, table.states):
@@ -196,26 +202,28 @@ class Lookahead:
             if state == states.FREEING:
                 break  # it is absent in a moment, and then fetched again
             if state == states.ABSENT:
-                placement = self._reserve(plan, cost) if len(fetches) < capacity else None
+                placement = self._reserve(cost, keeps=keeps) if len(fetches) < capacity else None
                 if placement is None:
                     break
                 if placement == Placement.DIRECT:
                     plan.pass_entry()  # no room will come: its reader asks for it
                     continue
                 fetches.append(self._holdings.start(plan.dataset, object_id, placement, cost))
+            elif keeps:
+                self._holdings.try_keep((plan.dataset, object_id))  # another plan reads it once
             plan.add_outstanding(index, object_id, cost)
             self._holdings.expect((plan.dataset, object_id))
             plan.pass_entry()
         return fetches
 
-    def _reserve(self, plan: Plan, cost: int) -> Placement | None:
+    def _reserve(self, cost: int, *, keeps: bool) -> Placement | None:
         """Return where there is room, reserved now; DIRECT when there will be none; None when some comes back."""
         holdings = self._holdings
-        wanted = Placement.RESIDENT if plan.resident else Placement.TRANSIENT
+        wanted = Placement.RESIDENT if keeps else Placement.TRANSIENT
         placement = holdings.reserve(cost, wanted)
         if placement == wanted:
             return placement
-        is_worth_freeing = plan.resident or holdings.residency.could_lend(cost)
+        is_worth_freeing = keeps or holdings.residency.could_lend(cost)
         if is_worth_freeing and holdings.make_room(cost, live=self._consumers.live_datasets()):
             holdings.cancel(placement, cost)
             return None  # there is room in a moment
@@ -226,7 +234,7 @@ class Lookahead:
         if holdings.residency.lent_bytes == 0:
             self.plan_room()  # objects turned out larger, or more, than was thought when the epoch began
             if holdings.residency.lent_bytes:
-                return self._reserve(plan, cost)
+                return self._reserve(cost, keeps=keeps)
         return Placement.DIRECT
 
     def _scan_warm(self, plan: Plan, capacity: int) -> list[Fetch]:

@@ -170,6 +170,19 @@ class Scheduler:
         """The sampler went on. True when this is where the plan was cut: more of it is not kept."""
         return self._consumers.extend(consumer, ids)
 
+    def keep(self, consumer: int, *, resident: bool) -> None:
+        """From now on, what is fetched for the consumer's plans is kept, or freed once it was read.
+
+        What waits for a reader of theirs already is kept too, as far as there is room; what is resident stays.
+        """
+        changed = self._consumers.keep(consumer, resident=resident)
+        if not changed:
+            return
+        self._lookahead.plan_room()
+        for plan in changed if resident else ():
+            for object_id in plan.outstanding:
+                self.holdings.try_keep((plan.dataset, object_id))
+
     def consumed(self, consumer: int, dataset: int, ids: Sequence[int]) -> None:
         """The consumer's workers read these objects, whichever way."""
         self._consumers.consumed(consumer, dataset, ids)
@@ -197,7 +210,9 @@ class Scheduler:
 
     # ------------------------------------------------------------ events: readers
 
-    def demand(self, token: int, consumer: int, dataset: int, object_id: int, *, was_awaited: bool = False) -> None:
+    def demand(
+        self, token: int, consumer: int, dataset: int, object_id: int, *, was_awaited: bool = False, once: bool = False
+    ) -> None:
         """A reader could not find the object in the tier by itself, and waits for an answer under this token.
 
         Args:
@@ -206,6 +221,7 @@ class Scheduler:
             dataset: Of the object.
             object_id: Which it is. One that is held is a hit, which the reader counts when it has the bytes.
             was_awaited: The object was on its way when the reader asked, and may have come since.
+            once: The reader has no use for it after this read.
         """
         table = self.tables[dataset]
         state = table.state[object_id]
@@ -222,7 +238,7 @@ class Scheduler:
         else:
             self._count(consumer, is_late=was_awaited or state == states.FETCHING)
             if state == states.ABSENT:
-                self._fetch_now(consumer, dataset, object_id)
+                self._fetch_now(consumer, dataset, object_id, once=once)
             self.holdings.wait((dataset, object_id), token)
             if self.holdings.ticket((dataset, object_id)).placement == Placement.DIRECT:
                 self._consumers.pass_over(consumer, dataset, object_id)
@@ -257,8 +273,11 @@ class Scheduler:
                 ticket.reserved_bytes = reserved
                 if not self.holdings.try_set_aside(ticket, cost):
                     ticket.reserved_bytes = 0
-        if ticket.placement == Placement.TRANSIENT and not changed and self._next_use.make_room(*key, cost):
-            self.holdings.exchange(ticket)
+        if ticket.placement == Placement.TRANSIENT and not changed:
+            if self._next_use.make_room(*key, cost):
+                self.holdings.exchange(ticket)
+            elif ticket.dataset in self._consumers.kept_datasets():  # perhaps not yet when it was asked for
+                self.holdings.try_exchange(ticket)
         if ticket.placement == Placement.DIRECT:
             self.holdings.settle(ticket, states.ABSENT)
             self.holdings.answer_waiters(ticket, Outcome.INLINE)
@@ -391,10 +410,11 @@ class Scheduler:
     def _count(self, consumer: int, *, is_late: bool) -> None:
         self._consumers.count(consumer, late=int(is_late), misses=int(not is_late))
 
-    def _fetch_now(self, consumer: int, dataset: int, object_id: int) -> None:
+    def _fetch_now(self, consumer: int, dataset: int, object_id: int, *, once: bool) -> None:
         """Fetch an absent object for a reader that waits; one that reads once keeps it only until it was read."""
         key, cost = (dataset, object_id), self.tables[dataset].stored_bytes(object_id)
-        if self._consumers.reads_once(consumer, dataset):
+        reads_once = once or self._consumers.reads_once(consumer, dataset)
+        if reads_once and dataset not in self._consumers.kept_datasets():
             placement = self.holdings.reserve(cost, Placement.TRANSIENT, is_expected=self.holdings.is_expected(key))
         else:
             placement = self.holdings.reserve(cost, Placement.RESIDENT, is_expected=False)

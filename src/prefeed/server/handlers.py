@@ -76,6 +76,7 @@ class Handlers:
             m.OpenDataset: self._open_dataset,
             m.RenewAccess: self._renew_access,
             m.RegisterPlan: self._register_plan,
+            m.KeepPlans: lambda _, r: self.node.scheduler.keep(r.consumer, resident=r.resident),
             m.Foresee: self._foresee,
             m.AdoptUpcoming: self._adopt_upcoming,
             m.ExtendPlan: self._extend_plan,
@@ -329,7 +330,7 @@ class Handlers:
 
     def _demand(self, connection: Connection, request: m.Demand) -> None:
         answer = self._answerer(connection, request.token, request.dataset, request.object_id)
-        self.node.demand(request.consumer, request.dataset, request.object_id, answer)
+        self.node.demand(request.consumer, request.dataset, request.object_id, answer, once=request.once)
 
     def _demand_file(self, connection: Connection, request: m.DemandFile) -> None:
         self.node.demand_file(
@@ -338,6 +339,7 @@ class Handlers:
             os.fsdecode(request.path),
             lambda object_id: self._answerer(connection, request.token, request.dataset, object_id),
             in_doubt=request.in_doubt,
+            once=request.once,
         )
 
     def _samples_opened(self, _: Connection, request: m.SamplesOpened) -> None:

@@ -212,22 +212,23 @@ class Node:
 
     # ------------------------------------------------------------ readers
 
-    def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer) -> None:
-        """A reader waits for the object."""
+    def demand(self, consumer: int, dataset: int, object_id: int, answer: Answerer, *, once: bool = False) -> None:
+        """A reader waits for the object; ``once``: it has no use for it after this read."""
         self.registry.require_ids(dataset, [object_id])
         if self.checks.is_due(dataset, object_id):
             self.fetchers.is_urgent = True
             was_awaited = self.scheduler.tables[dataset].state[object_id] == FETCHING
             self.checks.wait(
                 dataset, object_id,
-                lambda: self._demand(consumer, dataset, object_id, answer, was_awaited=was_awaited),
+                lambda: self._demand(consumer, dataset, object_id, answer, was_awaited=was_awaited, once=once),
             )  # fmt: skip
         else:
-            self._demand(consumer, dataset, object_id, answer)
+            self._demand(consumer, dataset, object_id, answer, once=once)
 
     def demand_file(
-        self, consumer: int, dataset: int, path: str, answer: Callable[[int], Answerer], *, in_doubt: bool = False
-    ) -> None:
+        self, consumer: int, dataset: int, path: str, answer: Callable[[int], Answerer], *, in_doubt: bool = False,
+        once: bool = False,
+    ) -> None:  # fmt: skip
         """A reader waits for a file of a catalogue that it has no object id for.
 
         Args:
@@ -236,6 +237,7 @@ class Node:
             path: Absolute.
             answer: Takes the file's object id, and returns who is told.
             in_doubt: The reader has asked the file for its version, and found no such bytes.
+            once: The reader has no use for it after this read.
 
         Raises:
             KeyError: There is no such catalogue.
@@ -244,7 +246,7 @@ class Node:
         self.checks.distrust(consumer, dataset, object_id)
         if in_doubt:
             self.checks.doubt(dataset, object_id)
-        self.demand(consumer, dataset, object_id, answer(object_id))
+        self.demand(consumer, dataset, object_id, answer(object_id), once=once)
 
     def lost(self, dataset: int, object_id: int, answer: Answerer) -> None:
         """A reader was told that the object is stored, and did not find it."""
@@ -533,9 +535,10 @@ class Node:
     # ------------------------------------------------------------ inside
 
     def _demand(
-        self, consumer: int, dataset: int, object_id: int, answer: Answerer, *, was_awaited: bool = False
+        self, consumer: int, dataset: int, object_id: int, answer: Answerer, *, was_awaited: bool = False, once: bool
     ) -> None:  # fmt: skip
-        self.scheduler.demand(self._remember(answer), consumer, dataset, object_id, was_awaited=was_awaited)
+        token = self._remember(answer)
+        self.scheduler.demand(token, consumer, dataset, object_id, was_awaited=was_awaited, once=once)
 
     def _remember(self, answer: Answerer) -> int:
         token = self._next_token

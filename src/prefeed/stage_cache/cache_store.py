@@ -19,7 +19,7 @@ from prefeed.stage_cache.cache_link import CacheLink, CacheName
 from prefeed.stage_cache.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
 from prefeed.store.read_counts import ReadCounts, counted_reads
-from prefeed.store.shared import SharedTier
+from prefeed.store.shared import SharedTier, SharedTierStatistics
 from prefeed.system.memory import leaves_room
 from prefeed.system.units import in_gib
 from prefeed.wire.messages import CacheOpened
@@ -31,7 +31,10 @@ _log = logging.getLogger("prefeed")
 _SKIPPED_WHEN_FULL: Final = 64
 """This number of values is not offered to a cache that had no room: room comes seldom, and encoding costs."""
 
-_NEARLY_FULL: Final = 0.9
+_MARGIN_SHARE: Final = 50
+_MOST_MARGIN_SHARE: Final = 8
+_MARGIN_BYTES: Final = 80 * PAGE_BYTES
+"""A tier is full when no more than a fiftieth is left of it, or than the pages that a commit leaves free and rewrites: an eighth at most."""
 
 
 class Views(Protocol):
@@ -119,10 +122,14 @@ class CacheStore:
             return False
         return True
 
+    @property
+    def was_full(self) -> bool:
+        """True while ``takes_more`` is False, and before it is tried again."""
+        return self._skip > 0
+
     def has_room(self) -> bool:
-        """Return True while most of what is offered will be kept."""
-        found = [tier.statistics() for tier in self._here.place.tiers]
-        return any(one.stored_bytes < _NEARLY_FULL * one.limit_bytes for one in found)
+        """Return True while samples that are made are probably kept: there is room for one more of their mean size."""
+        return any(_has_room(tier.statistics()) for tier in self._here.place.tiers)
 
     def put(self, key: bytes, value: memoryview) -> bool:
         """Store a value where there is room, in memory or behind it; False when there is none."""
@@ -356,6 +363,12 @@ class _Reading:
                 if self._keep:
                     self.found_on_disk.append((keys[at], bytes(view)))
         return views
+
+
+def _has_room(tier: SharedTierStatistics) -> bool:
+    limit = tier.limit_bytes
+    margin = max(limit // _MARGIN_SHARE, min(limit // _MOST_MARGIN_SHARE, _MARGIN_BYTES))
+    return tier.stored_bytes + tier.stored_bytes // max(1, tier.entries) + margin <= limit
 
 
 def _larger_than_there_is(name: CacheName, most_bytes: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from prefeed.client.once import reading_once
 from prefeed.errors import CannotEncodeError, EntryFormatError, RandomStageError
 from prefeed.interception import current_reader, reads_from, watch_opens
 from prefeed.interception.asking import Answer
@@ -235,15 +236,16 @@ class Maker:
             Exception: Whatever ``dataset[index]`` raises.
         """
         watch_opens()
-        attempt = self._attempt(index, scope())
-        if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
+        with nullcontext() if self._draws or store.was_full else reading_once():
             attempt = self._attempt(index, scope())
-            if attempt.drew is not None:
-                self._drew(attempt.drew)
-        if self._is_made_twice(store, attempt.files):
-            self._make_again(store, index, attempt)
-        else:
-            standing.taken(attempt.files)
+            if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
+                attempt = self._attempt(index, scope())
+                if attempt.drew is not None:
+                    self._drew(attempt.drew)
+            if self._is_made_twice(store, attempt.files):
+                self._make_again(store, index, attempt)
+            else:
+                standing.taken(attempt.files)
         standing.tie(attempt.files)
         if attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more:
             self._keep(store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds)))
@@ -263,7 +265,7 @@ class Maker:
                 nothing is made.
         """
         try:
-            with left_alone(), checking(), computing_with(kept.threads) as is_comparable:
+            with left_alone(), checking(), reading_once(), computing_with(kept.threads) as is_comparable:
                 if not is_comparable:
                     return None
                 made = self._attempt(index, scope())

@@ -462,8 +462,12 @@ class PlannedSampler:
 
     def _prepare(self) -> None:
         self._access.refresh()
-        if self._access.cached is not None:  # what is made of an object will be found the next time, not the object
-            self._consumer.resident = not self._consumer.reads_once and not self._access.cached.has_room()
+        self._choose_residency()
+
+    def _choose_residency(self) -> None:
+        """Where a stage keeps samples, their objects are read once: the sample will be found the next time; else they are kept."""
+        if self._access.cached is not None:
+            self._consumer.keep(resident=not self._consumer.reads_once and not self._access.cached.has_room())
 
     def _plan(self, order: Order) -> Ids:
         """Return the object ids in the order of reading, and note where in them each sample ends."""
@@ -499,6 +503,7 @@ class PlannedSampler:
             ends.append(ends[-1] + len(indices_of(batch)))
             self._num_drawn = ends[-1]
             done = drawn - self._batches_ahead
+            self._choose_residency()
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
                 self._advance(ends[done - done % max(1, self._num_workers) - drawn - 1])
@@ -517,6 +522,7 @@ class PlannedSampler:
                 reached = self._supposing.reach(order)
                 order, held = np.concatenate((held, order[:reached])), order[reached:]
             ids = self._access.object_ids(order)[0]
+            self._choose_residency()
             self._drawn.append(ids)
             self._consumer.extend(ids)
             self._num_told += len(ids)

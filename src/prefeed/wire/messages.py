@@ -20,7 +20,7 @@ from prefeed.types import (
     WarmResult,
 )
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -144,6 +144,13 @@ class RegisterPlan(Message, frozen=True):
     goes_on: bool = False
 
 
+class KeepPlans(Message, frozen=True):
+    """What is fetched for the consumer's plans from now on is kept (``resident``), or freed once it was read."""
+
+    consumer: int
+    resident: bool
+
+
 class Foresee(Message, frozen=True):
     """What the consumer will probably read after its plans, of the same dataset: ids in a file, as in ``RegisterPlan``."""
 
@@ -197,18 +204,20 @@ class EndConsumer(Message, frozen=True):
 
 
 class Demand(Message, frozen=True):
-    """A reader of this consumer misses this object and waits."""
+    """A reader of this consumer misses this object and waits; ``once``: it has no use for it after this read."""
 
     token: int
     consumer: int
     dataset: int
     object_id: int
+    once: bool = False
 
 
 class DemandFile(Message, frozen=True):
     """A reader of this consumer opens a file that it has no object id for, and waits; ``path`` as the system has it.
 
     ``in_doubt``: it has asked the file for its version, and the tier has no such bytes: what is held may be out of date.
+    ``once``: as in ``Demand``.
     """
 
     token: int
@@ -216,6 +225,7 @@ class DemandFile(Message, frozen=True):
     dataset: int
     path: bytes
     in_doubt: bool = False
+    once: bool = False
 
 
 class SamplesOpened(Message, frozen=True):
@@ -458,14 +468,14 @@ class Stopping(Message, frozen=True):
 
 
 UNANSWERED = (
-    RegisterPlan, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Suppose, Position, EpochEnded, EndConsumer, CacheReads,
-    RenewAccess, StoreDamaged,
+    RegisterPlan, KeepPlans, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Suppose, Position, EpochEnded, EndConsumer,
+    CacheReads, RenewAccess, StoreDamaged,
 )  # fmt: skip
 """Reports: no client waits for an answer."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | Foresee | AdoptUpcoming | ExtendPlan
-    | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
+    Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | KeepPlans | Foresee | AdoptUpcoming
+    | ExtendPlan | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping

@@ -267,6 +267,20 @@ def test_a_consumer_that_reads_once_says_so(server: ScriptedServer, dataset: Nod
     consumer.close()
 
 
+def test_a_consumer_says_when_it_keeps_from_now_on_and_its_later_plans_do_so_too(
+    server: ScriptedServer, consumer: Consumer
+) -> None:
+    consumer.keep(resident=True)  # as before
+    consumer.begin(order())
+    consumer.keep(resident=False)
+    consumer.keep(resident=False)
+    consumer.keep(resident=True)
+    consumer.keep(resident=False)
+    consumer.announce(order())
+    assert [plan.resident for plan in plans_of(server, 2)] == [True, False]
+    assert [message.resident for message in server.of(m.KeepPlans)] == [False, True, False]  # type: ignore[union-attr]
+
+
 # ------------------------------------------------------------ a server that dies
 
 

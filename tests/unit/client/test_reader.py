@@ -24,6 +24,7 @@ from prefeed.client.dataset import (
     reopen_on,
 )
 from prefeed.client.node import NodeClient
+from prefeed.client.once import reading_once
 from prefeed.client.reader import ObjectReader
 from prefeed.client.writes import written_files
 from prefeed.config import Config, resolve
@@ -454,6 +455,21 @@ def test_the_dataset_is_named_again_on_another_server(
         assert reader.read(3) == content(3)
         (question,) = server.wait_heard(m.Demand)
         assert question.dataset == 42  # type: ignore[union-attr]
+
+
+def test_a_reader_says_that_it_has_no_use_for_an_object_after_its_read(
+    dataset: NodeDataset, readers: list[ObjectReader], server: ScriptedServer
+) -> None:
+    server.script = answering(Outcome.INLINE, data=content(3))
+    reader = reader_of(readers, dataset)
+    with reading_once():
+        reader.read(3)
+        with reading_once():
+            reader.read(3)
+        reader.read(3)
+    reader.read(3)
+    asked = server.wait_heard(m.Demand, 4)
+    assert [message.once for message in asked] == [True, True, True, False]  # type: ignore[union-attr]
 
 
 def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset, readers: list[ObjectReader]) -> None:

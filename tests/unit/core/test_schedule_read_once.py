@@ -236,3 +236,103 @@ def test_sizes_that_are_known_only_on_arrival_stream_too() -> None:
     ring.arrive_all()
     assert ring.tier == {}
     assert len(ring.fetched) == 200
+
+
+# ------------------------------------------------------------ plans that keep from now on, and those of others
+
+
+def test_a_plan_that_keeps_from_now_on_keeps_what_waits_and_what_follows() -> None:
+    ring = ring_of(1000, 10)
+    plan_once(ring, A, 1, range(10))
+    for object_id in range(4):
+        ring.arrive(1, object_id)
+    ring.consume(A, 1, [0])
+    ring.settle_frees()
+    ring.keep(A, resident=True)
+    assert residents(ring, 1) == [1, 2, 3]
+    ring.arrive_all()
+    ring.consume(A, 1, range(1, 10))
+    ring.settle_frees()
+    assert residents(ring, 1) == list(range(1, 10))
+    assert ring.scheduler.num_transients == 0
+    assert len(ring.fetched) == 10
+
+
+def test_what_waits_is_kept_as_far_as_there_is_room() -> None:
+    ring = ring_of(50, 100)
+    plan_once(ring, A, 1, range(100))
+    ring.arrive_all()
+    ring.keep(A, resident=True)
+    assert residents(ring, 1) == list(range(26))  # the rest is lent
+    assert ring.scheduler.num_transients == 24
+    assert read_all(ring, A, 1, range(100)) == 100
+    assert residents(ring, 1) == list(range(26))
+
+
+def test_a_plan_that_reads_once_from_now_on_leaves_what_is_resident() -> None:
+    ring = ring_of(1000, 10)
+    ring.plan(A, 1, range(4))
+    ring.arrive_all()
+    ring.keep(A, resident=False)
+    ring.scheduler.extend_plan(A, as_ids(range(4, 10)))
+    ring.collect()
+    assert read_all(ring, A, 1, range(10)) == 10
+    assert residents(ring, 1) == [0, 1, 2, 3]
+
+
+def test_an_announced_plan_keeps_from_now_on_too() -> None:
+    ring = ring_of(1000, 10)
+    ring.scheduler.register_upcoming(A, 1, as_ids(range(10)), resident=False)
+    ring.arrive_all()
+    ring.keep(A, resident=True)
+    assert len(residents(ring, 1)) == 10
+
+
+def test_a_warm_plan_keeps_whatever_its_consumer_says() -> None:
+    ring = ring_of(1000, 10)
+    ring.plan(A, 1, range(10), warm=True)
+    ring.keep(A, resident=False)
+    ring.arrive_all()
+    assert len(residents(ring, 1)) == 10
+
+
+def test_a_consumer_without_a_plan_may_say_so_too() -> None:
+    ring = ring_of(1000, 10)
+    ring.keep(A, resident=True)
+    assert ring.fetched == []
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_another_plan_keeps_is_kept(is_here: bool) -> None:
+    """A program reads its files into a stage, another one reads them as they are: they are fetched once, and stay."""
+    ring = ring_of(1000, 10)
+    plan_once(ring, A, 1, range(10))
+    if is_here:
+        ring.arrive_all()
+    ring.plan(B, 1, range(10))
+    ring.arrive_all()
+    ring.consume(A, 1, range(10))
+    ring.consume(B, 1, range(10))
+    ring.settle_frees()
+    assert residents(ring, 1) == list(range(10))
+    assert len(ring.fetched) == 10
+
+
+def test_what_a_plan_that_keeps_is_to_read_is_kept_whichever_plan_comes_first() -> None:
+    ring = ring_of(1000, 10)
+    ring.plan(B, 1, [])
+    plan_once(ring, A, 1, range(10))
+    ring.arrive_all()
+    ring.consume(A, 1, range(10))
+    ring.settle_frees()
+    assert residents(ring, 1) == list(range(10))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_reader_without_a_plan_may_have_no_use_for_an_object_after_its_read(is_kept: bool) -> None:
+    ring = ring_of(1000, 10)
+    if is_kept:
+        ring.plan(B, 1, [])
+    token = ring.demand(1, 5, once=True)
+    assert ring.arrive(1, 5) == (Placement.RESIDENT if is_kept else Placement.DIRECT)
+    assert ring.outcome(token) == (Outcome.STORED if is_kept else Outcome.INLINE)

@@ -44,7 +44,7 @@ class Listener:
 
     def __init__(self, *, reads_once: bool = True) -> None:
         self.reads_once = reads_once
-        self.resident = True
+        self.kept: list[bool] = []
         self.orders: list[list[int]] = []
         self.first: list[int] = []
         self.goes_on: list[bool] = []
@@ -66,6 +66,9 @@ class Listener:
 
     def foresee(self, ids: Any) -> None:
         self.num_foreseen += 1
+
+    def keep(self, *, resident: bool) -> None:
+        self.kept.append(resident)
 
     def extend(self, ids: Any, *, are_read_soon: bool = True) -> None:
         self.orders[-1] += ids.tolist()
@@ -171,6 +174,32 @@ def test_a_first_batch_needs_one_window(monkeypatch: pytest.MonkeyPatch) -> None
     assert listener.orders[0] == listener.orders[0][:CHUNK]
     list(itertools.islice(batches, 1000))
     assert 0 < len(listener.orders[0]) - listener.position <= 16 * CHUNK + CHUNK
+
+
+class Stage:
+    """Stands in for the cache of a stage that holds nothing, and is full after so many questions."""
+
+    def __init__(self, full_after: int) -> None:
+        self.left = full_after
+
+    def are_cached(self, samples: Any) -> Any:
+        return np.zeros(len(samples), dtype=bool)
+
+    def has_room(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+@pytest.mark.parametrize(("reads_once", "follows"), [(False, [False] * 3 + [True] * 8), (True, [False] * 11)])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_objects_are_kept_from_the_batch_on_before_which_their_stage_is_full(
+    is_known: bool, reads_once: bool, follows: list[bool]
+) -> None:
+    listener = Listener(reads_once=reads_once)
+    sampler = BatchSampler(SequentialSampler(range(40)), 4, False)
+    inner: Any = sampler if is_known else list(sampler).__iter__()
+    list(planned(inner, listener, access=access_map(cached=Stage(3))))
+    assert listener.kept[: len(follows)] == follows
 
 
 def test_a_batch_size_that_is_changed_meanwhile_is_that_of_the_next_batch() -> None:
