@@ -53,7 +53,10 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     **{f"-m e2e.{name}": _WITH_TORCH for name in ("ddp_train", "parity_job")},
     "-m e2e.frameworks": (*_WITH_TORCH, "accelerate", "lightning"),
     "-m prefeed_bench.loading": _WITH_TORCH,
-    **{f"-m prefeed_bench.cases.{name}": _WITH_TORCH for name in ("loader_ceiling", "multi", "pool", "stage_hit")},
+    **{
+        f"-m prefeed_bench.cases.{name}": _WITH_TORCH
+        for name in ("loader_ceiling", "multi", "pod", "pool", "stage_hit")
+    },
     **{f"{BENCH}/scripts/{name}.py": _WITH_TORCH for name in ("job", "train")},
     **{f"{EXAMPLES}/{path.name}": _WITH_TORCH for path in EXAMPLES.glob("*.py")},
     "-m e2e.home_node": _WITH_TORCH,

@@ -1,14 +1,14 @@
-"""A node with a cache, from what the operator makes: a server, a job and a training are processes in namespaces of their own."""
+"""A node with a cache, from what the operator makes: a server, a job and two trainings are pods in namespaces of their own."""
 
 from __future__ import annotations
 
-import copy
 import urllib.request
+from contextlib import ExitStack
 from typing import Any
 
 from cluster import Cluster
 from kubelet import pod_running
-from prefeed.kubernetes.nodes import DIRECTORIES, MODE, NODE, node_set, with_node_cache
+from prefeed.kubernetes.nodes import DIRECTORIES, IN_MEMORY, MODE, NODE, node_set, with_node_cache
 from prefeed.kubernetes.pods import SIDECAR
 from prefeed.kubernetes.sizes import PATH, parse_report
 from process.ports import free_port
@@ -19,7 +19,8 @@ from unit.kubernetes.test_operator import Operator, serve, status_of
 from unit.sampleset.documents import sample_job, sample_set
 
 
-def test_a_node_serves_a_job_and_a_training_and_leaves_nothing(sandbox: Sandbox) -> None:
+def test_a_node_serves_a_job_and_two_trainings_and_leaves_nothing(sandbox: Sandbox) -> None:
+    """Both trainings read at the same time: before and while there is no server, and from the tier that the next one finds."""
     origin = write_files(sandbox.root / "origin", FILES)
     photos = sample_set("photos", source={"uri": str(origin)}, cache={"levels": LEVELS})
     photos["metadata"]["annotations"] = {MODE: NODE}
@@ -30,19 +31,33 @@ def test_a_node_serves_a_job_and_a_training_and_leaves_nothing(sandbox: Sandbox)
     serve(cluster, 1, "photos")
     cluster.add(sample_job("warm", type="warmup", sampleSetRef={"name": "photos"}))
     operator.settle()
-    pod = with_node_cache(training(), node_set(photos, image="prefeed:1"))
+    names = ("train-0", "train-1")
+    pods = [with_node_cache(training(name), node_set(photos, image="prefeed:1")) for name in names]
     port = free_port()
-    documents = [*cluster.of("ConfigMap").values(), _on_one_node(cluster, pod, str(sandbox.root / "node"), port)]
+    pods += [_pod("server", *cluster.of("StatefulSet").values()), _pod("job", *cluster.of("Job").values())]
+    for each in pods[2]["spec"]["containers"]:
+        each["command"] += ["--sizes-port", str(port)]
+    documents = [*cluster.of("ConfigMap").values(), *pods]
+    on_node = {DIRECTORIES: sandbox.root / "node", IN_MEMORY: sandbox.memory_dir / "node"}
 
-    with pod_running(documents, "train", sandbox.root / "pod") as running:
-        status, text = running.run("job")
-        assert status == 0, text + running.log(SIDECAR)
-        read(running)
-        assert counts(running) == {"hits": 24, "origin_requests": 24, "resident_objects": 24}
+    with ExitStack() as stack:
+        server, job, *trainings = (
+            stack.enter_context(pod_running(documents, name, sandbox.root / f"pod-{name}", on_node))
+            for name in ("server", "job", *names)
+        )
+        status, text = job.run("job")
+        assert status == 0, text + server.log(SIDECAR)
+        read(*trainings)
+        assert counts(server) == {"hits": 48, "origin_requests": 24, "resident_objects": 24}
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{PATH}", timeout=300) as answer:
             report = parse_report("photos", answer.read())
-        assert report is not None, running.log(SIDECAR)
-        assert running.stop(SIDECAR) == 0
+        assert report is not None, server.log(SIDECAR)
+        server.kill(SIDECAR)
+        read(*trainings)
+        server.start(SIDECAR)
+        read(*trainings)
+        assert counts(server) == {"hits": 48, "origin_requests": 0, "resident_objects": 24}
+        assert server.stop(SIDECAR) == 0
     operator.carrier._reports = lambda _: {"photos-runtime-0": report}
     operator.settle()
     sizes = status_of(cluster, name="photos")["cacheStatus"]
@@ -51,26 +66,10 @@ def test_a_node_serves_a_job_and_a_training_and_leaves_nothing(sandbox: Sandbox)
     state = sandbox.root / "node" / "default" / "photos" / "state"
     assert sorted(path.name for path in state.iterdir()) == ["home", "run"]
     assert [path for path in state.rglob("*") if path.parent != state] == []
+    assert [path for path in (sandbox.memory_dir / "node").rglob("*") if not path.is_dir()] == []
 
 
-def _on_one_node(cluster: Cluster, pod: dict[str, Any], directory: str, port: int) -> dict[str, Any]:
-    """Return one pod with the containers of the server, of a job and of a training, as they share their node."""
-    (made,) = cluster.of("StatefulSet").values()
-    server = copy.deepcopy(made["spec"]["template"]["spec"])
-    (job,) = cluster.of("Job").values()
-    containers = [*job["spec"]["template"]["spec"]["containers"], *pod["spec"]["containers"]]
-    volumes = {each["name"]: each for each in [*server["volumes"], *pod["spec"]["volumes"]]}
-    for each in volumes.values():
-        if "hostPath" in each:
-            each["hostPath"]["path"] = each["hostPath"]["path"].replace(DIRECTORIES, directory)
-    return {
-        **pod,
-        "spec": {
-            "initContainers": [
-                {**each, "restartPolicy": "Always", "command": [*each["command"], "--sizes-port", str(port)]}
-                for each in server["containers"]
-            ],
-            "containers": containers,
-            "volumes": list(volumes.values()),
-        },
-    }
+def _pod(name: str, controller: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod that a controller makes."""
+    template = controller["spec"]["template"]
+    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": name}}

@@ -63,10 +63,18 @@ def _claim_runtime() -> None:
 def _claim_runtime_of_others() -> None:
     """Before a fork: somebody else in this process may have used obstore; its threads show it.
 
-    A thread takes its name when it first runs, so a fork within the same millisecond goes unnoticed.
+    A thread takes its name when it first runs, so a fork within the same millisecond goes unnoticed. So do threads where /proc is that
+    of another PID namespace.
     """
-    if _runtime_pid is None and any(_thread_name(thread) == _RUNTIME_THREAD for thread in os.listdir(_THREADS)):
+    if _runtime_pid is None and any(_thread_name(thread) == _RUNTIME_THREAD for thread in _threads()):
         _claim_runtime()
+
+
+def _threads() -> list[str]:
+    try:
+        return os.listdir(_THREADS)
+    except FileNotFoundError:
+        return []
 
 
 def _thread_name(thread: str) -> str:

@@ -41,6 +41,7 @@ CASES: Final = {
     "pool": "Four nodes with memory for a tenth of the data each, and a pool: what they ask the origin for.",
     "pool_read": "From a full pool into memory: objects per second and processor time per object.",
     "pool_fault": "One of three memcached killed in the middle of an epoch: the longest wait, wrong bytes, errors.",
+    "pod": "Epochs in a pod with a sidecar and in two pods of a node with a cache, against the same without pods.",
     "scale": "A manifest of ten million objects: opening it, planning an epoch, memory of the server.",
     "listing": "Making a dataset of 100,000 local files, against torchvision's ImageFolder.",
     "sync": "Objects per second of a sync, from an HTTP origin with 20 ms latency to a directory.",
