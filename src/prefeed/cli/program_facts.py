@@ -66,6 +66,18 @@ class PastTheCache(TypedDict):
     opens: int
 
 
+class ReadNatively(TypedDict):
+    """A reader in C++ that the program made; how many files it opened is not known.
+
+    Attributes:
+        call: What was called: ``tf.data.TFRecordDataset``.
+        root: Below which its files lie; empty: it is not known which they are.
+    """
+
+    call: str
+    root: str
+
+
 class ProgramFacts(TypedDict):
     """What the processes of a program did: the object that ``--json`` writes.
 
@@ -84,6 +96,7 @@ class ProgramFacts(TypedDict):
         origin: What readers waited for: the server fetched it, or they did.
         past_the_cache: The calls with the most opens first.
         opens_estimated: Of these opens, those that were reckoned from what other samples of their dataset opened.
+        read_natively: Readers in C++, which open their files past the cache.
         loop_seconds: Time of all epochs, up to the last batch of each.
         waited_seconds: Part of it in which loops waited.
     """
@@ -102,6 +115,7 @@ class ProgramFacts(TypedDict):
     origin: Files
     past_the_cache: list[PastTheCache]
     opens_estimated: int
+    read_natively: list[ReadNatively]
     loop_seconds: float
     waited_seconds: float
 
@@ -139,6 +153,15 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         origin=Files(files=reads[2], bytes=reads[3]),
         past_the_cache=sorted(past, key=lambda one: (-one["opens"], one["call"], one["in_samples"])),
         opens_estimated=counted.get(program.ESTIMATED, (0,))[0],
+        read_natively=[
+            ReadNatively(call=call, root=root)
+            for call, root in sorted(
+                (names[0], names[1])
+                for key in counted
+                for kind, names in [program.parts_of(key)]
+                if kind == program.NATIVE
+            )
+        ],
         loop_seconds=sum(loader["seconds"] for loader in loaders),
         waited_seconds=sum(loader["waited_seconds"] for loader in loaders),
     )
@@ -148,16 +171,17 @@ def last_lines(facts: ProgramFacts) -> list[str]:
     """Return what is said at the end of a program: a few lines, at least one."""
     if not facts["is_enabled"]:
         return ["nothing was done: PREFEED_ENABLED is 0"]
+    native = _native(facts)
     was_used = facts["loaders"] or facts["cache"]["files"] or facts["origin"]["files"] or facts["past_the_cache"]
     if not was_used:
-        return [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]
+        return native or [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]
     if not facts["loaders"]:
         lines = [f"{_no_loader(facts)}; {_files(facts)}"]
         if facts["past_the_cache"] and not facts["cache"]["files"]:
             lines.append("PREFEED_READS=all answers reads that Python sees outside of loaders from the cache")
-        return lines
+        return lines + native
     files, waits = _files(facts), _waits(facts)
-    return [_served(facts), *([files] if files else []), *([waits] if waits else [])]
+    return [_served(facts), *([files] if files else []), *([waits] if waits else []), *native]
 
 
 def _loaders(counted: Mapping[bytes, Sequence[int]]) -> Iterable[LoaderFacts]:
@@ -237,6 +261,19 @@ def _files(facts: ProgramFacts) -> str:
         about = "about " if facts["opens_estimated"] else ""
         parts.append(f"{about}{_number(opens, 'open')}{where} bypassed the cache ({_listed(calls, most=_MOST_CALLS)})")
     return ", ".join(parts)
+
+
+def _native(facts: ProgramFacts) -> list[str]:
+    """Return a line about readers in C++; none where there were none."""
+    roots: dict[str, list[str]] = {}
+    for one in facts["read_natively"]:
+        roots.setdefault(one["call"], []).extend([one["root"]] if one["root"] else [])
+    if not roots:
+        return []
+    calls = [f"{call} below {_listed(places)}" if places else call for call, places in roots.items()]
+    return [
+        f"read in C++, past the cache: {_listed(calls, most=_MOST_CALLS)}; such readers use it on a mount: prefeed mount --help"
+    ]
 
 
 def _waits(facts: ProgramFacts) -> str:

@@ -14,6 +14,7 @@ MODULES: Final = {
     "paddle.io.dataloader.dataloader_iter": "paddle",
     "grain._src.python.data_loader": "grain",
     "mindspore.dataset.engine.datasets_user_defined": "mindspore",
+    "tensorflow.python.data.ops.dataset_ops": "tensorflow",
 }
 """By the module that has what is replaced: the module of this package that replaces it, in ``enable`` and ``disable``."""
 

@@ -296,6 +296,12 @@ class Feeds:
             kept[:] = [Feed(dataset, self._name_of(dataset))]
         return kept[0]
 
+    def renew(self, loader: Any, dataset: Any) -> None:
+        """Let the loader's feed go: from its next epoch on it loads this dataset, under the same name."""
+        kept = self._feeds.get_or_make(loader, list)
+        if kept:
+            kept[:] = [Feed(dataset, kept[0].name)]
+
     def clear(self) -> None:
         """Let all loaders go; iterators that are in use run to their end."""
         self._feeds.clear()

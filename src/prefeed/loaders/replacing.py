@@ -1,4 +1,4 @@
-"""Methods of frameworks' classes, replaced in place and put back."""
+"""Methods of frameworks' classes, and functions of their modules, replaced in place and put back."""
 
 from __future__ import annotations
 
@@ -31,3 +31,27 @@ class Replaced:
         self.active = False
         if vars(self._cls)[self._name] is self._ours:
             setattr(self._cls, self._name, self._own)
+
+
+class ReplacedFunction:
+    """As ``Replaced``, for a function of a module."""
+
+    def __init__(
+        self, module: Any, name: str, instead: Callable[[Method, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        own = getattr(module, name)
+
+        @functools.wraps(own)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return instead(own, args, kwargs) if replaced.active else own(*args, **kwargs)
+
+        replaced = self
+        self.active: bool = True
+        self._module, self._name, self._own, self._ours = module, name, own, function
+        setattr(module, name, function)
+
+    def undo(self) -> None:
+        """Put the module's own back, unless somebody else has replaced ours meanwhile."""
+        self.active = False
+        if getattr(self._module, self._name, None) is self._ours:
+            setattr(self._module, self._name, self._own)

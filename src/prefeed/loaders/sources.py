@@ -122,7 +122,7 @@ class ServedSource:
         return repr(self.inner)
 
     def __getitem__(self, index: Any) -> Any:
-        with self._making(index):
+        with self.making(index):
             return self.inner[index]
 
     def __getattr__(self, name: str) -> Any:
@@ -143,13 +143,14 @@ class ServedSource:
 
     def _batch_of(self, method: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
         def batch(indices: Sequence[Any]) -> Any:
-            with self._making(*indices):
+            with self.making(*indices):
                 return method(indices)
 
         return batch
 
     @contextmanager
-    def _making(self, *indices: Any) -> Iterator[None]:
+    def making(self, *indices: Any) -> Iterator[None]:
+        """Inside it, this thread makes these samples of the dataset; their reads come from the cache."""
         if self._begun_in != os.getpid():
             self._begin()
         with self._reads.one(self._new_reads) as reads, reads.sample(*indices):

@@ -7,4 +7,5 @@ nothing itself.
 ``program``   counts of this process, in mapped files
 ``opens``     files that are opened past the cache
 ``estimate``  the same for samples that are read in place, from a part of them
+``native``    readers that open files in C++
 """

@@ -147,6 +147,25 @@ def _is_estimated() -> bool:
     return group is not None and not group.is_counting
 
 
+def has_places() -> bool:
+    """Return whether any directory matters."""
+    return bool(_watch.places)
+
+
+def place_of(directory: str) -> str | None:
+    """Return below which of the watched places a directory lies, ``/`` at its end; None: its files do not count. Never raises."""
+    try:
+        if not _watch.is_near(directory) or not _covers(directory):
+            return None
+        for form in (os.path.abspath(directory) + "/", os.path.realpath(directory) + "/"):
+            for place in _watch.places:
+                if form.startswith(place):
+                    return place.rstrip("/") or "/"
+    except Exception:  # noqa: BLE001 - a name may be anything
+        return None
+    return None
+
+
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         if groups and (group := groups.get(get_ident())) is not None and not group.is_counting:

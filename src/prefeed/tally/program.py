@@ -183,6 +183,9 @@ PAST = b"past"
 ESTIMATED = b"estimated"
 """Opens past the cache that were reckoned from those of other samples; they are counted under ``PAST`` as well."""
 
+NATIVE = b"native"
+"""By call and root: readers that were made, and that open files below it in C++; the root is empty where it is not known."""
+
 _SEPARATOR = b"\0"
 
 _BEGAN_FIELD = 19

@@ -1,0 +1,200 @@
+"""A generator in the pipeline of a framework is served as a dataset: its i-th element is sample i, pass after pass.
+
+Nothing says what a generator yields next. But most of them go through a list, and the same one in each pass:
+
+    first pass      the list is looked for in what the generator holds: a guess, which its first elements prove or refute
+    later passes    element i opens the files that it was seen to open before
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, SimpleNamespace
+from typing import Any, Final
+from weakref import ref
+
+import numpy as np
+
+from prefeed.config import current
+from prefeed.loaders.feed import Feed, Feeds
+from prefeed.loaders.kinds import length_of
+from prefeed.loaders.searching import attributes_of, find_columns
+from prefeed.loaders.sources import ServedSource
+from prefeed.sources.mounts import Roots
+
+_UNKNOWN_LENGTH: Final = 1 << 14
+"""Elements whose files are learned in the first pass of a generator that holds no list of files."""
+
+_MOST_ELEMENTS: Final = 1 << 24
+_MOST_LENGTHS: Final = 3
+"""Lists of different lengths that are looked at: each search may take a second."""
+
+_DATA: Final = (str, os.PathLike, list, tuple, dict, np.ndarray)
+"""Kinds of global names that a generator may go through; others may be anything."""
+
+_END: Final = object()
+
+
+class Elements:
+    """The elements of one pass as a dataset that has a length; subclasses have the generator's name.
+
+    Args:
+        held: What the generator holds, by name.
+        length: Number of elements; None: that of a list of files among what is held, or a guess.
+    """
+
+    def __init__(self, held: dict[str, Any], length: int | None = None) -> None:
+        self.held = SimpleNamespace(**held)  # below the dataset: no name in it says what the dataset is
+        self._length = _UNKNOWN_LENGTH
+        found = self._length_of_list() if length is None else length
+        self.is_length_known: bool = found is not None
+        self._length = found or _UNKNOWN_LENGTH
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _length_of_list(self) -> int | None:
+        covers = Roots.of(current()).covers
+        lengths = {length_of(value) for value in _held_values(vars(self.held)) if not isinstance(value, str | bytes)}
+        known = sorted((length for length in lengths if length and length <= _MOST_ELEMENTS), reverse=True)
+        return next((length for length in known[:_MOST_LENGTHS] if find_columns(self, length, covers=covers)), None)
+
+
+def _held_values(held: dict[str, Any]) -> Iterator[Any]:
+    for value in held.values():
+        yield value
+        yield from attributes_of(value).values()
+
+
+def held_by(generator: Callable[..., Any]) -> dict[str, Any]:
+    """Return what a callable holds, by name: closure, defaults, arguments of a ``partial``, its object, global data that it names."""
+    if isinstance(generator, functools.partial):
+        arguments = {f"argument{place}": value for place, value in enumerate(generator.args)} | generator.keywords
+        return held_by(generator.func) | arguments
+    bound = getattr(generator, "__self__", None)
+    own = {"self": bound} if bound is not None else {}
+    function = getattr(generator, "__func__", generator)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return {"self": generator, **own}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+    closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    defaults = {f"default{place}": value for place, value in enumerate(function.__defaults__ or ())}
+    names = [name for name in _names_in(code) if isinstance(function.__globals__.get(name), _DATA)]
+    return {name: function.__globals__[name] for name in names} | defaults | closure | own
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+class ServedGenerator:
+    """In the place of a generator function: its passes are read through the cache, and read ahead.
+
+    Args:
+        generator: The user's: returns an iterable, called once per pass.
+        feeds: Of the framework.
+
+    **Threads**: any. Of passes at the same time, one is read ahead; the others are read through the cache.
+    """
+
+    def __init__(self, generator: Callable[..., Any], feeds: Feeds) -> None:
+        self.generator = generator
+        self._feeds = feeds
+        self._lock = threading.Lock()
+        self._ahead: ref[Pass] | None = None
+        self._elements: Elements | None = None
+        self._source: ServedSource | None = None
+        self._kind = type(str(getattr(generator, "__name__", type(generator).__name__)), (Elements,), {})
+
+    def __call__(self, *args: Any) -> Pass:
+        """Begin a pass; raises what the generator raises."""
+        elements = iter(self.generator(*args))
+        with self._lock:
+            running = None if self._ahead is None else self._ahead()
+            if running is not None and not running.is_over:
+                return Pass(elements, self, self._source, None)
+            if self._elements is None:
+                self._elements = self._kind(held_by(self.generator))
+            feed = self._feeds.of(self, self._elements)
+            feed.loop_begins(None)
+            self._source = feed.serve()
+            if self._source is not None:
+                self._source.reports_each = False  # its reads are in this process, which reports the last ones
+            begun = Pass(elements, self, self._source, feed)
+            self._ahead = ref(begun)
+            feed.begin(range(len(self._elements)))
+            return begun
+
+    def rounds(self) -> int:
+        """Return after how many elements a generator without an end begins its list again; 0: it is not known."""
+        elements = self._elements
+        return len(elements) if elements is not None and elements.is_length_known else 0
+
+    def has_ended(self, num_elements: int) -> None:
+        """A pass had this number of elements: the next one is read ahead to there, if that was not known."""
+        with self._lock:
+            elements = self._elements
+            if elements is not None and num_elements > len(elements):
+                self._elements = self._kind(vars(elements.held), min(num_elements, _MOST_ELEMENTS))
+                self._feeds.renew(self, self._elements)
+
+
+class Pass:
+    """Iterator over the elements of one pass.
+
+    Attributes:
+        is_over: It has given its last element, or raised.
+    """
+
+    def __init__(
+        self, elements: Iterator[Any], owner: ServedGenerator, source: ServedSource | None, feed: Feed | None
+    ) -> None:
+        self._elements = elements
+        self._owner = owner
+        self._source = source
+        self._feed = feed
+        self._index = self._num_made = 0
+        self.is_over = False
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next element, as the generator makes it."""
+        try:
+            return self._make() if self._feed is None else self._feed.next_batch(self._make)
+        except BaseException as err:
+            self.is_over = True
+            if self._feed is not None and isinstance(err, StopIteration):
+                self._owner.has_ended(self._num_made)
+            raise
+
+    def _make(self) -> Any:
+        if self._source is None:
+            element = next(self._elements, _END)
+        else:
+            with self._source.making(self._index):
+                element = next(self._elements, _END)
+        if element is _END:
+            raise StopIteration
+        self._index += 1
+        self._num_made += 1
+        length = 0 if self._feed is None else self._owner.rounds()
+        if self._feed is not None and 0 < length < self._index:  # it was the first element of another round
+            self._index = 1
+            self._feed.begin(range(1, length))
+        return element

@@ -1,0 +1,162 @@
+"""tf.data, as far as Python sees it: ``from_generator``, and Python functions in a pipeline.
+
+from_generator                       passes of a generator: served and read ahead, see ``generators``
+tf.numpy_function, tf.py_function    files that they open come from the cache; TensorFlow draws their order in C++
+tf.io.read_file, TFRecordDataset …   open files in C++: only counted, for the last line of ``prefeed run``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prefeed.client.beside import ReadsBeside
+from prefeed.config import current
+from prefeed.frameworks.generators import ServedGenerator
+from prefeed.interception import answers_everywhere, reads_from
+from prefeed.loaders.feed import Feeds
+from prefeed.loaders.replacing import Method, Replaced, ReplacedFunction
+from prefeed.sampleset.names import resolve_roots
+from prefeed.sources.mounts import Roots
+from prefeed.tally import native, program
+
+_DATASETS: Final = "tensorflow.python.data.ops.dataset_ops"
+_FUNCTIONS: Final = "tensorflow.python.ops.script_ops"
+_FILES: Final = "tensorflow.python.lib.io.file_io"
+_OPS: Final = {
+    "tensorflow.python.ops.gen_io_ops": {"read_file": "tf.io.read_file"},
+    "tensorflow.python.ops.gen_dataset_ops": {
+        "tf_record_dataset": "tf.data.TFRecordDataset",
+        "tf_record_dataset_v2": "tf.data.TFRecordDataset",
+        "text_line_dataset": "tf.data.TextLineDataset",
+        "fixed_length_record_dataset_v2": "tf.data.FixedLengthRecordDataset",
+    },
+}
+"""By module: functions that make an operation that opens files, and what users call it."""
+
+_LISTS: Final = {
+    "tensorflow.python.ops.gen_io_ops": "matching_files",
+    "tensorflow.python.ops.gen_dataset_ops": "tensor_slice_dataset",
+}
+"""By module: functions whose first argument may be names of files that an operation opens later."""
+
+_NAME: Final = "tf.numpy_function, tf.py_function"
+_MOST_NAMES: Final = 1 << 16
+
+_feeds = Feeds("tf.data.Dataset.from_generator")
+_replaced: list[Replaced | ReplacedFunction] = []
+
+
+class _Functions:
+    """Answers files that Python functions of a pipeline open, in whichever threads TensorFlow calls them."""
+
+    def __init__(self) -> None:
+        self._reader: ReadsBeside | None = None
+        self._is_counted = False
+
+    def begin(self) -> None:
+        """Files below the roots are answered from now on."""
+        config = resolve_roots(current())
+        roots = Roots.of(config)
+        self._reader = ReadsBeside(config, roots) if roots else None
+
+    def end(self) -> None:
+        """Nothing is answered any more. Idempotent."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.end()
+
+    def call(self, own: Method, registry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; stands for the method of TensorFlow's registry."""
+        reader = self._reader
+        if reader is None or answers_everywhere():
+            return own(registry, *args, **kwargs)
+        try:
+            with reads_from(reader):
+                return own(registry, *args, **kwargs)
+        finally:
+            if not self._is_counted and reader.outcomes:
+                self._is_counted = True
+                program.add(program.key_of(program.LOADER, _NAME), 1, 0, 0, 0, 0, 0, 0, 1)
+
+
+_functions = _Functions()
+
+
+def enable() -> None:
+    """Serve generators that are given to tf.data from now on, and Python functions. Idempotent.
+
+    Raises:
+        AttributeError, KeyError: TensorFlow keeps them otherwise.
+    """
+    if _replaced:
+        return
+    datasets: Any = sys.modules[_DATASETS]
+    functions: Any = sys.modules[_FUNCTIONS]
+    _functions.begin()
+    _replaced.append(Replaced(datasets.DatasetV2._GeneratorState, "__init__", _keep))
+    _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
+    for module, names in _OPS.items():
+        for name, call in names.items():
+            _note_reads(module, name, call)
+    for module, name in _LISTS.items():
+        _note_lists(module, name)
+    files: Any = sys.modules.get(_FILES)
+    if files is not None:
+        _replaced.append(Replaced(files.FileIO, "__init__", _open))
+
+
+def disable() -> None:
+    """Leave TensorFlow as it was. Idempotent."""
+    while _replaced:
+        _replaced.pop().undo()
+    _functions.end()
+    _feeds.clear()
+
+
+def _keep(own: Method, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (generator,) = (*args, *kwargs.values())
+    return own(state, ServedGenerator(generator, _feeds))
+
+
+def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = own(file, *args, **kwargs)
+    if "r" in file.mode:
+        native.reads("tf.io.gfile.GFile", [file.name])
+    return made
+
+
+def _note_reads(module: str, name: str, call: str) -> None:
+    def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        native.reads(call, list(_names_in(first)))
+        return own(*args, **kwargs)
+
+    owner = sys.modules.get(module)
+    if hasattr(owner, name):
+        _replaced.append(ReplacedFunction(owner, name, instead))
+
+
+def _note_lists(module: str, name: str) -> None:
+    def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        for part in first if isinstance(first, list | tuple) else (first,):
+            native.lists(_names_in(part, most=1))
+        return own(*args, **kwargs)
+
+    owner = sys.modules.get(module)
+    if hasattr(owner, name):
+        _replaced.append(ReplacedFunction(owner, name, instead))
+
+
+def _names_in(value: Any, *, most: int = _MOST_NAMES) -> Iterator[str | bytes]:
+    """Yield texts of a text, or of a tensor whose value is known; never raises."""
+    try:
+        if isinstance(value, str | bytes):
+            yield value
+        elif getattr(value, "dtype", None) == "string" and hasattr(value, "numpy"):
+            found = value.numpy()
+            yield from [found] if isinstance(found, bytes) else found.ravel()[:most].tolist()
+    except Exception:  # noqa: BLE001 - it is no reason for the program to fail
+        return
