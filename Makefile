@@ -57,7 +57,7 @@ test: $(VENV)/.installed-dev system  ## every test, two at a time
 test-all: $(VENV)/.installed-dev system  ## every test, and every combination of parameters
 	PREFEED_TESTS=all $(PYTEST) $(PARALLEL) -m ""
 
-test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpore, Paddle and Grain, each in an environment of its own
+test-frameworks: $(FRAMEWORKS:%=$(VENV)-%/.installed)  ## the tests with MindSpore, Paddle, Grain and TensorFlow, each in an environment of its own
 	@for name in $(FRAMEWORKS); do \
 	  $(VENV)-$$name/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
 	done

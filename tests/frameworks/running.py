@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,28 +33,36 @@ def make_files(root: Path) -> Path:
     return root
 
 
-def assert_the_node_reads_ahead(program: str, tmp_path: Path, *, num_workers: int, answer: list[str]) -> None:
+def assert_the_node_reads_ahead(
+    program: str, tmp_path: Path, *, answer: list[str], num_workers: int = 0, kind: str = ""
+) -> None:
     """Check that a program prints the same with and without prefeed, and that its files were there before they were read.
 
     Args:
         program: Name of a script in ``programs``, which is given a directory of files and a number of workers.
         tmp_path: Of the test.
-        num_workers: See ``program``.
         answer: What the last line calls its loaders.
+        num_workers: See ``program``.
+        kind: Given to the program in the place of the number of workers.
     """
-    root = make_files(tmp_path / "data")
-    script = [str(PROGRAMS / program), str(root), str(num_workers)]
-    facts_file = tmp_path / "facts.json"
-    plain = _run([sys.executable, *script])
-    served = _run([sys.executable, "-m", "prefeed", "run", "--root", str(root), "--json", str(facts_file), *script])
-    assert served == plain
-    facts = json.loads(facts_file.read_text())
+    facts = run_program(program, tmp_path, kind or str(num_workers))
     assert {(loader["name"], loader["state"]) for loader in facts["loaders"]} == {(name, "served") for name in answer}
     assert facts["past_the_cache"] == []
     assert wait_until(lambda: prefeed.statistics().reads >= NUM_FILES, timeout_seconds=60)
     counts = prefeed.statistics()
     assert counts.origin_requests == NUM_FILES
     assert (counts.misses, counts.direct_reads) == (0, 0)
+
+
+def run_program(program: str, tmp_path: Path, argument: str) -> Any:
+    """Check that a program prints the same with and without prefeed; return what the last line says of it, for machines."""
+    root = make_files(tmp_path / "data")
+    script = [str(PROGRAMS / program), str(root), argument]
+    facts_file = tmp_path / "facts.json"
+    plain = _run([sys.executable, *script])
+    served = _run([sys.executable, "-m", "prefeed", "run", "--root", str(root), "--json", str(facts_file), *script])
+    assert served == plain
+    return json.loads(facts_file.read_text())
 
 
 def assert_recipe_is_served(name: str, tmp_path: Path) -> None:

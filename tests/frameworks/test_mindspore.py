@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frameworks.feeding import assert_epoch, assert_made_once, cached_pictures, example, expected
-from frameworks.running import assert_recipe_is_served, assert_the_node_reads_ahead
+from frameworks.running import assert_recipe_is_served, assert_the_node_reads_ahead, run_program
 
 pytest.importorskip("mindspore", reason="MindSpore is not installed: make test-frameworks", exc_type=ImportError)
 
@@ -40,6 +40,11 @@ def test_generator_dataset(tmp_path: Path, num_workers: int) -> None:
 def test_an_unchanged_program_is_served(tmp_path: Path, num_workers: int) -> None:
     answer = ["GeneratorDataset (Files)"]
     assert_the_node_reads_ahead("mindspore_epochs.py", tmp_path, num_workers=num_workers, answer=answer)
+
+
+def test_readers_in_cpp_are_named(tmp_path: Path) -> None:
+    facts = run_program("mindspore_epochs.py", tmp_path, "cpp")
+    assert facts["read_natively"] == [{"call": "mindspore.dataset.TextFileDataset", "root": str(tmp_path / "data")}]
 
 
 def test_the_recipe_is_served(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.running import assert_recipe_is_served
+from frameworks.running import NUM_FILES, assert_recipe_is_served, assert_the_node_reads_ahead, run_program
 from prefeed import datasets
 from prefeed.config import current
 from prefeed.packing.driver import PackRequest, pack
@@ -94,3 +94,22 @@ def test_compressed_files_are_refused(tmp_path: Path) -> None:
 
 def test_the_recipe_is_served(tmp_path: Path) -> None:
     assert_recipe_is_served("tensorflow", tmp_path)
+
+
+def test_a_generator_is_read_ahead(tmp_path: Path) -> None:
+    answer = ["tf.data.Dataset.from_generator (elements)"]
+    assert_the_node_reads_ahead("tensorflow_epochs.py", tmp_path, kind="generator", answer=answer)
+
+
+def test_a_python_function_reads_from_the_cache(tmp_path: Path) -> None:
+    facts = run_program("tensorflow_epochs.py", tmp_path, "function")
+    assert [loader["name"] for loader in facts["loaders"]] == ["tf.numpy_function, tf.py_function"]
+    assert (facts["past_the_cache"], facts["read_natively"]) == ([], [])
+    assert facts["cache"]["files"] + facts["origin"]["files"] == 3 * NUM_FILES
+    assert facts["cache"]["files"] >= 2 * NUM_FILES
+
+
+def test_readers_in_cpp_are_named(tmp_path: Path) -> None:
+    facts = run_program("tensorflow_epochs.py", tmp_path, "cpp")
+    assert facts["read_natively"] == [{"call": "tf.io.read_file", "root": str(tmp_path / "data")}]
+    assert facts["loaders"] == []

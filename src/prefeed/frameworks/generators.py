@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
 
@@ -75,11 +75,11 @@ def held_by(generator: Callable[..., Any]) -> dict[str, Any]:
         arguments = {f"argument{place}": value for place, value in enumerate(generator.args)} | generator.keywords
         return held_by(generator.func) | arguments
     bound = getattr(generator, "__self__", None)
-    own = {"self": bound} if bound is not None else {}
+    own = {} if bound is None or isinstance(bound, ModuleType) else {"self": bound}
     function = getattr(generator, "__func__", generator)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
-        return {"self": generator, **own}
+        return {"self": generator} | own
     cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
     closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     defaults = {f"default{place}": value for place, value in enumerate(function.__defaults__ or ())}

@@ -1,4 +1,4 @@
-"""Two epochs of a ``GeneratorDataset``: python mindspore_epochs.py DIRECTORY NUM_WORKERS."""
+"""Epochs of a ``GeneratorDataset``, or of a reader of MindSpore's: python mindspore_epochs.py DIRECTORY NUM_WORKERS|cpp."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Files:
 
 
 if __name__ == "__main__":
+    if sys.argv[2] == "cpp":
+        print(ds.TextFileDataset(f"{sys.argv[1]}/*", shuffle=False).get_dataset_size())  # counts the lines
+        sys.exit()
     num_workers = int(sys.argv[2])
     ds.config.set_seed(7)
     pipeline = ds.GeneratorDataset(

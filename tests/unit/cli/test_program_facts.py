@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, PAST, READS, TORCH, UNSEEN, WHY, key_of
+from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, TORCH, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
     "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True,
@@ -66,6 +66,16 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             "1 loader served: photos (Photos)",
             "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)",
             "waited 5.0 % of 20.0 s of 2 processes for data",
+        ],
+    ),
+    "readers in C++": (
+        {key_of(FRAMEWORK, "tensorflow"): counters(1)}
+        | {key_of(NATIVE, call, root): counters(1) for call, root in [("tf.io.read_file", "/data/b"), ("tf.io.read_file", "/data/a")]}
+        | {key_of(NATIVE, "tf.data.TFRecordDataset", ""): counters(3)},
+        {},
+        [
+            ("read in C++, past the cache: tf.data.TFRecordDataset, tf.io.read_file below /data/a, /data/b; such readers use it on a "
+            "mount: prefeed mount --help")
         ],
     ),
     "nothing": ({}, {}, ["nothing to do: torch was not imported, and no file below /data (nfs4) was opened"]),
@@ -156,6 +166,7 @@ def test_machines_get_the_same() -> None:
         "version": 1, "program": ["python", "train.py"], "began": 5.0, "seconds": 412.0, "is_enabled": True,
         "roots": "/data (nfs4)", "has_roots": True, "has_torch": True, "frameworks": [],
         "cache": {"files": 48210, "bytes": 9_771_050_599}, "origin": {"files": 24105, "bytes": 4_831_838_208},
-        "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}], "opens_estimated": 0,
+        "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}],
+        "opens_estimated": 0, "read_natively": [],
         "loop_seconds": 412.0, "waited_seconds": 12.772,
     }  # fmt: skip

@@ -1,0 +1,161 @@
+"""tf.data is served where it is as this stand-in is; ``tests/frameworks`` has the real one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import prefeed
+from e2e.automatic import auto
+from leaks import wait_until
+from prefeed.config import configure
+from prefeed.tally import native, opens, program
+from unit.frameworks.files import NUM, content, make_files
+
+pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(300)]
+
+
+def stand_in() -> dict[str, Any]:
+    """Return the modules of TensorFlow on which the integration relies, with the names and calls that it needs."""
+
+    class _GeneratorState:
+        def __init__(self, generator: Callable[..., Any]) -> None:
+            self._generator = generator
+
+        def get_iterator(self) -> Iterator[Any]:
+            return iter(self._generator())
+
+    class FuncRegistry:
+        def __call__(self, token: Callable[..., Any], device: Any, args: tuple[Any, ...]) -> Any:
+            return token(*args)
+
+    class FileIO:
+        def __init__(self, name: str, mode: str) -> None:
+            self.name, self.mode = name, mode
+
+    def module(name: str, **values: Any) -> ModuleType:
+        made = ModuleType(name)
+        vars(made).update(values)
+        return made
+
+    root = "tensorflow.python"
+    modules = [
+        module(f"{root}.data.ops.dataset_ops", DatasetV2=type("DatasetV2", (), {"_GeneratorState": _GeneratorState})),
+        module(f"{root}.ops.script_ops", FuncRegistry=FuncRegistry),
+        module(f"{root}.lib.io.file_io", FileIO=FileIO),
+        module(
+            f"{root}.ops.gen_io_ops", read_file=lambda name: ("ReadFile", name), matching_files=lambda pattern: pattern
+        ),
+        module(f"{root}.ops.gen_dataset_ops", tf_record_dataset=lambda names, kind: (names, kind)),
+    ]
+    return {made.__name__: made for made in modules}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    made = make_files(tmp_path / "data")
+    monkeypatch.setenv("PREFEED_ROOTS", str(made))
+    configure()
+    for name, module in stand_in().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield made
+    gc.collect()
+    configure()
+
+
+def module_of(name: str) -> Any:
+    return sys.modules[f"tensorflow.python.{name}"]
+
+
+def paths_below(root: Path) -> list[str]:
+    return [str(root / f"{index:02}.bin") for index in range(NUM)]
+
+
+def elements_of(paths: list[str]) -> Iterator[bytes]:
+    for path in paths:
+        with open(path, "rb") as file:
+            yield file.read()
+
+
+def test_a_generator_over_a_list_is_read_ahead_in_its_first_pass(root: Path) -> None:
+    paths = paths_below(root)
+    with auto():
+        state = module_of("data.ops.dataset_ops").DatasetV2._GeneratorState(lambda: elements_of(paths))
+        passes = [list(state.get_iterator()) for _ in range(2)]
+        assert wait_until(lambda: prefeed.statistics().reads >= 2 * NUM, timeout_seconds=60)
+        counts = prefeed.statistics()
+        del state
+    assert passes == [[content(index) for index in range(NUM)]] * 2
+    assert counts.origin_requests == NUM
+    assert (counts.misses, counts.direct_reads) == (0, 0)
+
+
+def test_passes_at_the_same_time_and_passes_that_are_left_give_the_same(root: Path) -> None:
+    paths = paths_below(root)
+    expected = [content(index) for index in range(NUM)]
+    with auto():
+        state = module_of("data.ops.dataset_ops").DatasetV2._GeneratorState(lambda: elements_of(paths))
+        left = state.get_iterator()
+        assert [next(left), next(left)] == expected[:2]
+        both = list(zip(state.get_iterator(), state.get_iterator(), strict=True))
+        del left
+        again = list(state.get_iterator())
+        del state
+    assert both == list(zip(expected, expected, strict=True))
+    assert again == expected
+
+
+def test_files_that_python_functions_open_come_from_the_cache(root: Path) -> None:
+    paths = paths_below(root)
+    with auto():
+        registry = module_of("ops.script_ops").FuncRegistry()
+        found = [registry(lambda path: Path(path).read_bytes(), None, (path,)) for path in (*paths, *paths)]
+        with open(paths[0], "rb") as file:
+            assert os.path.samestat(
+                os.fstat(file.fileno()), os.stat(paths[0])
+            )  # outside of a function: the file itself
+    assert wait_until(lambda: prefeed.statistics().reads >= 2 * NUM, timeout_seconds=60)
+    counts = prefeed.statistics()
+    assert found == [content(index) for index in range(NUM)] * 2
+    assert counts.origin_requests == NUM
+    assert counts.hits >= NUM
+
+
+def test_readers_in_c_are_counted_with_the_root_of_their_files(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    watch = opens._Watch()
+    watch.places = (f"{root}/",)
+    monkeypatch.setattr(opens, "_watch", watch)
+    monkeypatch.setattr(native, "_listed", native._Listed())
+    io_ops, dataset_ops = module_of("ops.gen_io_ops"), module_of("ops.gen_dataset_ops")
+    symbolic = object()
+    with auto():
+        program.begin(str(counts))
+        try:
+            assert io_ops.read_file(f"{tmp_path}/elsewhere") == ("ReadFile", f"{tmp_path}/elsewhere")
+            dataset_ops.tf_record_dataset(symbolic, "GZIP")  # of files that were not listed
+            assert io_ops.matching_files(f"{root}/*.bin") == f"{root}/*.bin"
+            io_ops.read_file(symbolic)
+            module_of("lib.io.file_io").FileIO(f"{root}/00.bin", "rb")
+            module_of("lib.io.file_io").FileIO(f"{root}/new", "wb")
+        finally:
+            program.end()
+    found = [
+        names for key in program.sums(str(counts)) for kind, names in [program.parts_of(key)] if kind == program.NATIVE
+    ]
+    assert sorted(found) == [
+        ["tf.data.TFRecordDataset", ""],
+        ["tf.io.gfile.GFile", str(root)],
+        ["tf.io.read_file", str(root)],
+    ]
+    assert io_ops.read_file(os.sep) == ("ReadFile", os.sep)
