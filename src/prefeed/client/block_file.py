@@ -96,6 +96,11 @@ class BlockFile(io.BufferedIOBase):
         """Size of the object in bytes."""
         return self._size
 
+    @property
+    def version(self) -> str:
+        """Version that the object had when it was opened, as its origin names it; empty where there is none."""
+        return self._opened.info.version
+
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<prefeed file {self.name}: {self._size} bytes{state}>"

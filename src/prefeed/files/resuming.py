@@ -6,12 +6,14 @@ urls ─split, shuffle─→ shards ─read─→ samples ─shuffle─→ taken
 
 To resume, the order of the shards is drawn again from its seeds, and the shuffle of samples runs again over the places of
 samples: nothing is read or decoded for it. Then the shards are opened whose samples the shuffle still holds, and the one that
-was being read. Shards whose samples were all taken are not opened.
+was being read: they must have the version that they had. Shards whose samples were all taken are not opened.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -20,9 +22,11 @@ from typing import Any, Final
 from webdataset.pytorch import IterableDataset
 from webdataset.utils import pytorch_worker_info
 
+from prefeed.client.block_file import BlockFile
 from prefeed.errors import ResumeError
 from prefeed.files.stages import Stages
 from prefeed.files.webdataset import KnownOrder, inner_url, url_of
+from prefeed.sources.file_versions import changed_ns_of
 
 State = dict[str, Any]
 """Plain values: numbers, texts, lists and dicts."""
@@ -31,7 +35,7 @@ _VERSION: Final = 1
 _EMPTY: Final = object()
 
 
-def resumable(pipeline: Any) -> Resumable:
+def resumable(pipeline: Any, *, same_versions: bool = True) -> Resumable:
     """Return a data set with the samples of a WebDataset pipeline, which resumes in the middle of an epoch.
 
     It has ``state_dict`` and ``load_state_dict``, which torchdata's ``StatefulDataLoader`` calls in each worker. See
@@ -39,11 +43,13 @@ def resumable(pipeline: Any) -> Resumable:
 
     Args:
         pipeline: A ``WebDataset`` or ``DataPipeline`` of WebDataset's own stages.
+        same_versions: Shards that are read again after a resume must have their size and ETag, or time of change, of before.
+            False: for shards that are copied again before each run.
 
     Raises:
         ResumeError: A stage of the pipeline cannot be resumed exactly; the message names it.
     """
-    return Resumable(pipeline)
+    return Resumable(pipeline, same_versions=same_versions)
 
 
 class Resumable(IterableDataset):  # type: ignore[misc]
@@ -54,16 +60,17 @@ class Resumable(IterableDataset):  # type: ignore[misc]
 
     resumes_exactly = True
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: Any, *, same_versions: bool = True) -> None:
         super().__init__()
         self.pipeline = pipeline
+        self._same_versions = same_versions
         self._stages = Stages(pipeline)
         self._epoch: Epoch | None = None
         self._loaded: State | None = None
 
     def __iter__(self) -> Epoch:
         loaded, self._loaded = self._loaded, None
-        self._epoch = Epoch(self._stages, loaded)
+        self._epoch = Epoch(self._stages, loaded, same_versions=self._same_versions)
         return self._epoch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,7 +117,7 @@ class Epoch:
         is_finished: It has given its last sample, and said so.
     """
 
-    def __init__(self, stages: Stages, loaded: State | None) -> None:
+    def __init__(self, stages: Stages, loaded: State | None, *, same_versions: bool) -> None:
         self._stages = stages
         self._process = [int(number) for number in pytorch_worker_info()]
         self._num_yielded = self._repetition = 0
@@ -120,6 +127,8 @@ class Epoch:
             self._require_process(state["process"])
             self._num_yielded, self._repetition = state["num_yielded"], state["repetition"]
             stages.restore(state["began"])
+        if state is not None and not same_versions:
+            state = state | {"versions": []}
         self._pass = Pass(stages, state)
 
     def __iter__(self) -> Epoch:
@@ -182,6 +191,9 @@ class Pass:
         self._names: list[str] = []
         self._drawn: list[Any] = []  # the shards of before
         self._known: list[int] = []
+        self._known_versions: list[str] = []
+        self._versions: list[str] = []  # of shards that had samples; empty where none is known
+        self._item: Any = None  # the shard that is read, as the stage that opens it got it
         self._counts: list[int] = []
         self._hash, self._num_hashed = sha256(), 0
         self._num_taken = self._num_taken_here = self.num_yielded = 0
@@ -213,6 +225,7 @@ class Pass:
         return {
             "began": self._began,
             "counts": list(self._counts),
+            "versions": self._versions[: len(self._counts)],
             "shards": self._hash.hexdigest(),
             "num_taken": self._num_taken - held,
             "num_made": self.num_yielded,
@@ -223,6 +236,8 @@ class Pass:
     def _replay(self, state: State) -> None:
         """Draw the shards again, and let the shuffles run up to the place, over empty slots."""
         self._known = list(state["counts"])
+        self._known_versions = list(state.get("versions", ()))
+        self._versions = list(self._known_versions)
         self._drawn = list(itertools.islice(self._urls, len(self._known)))
         self._names = [url_of(item) for item in self._drawn]
         found = sha256(b"".join(map(_line_of, self._names))).hexdigest()
@@ -293,6 +308,9 @@ class Pass:
         shard, num_missing = self._place
         for sample in self._stages.samples(items, self._opened, is_whole=not self._known):
             index = index + 1 if self._number == last else 0
+            if index == 0 and self._stages.reads_at_once:
+                item, self._item = self._item, None
+                self._note_version(item.get("stream") if isinstance(item, dict) else None)
             last = self._number
             num_missing -= last == shard
             if last > shard and num_missing > 0:
@@ -306,6 +324,19 @@ class Pass:
             f"{self._names[number]} has fewer samples than before: it has changed, and the epoch cannot resume exactly"
         )
 
+    def _note_version(self, stream: Any) -> None:
+        """A shard was opened; raise ResumeError if it has another version than before."""
+        version, number = _version_of(stream), self._number
+        known = self._known_versions[number] if number < len(self._known_versions) else ""
+        if known and version and known != version:
+            raise ResumeError(
+                f"{self._names[number]} has changed since the state was saved, and the epoch cannot resume exactly: its size and version "
+                f"were {known} and are {version}; if it is only another copy, write prefeed.resumable(..., same_versions=False)"
+            )
+        while len(self._versions) <= number:
+            self._versions.append("")
+        self._versions[number] = version
+
     def _items(self, again: list[int]) -> Iterator[Any]:
         """Yield shards, first those of before that are read again."""
         fresh = ((None, item) for item in self._urls)
@@ -314,7 +345,7 @@ class Pass:
                 number = len(self._names)
                 self._names.append(url_of(item))
             if self._stages.reads_at_once:
-                self._number = number
+                self._number, self._item = number, item
             else:
                 self._numbers.append(number)
             yield item
@@ -325,6 +356,10 @@ class Pass:
             while self._names[self._numbers[0]] != source["url"]:
                 self._numbers.popleft()
             self._number = self._numbers.popleft()
+            is_copy = not str(source["url"]).endswith(
+                source.get("local_path", "")
+            )  # of WebDataset's cache: its times are its own
+            self._note_version(None if is_copy else source.get("stream"))
             yield source
 
     def _taken(self) -> Iterator[Any]:
@@ -335,6 +370,18 @@ class Pass:
             self._num_taken_here += 1
             yield slot.sample
         self._is_over = True
+
+
+def _version_of(stream: Any) -> str:
+    """Return size and version of what an open shard reads, the same with prefeed and without; empty where it is not known."""
+    if isinstance(stream, BlockFile):
+        changed_ns = changed_ns_of(stream.version)
+        return f"{stream.size} {stream.version if changed_ns is None else changed_ns}"
+    try:
+        status = os.fstat(stream.fileno())
+    except Exception:  # noqa: BLE001 - a stream of any kind: most have no descriptor
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
 
 
 def _line_of(name: str) -> bytes:

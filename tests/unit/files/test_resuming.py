@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
+import os
 import pickle
 import random
 import tarfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,6 +316,60 @@ def test_a_shard_that_lost_samples_which_were_read_is_an_error(left: int, monkey
     monkeypatch.setitem(sizes, 0, left)
     with pytest.raises(ResumeError, match="counted:0 has fewer samples than before"):
         list(ours)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """URLs of three shards on a disk, with three samples each; WebDataset does not close what it opens."""
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_bytes(tar_of(number, 3))
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setitem(
+            gopen_schemes, "disk", lambda url, *_, **__: stack.enter_context(open(url.removeprefix("disk:"), "rb"))
+        )
+        yield [f"disk:{path}" for path in paths]
+
+
+OF_FILES: dict[str, Make] = {
+    "opened ahead": lambda paths, **options: prefeed.resumable(
+        wds.WebDataset(paths, shardshuffle=False).map(key), **options
+    ),
+    "opened when they are read": lambda paths, **options: prefeed.resumable(
+        wds.DataPipeline(wds.shardlists.SimpleShardList(paths), wds.tarfile_to_samples(), wds.map(key)), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OF_FILES.values(), ids=OF_FILES)
+def test_a_shard_with_other_content_and_as_many_samples_is_an_error(
+    make: Make, files: list[str], tmp_path: Path
+) -> None:
+    plain = list(make(files))
+    ours = make(files)
+    samples = iter(ours)
+    assert [next(samples) for _ in range(5)] == plain[:5]  # two samples of the second shard
+    state = saved(ours.state_dict())
+
+    (tmp_path / "0.tar").write_bytes(tar_of(4, 3))  # all its samples were taken: it is not read again
+    again = make(files)
+    again.load_state_dict(state)
+    assert list(again) == plain[5:]
+
+    (tmp_path / "1.tar").write_bytes(tar_of(5, 3))
+    again = make(files)
+    again.load_state_dict(state)
+    with pytest.raises(ResumeError, match=r"1\.tar has changed since the state was saved.*same_versions=False"):
+        list(again)
+
+    again = make(files, same_versions=False)
+    again.load_state_dict(state)
+    assert list(again) == ["5-2", *plain[6:]]
+
+    again = make(files)
+    again.load_state_dict({name: value for name, value in state.items() if name != "versions"})  # of an earlier release
+    assert list(again) == ["5-2", *plain[6:]]
 
 
 def test_a_damaged_state_is_an_error() -> None:
