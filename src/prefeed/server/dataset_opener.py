@@ -73,6 +73,7 @@ class _Listing:
 
     Attributes:
         key: URL, and what tells the origin from others of this URL.
+        source: The origin.
         began_at: When the one that runs began, by the server's clock; None: none runs.
         running: Who waits for that one.
         waiting: Who waits for the next, which begins when that one is done.
@@ -80,6 +81,7 @@ class _Listing:
     """
 
     key: _Key
+    source: Source
     began_at: float | None = None
     running: list[Waiter] = field(default_factory=list)
     waiting: list[Waiter] = field(default_factory=list)
@@ -130,6 +132,7 @@ class Openings:
         call_later: Callable[[float, Callable[[], None]], None],
         find_dataset: Callable[[Path, View | None], Dataset | None],
         add_dataset: Callable[[Opened], Dataset],
+        foresee: Callable[[Source, int], None],
     ) -> None:
         self._config = config
         self._own_dir = own_dir
@@ -138,6 +141,7 @@ class Openings:
         self._call_later = call_later
         self._find_dataset = find_dataset
         self._add_dataset = add_dataset
+        self._foresee = foresee
         self._library = ManifestLibrary(config.home)
         self._openings: dict[str, list[Waiter]] = {}
         self._listings: dict[_Key, _Listing] = {}
@@ -181,7 +185,7 @@ class Openings:
         key = root, "" if view is None else view.mark, source.mark
         # What lies there of an earlier process with the numbers of this one may be another's.
         if not listing_age or (view is not None and root not in view.listed):
-            self._list(key, asked, waiter, listing_age, ranks)
+            self._list(key, source, asked, waiter, listing_age, ranks)
             return
 
         def find(_: ListingProgress) -> Opened | None:
@@ -195,15 +199,17 @@ class Openings:
             elif settling is not None:
                 settling.waiters.append(waiter)
             else:
-                self._list(key, asked, waiter, listing_age, ranks)
+                self._list(key, source, asked, waiter, listing_age, ranks)
 
         self._start(f"the listing of {root}", find, done, waiter.failed, waiter.listing)
 
-    def _list(self, key: _Key, asked: _Asked, waiter: Waiter, listing_age: float, ranks: int) -> None:
+    def _list(
+        self, key: _Key, source: Source, asked: _Asked, waiter: Waiter, listing_age: float, ranks: int
+    ) -> None:  # fmt: skip
         """List the URL for this one, and for all others who wait for it."""
         listing = self._listings.get(key)
         if listing is None:
-            listing = self._listings[key] = _Listing(key)
+            listing = self._listings[key] = _Listing(key, source)
             if not key[1] and is_local(key[0]):
                 self._call_soon(lambda: self._begin_listing(listing))
             else:
@@ -247,6 +253,7 @@ class Openings:
                 waiter.failed(error)
 
         def tell(objects: int, size: int) -> None:
+            self._foresee(listing.source, objects)
             for waiter in listing.running:
                 waiter.listing(objects, size)
 

@@ -118,6 +118,7 @@ class Handlers:
             call_later=loop.call_later,
             find_dataset=node.registry.find,
             add_dataset=node.add_dataset,
+            foresee=node.foresee,
         )
         self._warm_ups = WarmUps(node, clock=self._clock, call_later=loop.call_later)
         written = WrittenFiles(self._runtime_dir / "written")

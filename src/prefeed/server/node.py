@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from prefeed.server.disk import DiskTier
 from prefeed.server.fetch_processes import FetchProcesses
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
 from prefeed.server.sharing import Sharing
+from prefeed.sources.protocol import Source
 from prefeed.store.writer import TierWriter
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
@@ -145,6 +147,11 @@ class Node:
         dataset = self.registry.add(opened)
         self.fetchers.expect(dataset.source, self.scheduler.tables[dataset.number].num_in(ABSENT))
         return dataset
+
+    def foresee(self, source: Source, num_objects: int) -> None:
+        """A listing has found that many objects so far: fetch processes start meanwhile, unless the tier may hold the objects."""
+        if not self.scheduler.residency.resident_bytes:
+            self.fetchers.expect(source, num_objects)
 
     def clear(self, url: str | None) -> ClearResult:
         """Free every resident at or below the URL; everything, also what no dataset names, if None."""
@@ -380,8 +387,23 @@ class Node:
         for dataset in asked:
             self._apply_limit(dataset)
         if puts:
+            self._ask_for_next(puts)
             self._commit(puts, [])
         self._go_on(results)
+
+    def _ask_for_next(self, puts: list[Result]) -> None:
+        """Let fetch processes have as many requests as these have ended, before they are stored: both take time.
+
+        What threads bring is stored first: its bytes take memory of the server's, which a ring does not.
+        """
+        tables = self.scheduler.tables
+        landed = Counter(result.job.ticket.dataset for result in puts if result.lease is not None)
+        for dataset, number in landed.items():
+            tables[dataset].max_in_flight += number
+        if landed:
+            self._carry_out(self.scheduler.take_actions())
+        for dataset, number in landed.items():
+            tables[dataset].max_in_flight -= number
 
     def _share(self, results: list[Result]) -> list[Result]:
         """Let files that have not changed have the entries that the node holds of them; return the other results."""

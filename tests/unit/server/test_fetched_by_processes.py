@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from nodes import RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START
 from prefeed.errors import ObjectNotFoundError, SourceError, TierFullError, TransientSourceError
+from prefeed.server import fetchers
 from prefeed.server.fetch_processes import Delivery, Lease
 from prefeed.server.fetch_ring import Ring
 from prefeed.server.fetchers import Job
@@ -52,12 +54,13 @@ class HandProcesses:
         self.ring = Ring(8 * 1024**2)
         self.asked: list[tuple[int, Job, bool]] = []
         self.limits: list[int] = []
+        self.expected: list[int] = []
         self.keys: dict[int, bytes] = {}  # whose sums are wanted, by object
         self._deliveries: list[Delivery[Job]] = []
         self._lost: list[Job] = []
 
     def expect(self, num_objects: int) -> None:
-        """They are there."""
+        self.expected.append(num_objects)
 
     def limit(self, origin: QuickOrigin, most: int) -> None:
         assert origin == ORIGIN
@@ -88,6 +91,10 @@ class HandProcesses:
     def take_lost(self) -> list[Job]:
         lost, self._lost = self._lost, []
         return lost
+
+    @property
+    def num_arrived(self) -> int:
+        return len(self._deliveries)
 
     @property
     def has_results(self) -> bool:
@@ -162,6 +169,55 @@ def test_objects_are_stored_before_their_room_is_used_again(node: Node) -> None:
     for index in (0, 150, 299):
         assert node.made.tier.get(node.dataset.key(index)) == content(index)
     assert node.made.node.statistics().origin_requests == 300
+
+
+class AskingTier(RecordingTier):
+    """Asks first, each time that it is to store something."""
+
+    before: Callable[[int], None] | None = None
+
+    def apply(self, puts: Any, deletes: Any, sums: Any = MappingProxyType({})) -> None:
+        if self.before is not None:
+            self.before(len(puts))
+        super().apply(puts, deletes, sums)
+
+
+def test_next_requests_are_made_before_arrivals_are_stored(sandbox: Sandbox) -> None:
+    """As many as have arrived: never are more under way than the limit allows."""
+    tier = AskingTier(1 << 30)
+    with rig(sandbox.home, threads=True, tier=tier) as made:
+        node = Node(made)
+        processes, groups = node.processes, list[int]()
+
+        def before(num_puts: int) -> None:
+            groups.append(num_puts)
+            assert len(processes.asked) >= sum(groups)
+            assert len(processes.asked) + processes.num_arrived <= processes.limits[-1] + fetchers._QUEUED
+
+        made.plan(READER, node.dataset, range(300))
+        node.pump()
+        node.processes.arrive()
+        node.pump()  # the first answers have come: the limit is the processes'
+        num_under_way = len(node.processes.asked)
+        tier.before = before
+        assert node.processes.arrive() == num_under_way
+        node.pump()
+        assert sum(groups) == num_under_way
+        assert len(groups) > 1
+        table = made.node.scheduler.tables[node.dataset.number]
+        assert len(node.processes.asked) == table.in_flight <= table.max_in_flight
+
+
+def test_listing_of_many_objects_starts_processes_where_the_tier_is_empty(node: Node) -> None:
+    node.made.node.foresee(node.source, 1000)
+    assert node.processes.expected == [1000]
+    node.made.node.foresee(memory_source(1), 1000)  # one that processes do not reach
+    assert node.processes.expected == [1000]
+    node.made.demand(node.dataset, 0)
+    node.processes.arrive()
+    node.pump()
+    node.made.node.foresee(node.source, 1000)  # the tier may hold them
+    assert node.processes.expected == [1000]
 
 
 def test_sums_of_what_is_kept_come_with_it(node: Node) -> None:

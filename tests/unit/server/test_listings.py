@@ -119,6 +119,33 @@ def test_eight_that_ask_at_the_same_time_list_once(server: Desk, clock: Seconds,
     assert origin.listings == 1
 
 
+class InTwoParts(Held):
+    """Lists one object, and the next one when the test says so."""
+
+    def list_objects(self) -> Iterator[list[ObjectInfo]]:
+        yield from MemorySource({"a": b"1"}).list_objects()
+        self.go_on.acquire()
+        yield from MemorySource({"b": b"1"}).list_objects()
+
+
+def test_node_hears_of_a_listing_before_it_is_done(
+    server: Desk, clock: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = InTwoParts()
+    monkeypatch.setattr(dataset_opener, "open_source", lambda *_, **__: origin)
+    heard: list[tuple[Source, int]] = []
+    # Not through monkeypatch, which would keep the node until after the search for leaks.
+    server.node.fetchers.expect = lambda source, number: heard.append((source, number))  # type: ignore[method-assign]
+    client = server.connect()
+    ask(client)
+    read(server)
+    clock.now += 0.12
+    server.turn_until(lambda: bool(heard))
+    assert heard == [(origin, 1)]
+    origin.go_on.release()
+    assert listed(client) == 2
+
+
 def test_ranks_list_once_when_the_last_one_has_asked(server: Desk, clock: Seconds, origin: Held) -> None:
     clients = [server.connect() for _ in range(8)]
     for client in clients:
