@@ -190,7 +190,11 @@ class LargeObjects:
             reader = None if found is None or found.closed else found
             if reader is None:
                 reader = BlockFile(
-                    large.opened, self._blocks, read_part=partial(self._jumped, large), waits=self._waits
+                    large.opened,
+                    self._blocks,
+                    read_part=partial(self._jumped, large),
+                    waits=self._waits,
+                    slack_bytes=large.opened.block_bytes // 2,
                 )
                 if len(large.readers) >= _MOST_READERS:
                     ended = large.readers.popitem(last=False)[1]
