@@ -168,6 +168,12 @@ def test_as_an_outer_protocol(root: Path) -> None:
             assert file.read() == f"{name}.txt".encode() * 20_000
 
 
+@pytest.mark.parametrize("inner", ["nfs5://host/x", "ftp://host/x"])
+def test_an_inner_protocol_that_no_source_reads_is_named(root: Path, inner: str) -> None:
+    with pytest.raises((UnknownSchemeError, ValueError), match=inner[: inner.index(":")]):
+        fsspec.open(f"prefeed::{inner}").open()
+
+
 def test_a_sample_set(root: Path) -> None:
     (root / "x.bin").write_bytes(data := os.urandom(3 * BLOCK))
     apply(sample_set(name="numbers", source={"uri": str(root)}))
@@ -227,6 +233,16 @@ def _read_tables(root: Path) -> None:
         assert pl.read_parquet(file).to_arrow().column("value").to_pylist() == expected.column("value").to_pylist()
     with fsspec.open(url) as file:
         assert pl.read_parquet(file, columns=["id"])["id"].to_list() == list(range(ROWS))
+    changing = root / "changing.parquet"
+    pq.write_table(expected, changing, row_group_size=10_000)
+    with prefeed.open(changing, readahead=False) as file:
+        opened = pq.ParquetFile(file)
+        assert opened.read_row_group(0).equals(expected.slice(0, 10_000))
+        pq.write_table(expected.slice(10), changing, row_group_size=10_000)
+        with pytest.raises(OSError, match="changed while it was read"):
+            opened.read_row_group(4)
+    with prefeed.open(changing) as file:
+        assert pq.ParquetFile(file).read_row_group(0).equals(expected.slice(10, 10_000))
     frame = pd.DataFrame({"a": range(20_000), "b": [f"t{i}" for i in range(20_000)]})
     frame.to_csv(root / "x.csv", index=False)
     assert pd.read_csv(f"prefeed://{root}/x.csv").equals(frame)

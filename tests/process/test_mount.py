@@ -267,6 +267,21 @@ def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point:
         assert (point / "a.bin").read_bytes() == bytes(len(SMALL))  # whole, and of one version
 
 
+def test_a_large_object_that_becomes_shorter_is_an_error_from_there_on(web: FileServer, point: Path) -> None:
+    with mounted(web.url, point), (point / "large").open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        assert os.pread(file.fileno(), 4096, 0) == LARGE[:4096]
+        assert os.pread(file.fileno(), 4096, len(LARGE) - 100) == LARGE[-100:]
+        assert os.pread(file.fileno(), 4096, len(LARGE)) == b""
+        (web.directory / "large").write_bytes(bytes(5 * MIB))
+        for place in (10 * MIB, 2 * MIB):  # behind the new end, and before it
+            with pytest.raises(OSError) as caught:
+                os.pread(file.fileno(), 4096, place)
+            assert caught.value.errno == errno.ESTALE
+            del caught
+        assert os.pread(file.fileno(), 4096, MIB // 2) == LARGE[MIB // 2 : MIB // 2 + 4096]  # cached
+
+
 def test_a_reader_that_waits_delays_no_other(web: FileServer, point: Path) -> None:
     with ThreadPoolExecutor(12) as pool, mounted(web.url, point):
         released = gate(web, "/a.bin")

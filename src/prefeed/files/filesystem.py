@@ -61,6 +61,8 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         given = {**(target_options or {}), **storage_options}
         unused = sorted(set(given) - {"use_listings_cache", "skip_instance_cache", "asynchronous", "loop"})
         if unused:
+            if target_protocol and target_protocol not in _AS_IN_SPEC and target_protocol not in _OWN:
+                canonical_url(f"{target_protocol}://host/x")  # raises where no source reads it, whatever its options
             raise ConfigError(
                 f"options {', '.join(unused)} cannot be given to {_PROTOCOL}: it finds credentials and endpoints in the environment, "
                 "in ~/.aws and in credentials.json, as `prefeed doctor` and every loader do"
