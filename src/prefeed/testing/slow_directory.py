@@ -77,17 +77,20 @@ class SlowDirectory:
 
 
 @contextlib.contextmanager
-def slow_directory(source: Path, *, open_seconds: float = 0.0, remember_seconds: int = 3600) -> Iterator[SlowDirectory]:
+def slow_directory(
+    source: Path, *, open_seconds: float = 0.0, read_seconds: float = 0.0, remember_seconds: int = 3600
+) -> Iterator[SlowDirectory]:
     """Show ``source`` read-only as another directory, whose opens are slow and counted, for the time of the block.
 
     It is a FUSE mount with a process of its own; its type in ``/proc/self/mountinfo`` is ``fuse.slow``, so that it is
-    taken for a network file system. Only opening a file takes ``open_seconds``, however many are opened at once;
-    listing, ``stat`` and reading take what they take. Afterwards it is unmounted, even if it is in use, and the
+    taken for a network file system. Opening a file takes ``open_seconds``, and each request of the kernel for bytes ``read_seconds``,
+    however many there are at once; listing, ``stat`` and reading take what they take. Afterwards it is unmounted, even if it is in use, and the
     process is gone; also when this process is killed.
 
     Args:
         source: An existing directory.
         open_seconds: Time that each open of a file takes.
+        read_seconds: Time that each request for bytes takes, of up to 128 KiB as a rule; none is made for what the kernel has.
         remember_seconds: How long the kernel may use names and attributes without asking again; 0 to have a change of
             ``source`` seen at the next ``stat`` or open, as a network file system without a cache would.
 
@@ -96,12 +99,14 @@ def slow_directory(source: Path, *, open_seconds: float = 0.0, remember_seconds:
     """
     if not source.is_dir():
         raise NotADirectoryError(f"{source} is not a directory")
-    if open_seconds < 0 or remember_seconds < 0:
-        raise ValueError(f"open_seconds and remember_seconds cannot be negative: {open_seconds}, {remember_seconds}")
+    if min(open_seconds, read_seconds, remember_seconds) < 0:
+        raise ValueError(
+            f"open_seconds, read_seconds and remember_seconds cannot be negative: {open_seconds}, {read_seconds}, {remember_seconds}"
+        )
     _require_fuse()
     mount_point = tempfile.mkdtemp(prefix="prefeed-slow-")
     try:
-        server = _start(source.resolve(), mount_point, open_seconds, remember_seconds)
+        server = _start(source.resolve(), mount_point, open_seconds, read_seconds, remember_seconds)
         try:
             yield SlowDirectory(path=Path(mount_point), source=source, server=server)
         finally:
@@ -123,9 +128,14 @@ def _require_fuse() -> None:
         raise FuseUnavailableError(missing)
 
 
-def _start(source: Path, mount_point: str, open_seconds: float, remember_seconds: int) -> subprocess.Popen[str]:
+def _start(
+    source: Path, mount_point: str, open_seconds: float, read_seconds: float, remember_seconds: int
+) -> subprocess.Popen[str]:
     module = "prefeed.testing.slow_directory_server"
-    command = [sys.executable, "-m", module, str(source), mount_point, str(open_seconds), str(remember_seconds)]
+    command = [
+        sys.executable, "-m", module, str(source), mount_point,
+        str(open_seconds), str(read_seconds), str(remember_seconds),
+    ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as errors:
         server = subprocess.Popen(
             command,

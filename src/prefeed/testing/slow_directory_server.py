@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
 import json
 import os
 import resource
 import select
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -39,16 +40,19 @@ class SlowTree:
     **Threads and processes.** One thread.
     """
 
-    def __init__(self, source: bytes, device: int, *, open_seconds: float, valid_seconds: int) -> None:
+    def __init__(
+        self, source: bytes, device: int, *, open_seconds: float, read_seconds: float, valid_seconds: int
+    ) -> None:
         self._source = source
         self._device = device
         self._open_seconds = open_seconds
+        self._read_seconds = read_seconds
         self._valid_seconds = valid_seconds
         self._paths = [b"", b""]
         self._nodes = {b"": wire.ROOT_NODE}
         self._files: dict[int, int] = {}
         self._listings: dict[int, list[bytes]] = {}
-        self._waiting: deque[tuple[float, int, bytes | int]] = deque()
+        self._waiting: list[tuple[float, int, bytes | int]] = []  # a heap
         self._read_buffer = memoryview(bytearray(wire.READ_BYTES))
         self._opens: Counter[int] = Counter()
         self._reads: Counter[int] = Counter()
@@ -84,14 +88,20 @@ class SlowTree:
             self._send(request.unique, self._outcome(request))
 
     def seconds_to_next(self) -> float | None:
-        """Return the time until an open has waited long enough; None when none waits."""
+        """Return the time until an answer has waited long enough; None when none waits."""
         return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
 
     def answer_waiting(self) -> None:
-        """Answer the opens that have waited long enough."""
+        """Send the answers that have waited long enough."""
         now = time.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
-            _, unique, outcome = self._waiting.popleft()
+            _, unique, outcome = heapq.heappop(self._waiting)
+            self._send(unique, outcome)
+
+    def _send_in(self, seconds: float, unique: int, outcome: bytes | int) -> None:
+        if seconds > 0:
+            heapq.heappush(self._waiting, (time.monotonic() + seconds, unique, outcome))
+        else:
             self._send(unique, outcome)
 
     def _outcome(self, request: Request) -> bytes | int:
@@ -124,10 +134,7 @@ class SlowTree:
             outcome = wire.opened(self._open_file(request))
         except OSError as err:
             outcome = err.errno or errno.EIO
-        if self._open_seconds > 0:
-            self._waiting.append((time.monotonic() + self._open_seconds, request.unique, outcome))
-        else:
-            self._send(request.unique, outcome)
+        self._send_in(self._open_seconds, request.unique, outcome)
 
     def _open_file(self, request: Request) -> int:
         if wire.parse_open_flags(request.body) & os.O_ACCMODE != os.O_RDONLY:
@@ -140,7 +147,10 @@ class SlowTree:
         try:
             size = os.preadv(place.handle, [self._read_buffer[: place.size_bytes]], place.offset)
         except OSError as err:
-            self._send(request.unique, err.errno or errno.EIO)
+            self._send_in(self._read_seconds, request.unique, err.errno or errno.EIO)
+            return
+        if self._read_seconds > 0:
+            self._send_in(self._read_seconds, request.unique, bytes(self._read_buffer[:size]))
             return
         header = wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + size, 0, request.unique)
         self._write([header, self._read_buffer[:size]])
@@ -253,14 +263,15 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    source, mount_point, open_seconds, valid_seconds = sys.argv[1:]
+    source, mount_point, open_seconds, read_seconds, valid_seconds = sys.argv[1:]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with contextlib.closing(ProgramMount(mount_point, subtype=SUBTYPE, shown="prefeed-slow")) as mount:
         os.set_blocking(mount.device, False)
         tree = SlowTree(
-            os.fsencode(source), mount.device, open_seconds=float(open_seconds), valid_seconds=int(valid_seconds)
-        )
+            os.fsencode(source), mount.device,
+            open_seconds=float(open_seconds), read_seconds=float(read_seconds), valid_seconds=int(valid_seconds),
+        )  # fmt: skip
         _say("ready")
         serve(tree, mount.device, sys.stdin.fileno())
 

@@ -119,6 +119,20 @@ def test_opens_wait_side_by_side(source: Path) -> None:
         assert [done.result() for done in pending] == [b"text"] * 50
 
 
+def test_a_read_takes_its_time_and_what_the_kernel_has_takes_none(source: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with slow_files(source, read_seconds=600) as slow, (slow.path / "a.bin").open("rb", buffering=0) as file:
+            pending = threads.submit(os.pread, file.fileno(), 7, 0)
+            assert wait_until(lambda: slow.reads() == 1, timeout_seconds=60)
+            (slow.path / "deep/er/ö b.txt").open("rb").close()
+            assert not pending.done()
+        with pytest.raises(OSError):
+            pending.result(timeout=60)
+    with slow_files(source, read_seconds=0.01) as slow, (slow.path / "a.bin").open("rb", buffering=0) as file:
+        assert [os.pread(file.fileno(), 7, 0) for _ in range(3)] == [DATA[:7]] * 3
+        assert slow.reads() == 1
+
+
 def test_an_open_takes_its_time_and_nothing_else_does(source: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         with slow_files(source, open_seconds=600) as slow:
@@ -241,7 +255,7 @@ def test_a_refused_mount_says_why(source: Path, tmp_path: Path, monkeypatch: pyt
     assert os.listdir(tmp_path / "scratch") == []
 
 
-@pytest.mark.parametrize("arguments", [{"open_seconds": -1.0}, {"remember_seconds": -1}])
+@pytest.mark.parametrize("arguments", [{"open_seconds": -1.0}, {"read_seconds": -1.0}, {"remember_seconds": -1}])
 def test_negative_times_are_refused(tmp_path: Path, arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="cannot be negative"), slow_directory(tmp_path, **arguments):  # type: ignore[arg-type]
         pass

@@ -26,6 +26,7 @@ CASES: Final = {
     "programs": "Scripts of timm, datasets, MONAI, a U-Net and fastai under prefeed run, opens of 20 ms.",
     "paddle": "An unmodified Paddle script under prefeed run, on a directory whose opens take 20 ms.",
     "slices": "Slices of 4 KB out of files of 60 MB that are cached, against plain local files.",
+    "large_files": "Files of 96 MiB that are opened by path, at 20 ms an open and in the page cache, against plain reads.",
     "shards": "WebDataset's tar shards from an object store at 20 ms: one reader, two ranks, second epoch.",
     "parquet": "Hugging Face's streaming of Parquet from an object store at 20 ms, against s3fs and local files.",
     "peers": "Raw bytes from an object store at 3 and 20 ms, cold and warm, beside seven ways of others; draws charts.",

@@ -31,7 +31,8 @@ _LARGE_BYTES: Final = 1 << 30
 _TOKEN_BYTES: Final = 2 << 30
 _WINDOW_BYTES: Final = 4096
 _WINDOWS: Final = 20_000
-_COLD_WINDOWS: Final = 50
+_FIRST_WINDOWS: Final = 50
+_COLD_WINDOWS: Final = 1000
 _QUICK: Final = 8
 
 NOTES: Final = (
@@ -39,6 +40,7 @@ NOTES: Final = (
     "cold: prefeed: from `prefeed warm` of the bucket to the end of the first pass; rclone: the first pass, --vfs-cache-mode=full",
     "warm: open, read and close of each file, one reader, and eight that read disjoint parts; files: the same on tmpfs",
     "sequential: a file of 1 GiB of this machine in pieces of 1 MiB, on the mount of its directory and itself; in the page cache",
+    "store: the same file in a bucket, first pass and second; the kernel forgets it between them, so the second comes from the tier",
 )
 
 
@@ -57,7 +59,9 @@ def run(options: Options) -> BenchResult:
                 "files": lambda: {"files_us_per_file": _pass(files, names)},
                 "large": lambda: _sequential(large),
             }
-            runs = alternate(variants, runs=options.runs, say=options.say)
+            with s3_bucket(Path(memory), "large", _LATENCY_SECONDS) as store:
+                variants["large_of_store"] = lambda: _sequential_of_store(store, large.name)
+                runs = alternate(variants, runs=options.runs, say=options.say)
     samples = Samples()
     for done in zip(*runs.values(), strict=True):
         figures = {name: value for part in done for name, value in part.items()}
@@ -83,14 +87,16 @@ def run_tokens(options: Options) -> BenchResult:
     for done in zip(*runs.values(), strict=True):
         figures = {name: value for part in done for name, value in part.items()}
         figures["warm_of_tmpfs"] = figures["tmpfs_us_per_window"] / figures["warm_us_per_window"]
-        figures["cold_over_rclone"] = figures["rclone_cold_us_per_window"] / figures["cold_us_per_window"]
+        for kind in ("cold", "first"):
+            figures[f"{kind}_over_rclone"] = figures[f"rclone_{kind}_us_per_window"] / figures[f"{kind}_us_per_window"]
         samples.add(**figures)
     return samples.result(
         "tokens",
         runs,
         "windows of 4 KiB at random places of a mapped file of 2 GiB; np.memmap, as nanoGPT and Megatron read",
         "warm: on the mount of a directory on tmpfs, which the kernel reads by itself; tmpfs: the file itself",
-        "cold: the first 50 windows of the object in a bucket with 20 ms per request; rclone: --vfs-cache-mode=full",
+        "cold: the first 1,000 windows of the object in a bucket with 20 ms per request, first: the first 50 of them; "
+        "rclone: --vfs-cache-mode=full, which reads ahead at each place",
     )
 
 
@@ -159,13 +165,24 @@ def _sequential(large: Path) -> dict[str, float]:
         }
 
 
+def _sequential_of_store(bucket: Bucket, name: str) -> dict[str, float]:
+    with environment(bucket.env), temporary_home() as home, _mounted(bucket.url, home) as point:
+        return {
+            "store_cold_gb_s": _gb_per_second(point / name),
+            "store_warm_gb_s": _gb_per_second(point / name),
+        }
+
+
 def _gb_per_second(path: Path) -> float:
+    """Return the rate of reading a file in pieces; the kernel forgets what it kept of it."""
     piece = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
         started, size = time.perf_counter(), 0
         while count := file.readinto(piece):
             size += count
-        return size / (time.perf_counter() - started) / 1e9
+        seconds = time.perf_counter() - started
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return size / seconds / 1e9
 
 
 def _windows_of_local(tokens: Path, starts: Sequence[int]) -> dict[str, float]:
@@ -179,12 +196,19 @@ def _windows_of_local(tokens: Path, starts: Sequence[int]) -> dict[str, float]:
 
 def _cold_windows_of_prefeed(bucket: Bucket, starts: Sequence[int]) -> dict[str, float]:
     with temporary_home() as home, _mounted(bucket.url, home) as point:
-        return {"cold_us_per_window": _windows(point / "train.bin", starts[:_COLD_WINDOWS])}
+        return _cold_windows(point / "train.bin", starts, prefix="")
 
 
 def _cold_windows_of_rclone(bucket: Bucket, starts: Sequence[int]) -> dict[str, float]:
     with rclone_mount(bucket, "full") as point:
-        return {"rclone_cold_us_per_window": _windows(point / "train.bin", starts[:_COLD_WINDOWS])}
+        return _cold_windows(point / "train.bin", starts, prefix="rclone_")
+
+
+def _cold_windows(path: Path, starts: Sequence[int], *, prefix: str) -> dict[str, float]:
+    first = _windows(path, starts[:_FIRST_WINDOWS])
+    others = _windows(path, starts[_FIRST_WINDOWS:_COLD_WINDOWS])
+    mean = (first * _FIRST_WINDOWS + others * (_COLD_WINDOWS - _FIRST_WINDOWS)) / _COLD_WINDOWS
+    return {f"{prefix}first_us_per_window": first, f"{prefix}cold_us_per_window": mean}
 
 
 def _windows(path: Path, starts: Sequence[int]) -> float:
