@@ -287,3 +287,20 @@ def test_shards_that_were_read_are_not_fetched_to_resume(paths: list[str]) -> No
     statistics = prefeed.statistics()
     assert 0 < statistics.origin_bytes <= size_of(paths) * 5 // 6
     assert statistics.direct_reads == 0
+
+
+def test_the_doctor_tells_what_a_pipeline_waits_for(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    pipeline = wds.DataPipeline(
+        wds.SimpleShardList([f"pipe:sleep 0.05; cat {path}" for path in paths]),
+        wds.split_by_worker, wds.tarfile_to_samples(), wds.to_tuple("bin"), wds.map_tuple(len), wds.batched(SAMPLES),
+    )  # fmt: skip
+    verdict = prefeed.doctor(DataLoader(pipeline, batch_size=None), lambda batch: None, steps=4)
+    costs = verdict.measurement.costs
+    assert costs is not None
+    assert costs.reading is not None
+    assert costs.reading >= 0.04  # a shard per batch
+    assert verdict.origin > 0
+    assert "the origin's latency" in str(verdict)
+    assert [cure.name for cure in verdict.cures if not cure.is_measured] == ["cache"]
+    assert set(verdict.measurement.workers) == {1, 4}

@@ -96,3 +96,23 @@ def _stream_bucket() -> None:
         forms.append("prefeed::s3://tables/d/*.parquet")
     for data_files in forms:
         assert ids_of(data_files) == list(range(ROWS))
+
+
+def test_the_doctor_examines_a_stream(root: Path) -> None:
+    in_child(_examine, root)
+
+
+def _examine(root: Path) -> None:
+    from datasets import load_dataset
+    from torch.utils.data import DataLoader
+
+    import prefeed
+
+    write_tables(root)
+    rows = load_dataset("parquet", data_files=f"prefeed://{root}/*.parquet", split="train", streaming=True)
+    verdict = prefeed.doctor(DataLoader(rows.with_format("torch"), batch_size=10), lambda batch: None, steps=4)
+    costs = verdict.measurement.costs
+    assert costs is not None
+    assert costs.decoding > 0
+    assert verdict.measurement.loader.samples is None
+    assert str(verdict).startswith("This job waits for data")

@@ -29,6 +29,7 @@ from prefeed.loaders.kinds import length_of
 from prefeed.store.capacity import default_budget_bytes, memory_limits
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
+from prefeed.torch.nesting import tensors_in
 from prefeed.torch.order import indices_of
 from prefeed.wire.endpoint import remove_runtime_dirs
 
@@ -183,6 +184,18 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
     )
+
+
+NOT_SPLIT: Final = (
+    "each worker gives the same samples: the dataset does not ask torch's get_worker_info() for its share"
+)
+"""Of a stream that workers repeat."""
+
+
+def are_alike(batch: Any, other: Any) -> bool:
+    """Return whether the tensors of two batches are equal; False without any."""
+    pairs = list(zip(tensors_in(batch), tensors_in(other), strict=False))
+    return bool(pairs) and all(torch.equal(one, same) for one, same in pairs)
 
 
 class LoaderFailed(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import prefeed
 from leaks import wait_until
 from prefeed.config import resolve
 from prefeed.diagnose.doctor import examination
 from prefeed.diagnose.doctor.examination import Examination, doctor, of_rank_0
-from prefeed.diagnose.doctor.sample_costs import TimedFiles
+from prefeed.diagnose.doctor.sample_costs import TimedFiles, stream_costs_of
 from prefeed.diagnose.loader_clones import twin_of
 from prefeed.diagnose.measurement import Measurement
 from prefeed.errors import CannotExamineError
@@ -154,11 +155,50 @@ class Stream(IterableDataset[int]):
         return iter(range(12))
 
 
-def test_a_stream_is_told_waiting_and_computing_only() -> None:
-    fed, measured = examined(DataLoader(Stream(), batch_size=2), steps=3)
-    assert (measured.costs, measured.loader.samples) == (None, None)
-    assert len(fed) == 2 * (2 + 3)
-    assert measured.loader.batch_size == 2
+class Waiting(Stream):
+    """Waits for each of its samples, as long as a remote file would take."""
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(12):
+            time.sleep(0.005)
+            yield number
+
+
+def test_a_stream_is_told_what_it_waits_for_and_more_workers_are_tried() -> None:
+    fed, measured = examined(DataLoader(Waiting(), batch_size=2), steps=3)
+    assert measured.costs is not None
+    assert measured.costs.reading is not None
+    assert measured.costs.reading >= 0.009  # of 2 x 5 ms; one clock is not the other
+    assert (measured.costs.opening, measured.loader.samples, measured.loader.batch_size) == (None, None, 2)
+    assert fed[0].tolist() == [0, 1]
+    assert set(measured.workers) == {1}
+    assert "each worker gives the same samples" in measured.reasons["workers"]
+
+
+class Divided(Waiting):
+    """Each worker has its part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(start, 48, step):
+            time.sleep(0.005)
+            yield number
+
+
+def test_workers_of_a_stream_that_is_split_are_measured() -> None:
+    _, measured = examined(DataLoader(Divided(), batch_size=2), steps=3)
+    assert (set(measured.workers), measured.reasons) == ({1, 4}, {})
+
+
+def test_a_stream_without_samples_has_no_costs() -> None:
+    with pytest.raises(ValueError, match="the stream has no samples"):
+        stream_costs_of(DataLoader(Empty(), batch_size=2), 1, None)
+
+
+class Empty(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
 
 
 def test_an_epoch_shorter_than_a_trial_begins_again(root: Path) -> None:

@@ -29,7 +29,18 @@ def test_files_that_cannot_be_timed_are_told_by_what_went_away() -> None:
     assert judge(measurement(costs=unseen)).origin == 0.0
 
 
-def test_of_a_stream_nothing_but_the_wait_is_known() -> None:
+def test_of_a_stream_the_wait_for_its_shards_is_told_and_what_would_help() -> None:
+    of_stream = costs(opening=None, reading=0.6)
+    verdict = judge(measurement(costs=of_stream, loader=loader(samples=None), cached=None))
+    assert verdict.origin > verdict.decode > 0
+    cure = verdict.cure
+    assert cure is not None
+    assert (cure.name, cure.is_measured) == ("cache", False)
+    assert "prefeed.shards(urls)" in str(verdict)
+    assert "decoding" not in str(verdict)
+
+
+def test_of_a_stream_whose_parts_could_not_be_tried_nothing_but_the_wait_is_known() -> None:
     verdict = judge(measurement(costs=None))
     assert (verdict.waiting, verdict.decode, verdict.cures) == (pytest.approx(0.9), 0.0, [])
     assert sentences(verdict)[0] == "This job waits for data 90 % of its time."

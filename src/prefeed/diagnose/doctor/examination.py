@@ -24,17 +24,20 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.config import Config, current
 from prefeed.diagnose.doctor.counting import Asking, counted
-from prefeed.diagnose.doctor.sample_costs import TimedFiles, costs_of
+from prefeed.diagnose.doctor.sample_costs import TimedFiles, costs_of, stream_costs_of
 from prefeed.diagnose.doctor.verdict import WORTH_WHILE, Verdict, judge
 from prefeed.diagnose.loader_clones import (
+    NOT_SPLIT,
     Batch,
     Batches,
+    are_alike,
     facts_of,
     num_samples_in,
     private_home,
     reason_of,
     require_loader,
     samples_in,
+    stream_twin_of,
     synchronize,
     twin_of,
     without_advice,
@@ -78,6 +81,9 @@ Feed = Generator[Any, None, Timing]
 T = TypeVar("T")
 
 _COSTED_BATCHES: Final = 2
+_COSTED_OF_STREAM: Final = 8
+"""More than of other loaders: a stream reads in large pieces, now and then."""
+
 _MOST_WORKERS: Final = 32
 _WORTH_FETCHING: Final = 0.05
 """Files that take less of a batch's time than this are not worth a trial of the cache."""
@@ -147,10 +153,20 @@ class Examination:
             files = TimedFiles()
             with self._trial("parts"):
                 found["costs"] = costs_of(self._loader, batches, self._device, files)
-            if of_rank_0(found["as_is"].step_seconds >= WORTH_WHILE * found["compute"].step_seconds):
+            if self._is_worth_trying(found):
                 yield from self._try_cures(found, files)
+        else:
+            self._say("some batches, in this process")
+            with self._trial("parts"):
+                found["costs"] = stream_costs_of(self._loader, _COSTED_OF_STREAM, self._device)
+            if self._is_worth_trying(found):
+                with self._trial("workers"):
+                    yield from self._try_workers(found)
         facts = facts_of(self._loader, batch_size, is_served=self._is_served)
         self.measurement = Measurement(loader=facts, reasons=self._reasons, **found)
+
+    def _is_worth_trying(self, found: dict[str, Any]) -> bool:
+        return of_rank_0(bool(found["as_is"].step_seconds >= WORTH_WHILE * found["compute"].step_seconds))
 
     @property
     def _is_kept(self) -> bool:
@@ -183,11 +199,11 @@ class Examination:
         found["data"] = self._alone(self._iterate(twin))
         return unused
 
-    def _own_batches(self) -> Generator[Any, None, None]:
-        """Yield the batches of the loader as it is, epoch after epoch."""
+    def _own_batches(self, loader: TorchDataLoader[Any] | None = None) -> Generator[Any, None, None]:
+        """Yield the batches of the loader as it is, or of another one, epoch after epoch."""
         while True:
             is_empty = True
-            for batch in self._iterate(self._loader):
+            for batch in self._iterate(self._loader if loader is None else loader):
                 is_empty = False
                 yield batch
             if is_empty:
@@ -323,14 +339,34 @@ class Examination:
             self._say(f"with {number} workers")
             ahead, steps = number * (self._loader.prefetch_factor or 2), _in_groups(self._steps, number)
             with without_advice():
-                twin = twin_of(self._loader, self._batches_for(self._warm_steps + steps + ahead), num_workers=number)
-                iterator = self._iterate(twin)
+                if is_stream(self._loader):
+                    twin = stream_twin_of(self._loader, num_workers=number)
+                    self._require_split(twin)
+                    iterator: Iterator[Any] = self._own_batches(twin)
+                else:
+                    twin = twin_of(
+                        self._loader, self._batches_for(self._warm_steps + steps + ahead), num_workers=number
+                    )
+                    iterator = self._iterate(twin)
             for _ in range(ahead):  # what many workers have made ahead must not count
                 yield next(iterator)
             timing = yield from self._timed(iterator, steps=steps)
             found.setdefault("workers", {})[number] = timing
             del iterator, twin
             gc.collect()
+
+    def _require_split(self, twin: TorchDataLoader[Any]) -> None:
+        """Refuse workers that give the same samples, each all of the stream.
+
+        Raises:
+            CannotExamineError: They do.
+        """
+        alone, together = (
+            list(itertools.islice(self._iterate(loader), 2))
+            for loader in (stream_twin_of(self._loader, num_workers=0), twin)
+        )
+        if are_alike(*together) and not are_alike(*alone):
+            raise CannotExamineError(NOT_SPLIT)
 
 
 def of_rank_0(decision: T) -> T:

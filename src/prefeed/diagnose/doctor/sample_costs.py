@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -116,6 +119,65 @@ def costs_of(
         jpeg_share=files.num_jpegs / len(files.paths) if files.paths else 0.0,
         jpeg_saved=_jpeg_saved(files, max(0.0, making) / number, num_samples_in(batches[1:]) / number),
     )
+
+
+def stream_costs_of(loader: TorchDataLoader[Any], number: int, device: torch.device | None) -> Costs:
+    """Return the costs of one batch of a stream, from making some in this thread from its beginning; one more only warms up.
+
+    Files, pipes and connections are not told apart: ``reading`` is the time in which this process waited and did not compute.
+
+    Args:
+        loader: The user's; its dataset is copied.
+        number: Batches to make.
+        device: Where the user's step copies batches to; None: nowhere.
+
+    Raises:
+        ValueError: The stream has no samples.
+    """
+    samples = _endless(copy.deepcopy(loader.dataset))
+    with threads(1):
+        collated = loader.collate_fn(_next_of_stream(samples, loader.batch_size))
+        waited = computed = collating = 0.0
+        for _ in range(number):
+            began, began_cpu, began_queue = time.perf_counter(), time.process_time(), _queued_seconds()
+            batch = _next_of_stream(samples, loader.batch_size)
+            cpu = time.process_time() - began_cpu
+            waited += max(0.0, time.perf_counter() - began - cpu - (_queued_seconds() - began_queue))
+            computed += cpu
+            began = time.perf_counter()
+            collated = loader.collate_fn(batch)
+            collating += time.perf_counter() - began
+    return Costs(
+        reading=waited / number,
+        decoding=computed / number,
+        collating=collating / number,
+        transferring=_transfer_seconds(loader, collated) if loader.num_workers else 0.0,
+        to_device=_to_device_seconds(collated, device),
+    )
+
+
+def _next_of_stream(samples: Iterator[Any], batch_size: int | None) -> Any:
+    """Return what torch's fetcher hands to ``collate_fn``: a list of samples, or one where the stream makes batches itself."""
+    return next(samples) if batch_size is None else list(itertools.islice(samples, batch_size))
+
+
+def _endless(stream: Any) -> Iterator[Any]:
+    """Yield the samples of a stream, from its beginning again after its end."""
+    while True:
+        is_empty = True
+        for sample in stream:
+            is_empty = False
+            yield sample
+        if is_empty:
+            raise ValueError("the stream has no samples")
+
+
+def _queued_seconds() -> float:
+    """Return how long this thread has waited for a processor that others had; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _fetch(dataset: Any, batch: Batch) -> Any:

@@ -110,6 +110,11 @@ def _stage_cache(m: Measurement, staged: Timing) -> Cure:
 
 
 def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
+    if costs.reading and costs.opening is None and m.cached is None:  # of a stream
+        yield _computed(m, perfect, costs.reading / max(1, m.loader.num_workers), CACHE,
+                        "shards read ahead and kept by the node",
+                        "Open them through prefeed: prefeed:URL in WebDataset, prefeed::URL in datasets and fsspec, or "
+                        "prefeed.shards(urls).")  # fmt: skip
     if costs.jpeg_saved:
         yield _computed(m, perfect, costs.jpeg_saved / max(1, m.loader.num_workers), FAST_DECODE,
                         "JPEGs decoded and resized by faster code",
@@ -296,7 +301,7 @@ def _shares(measurement: Measurement, waiting: float) -> tuple[float, float, flo
     away when they were in memory.
     """
     costs = measurement.costs
-    if costs is None:  # nothing is known of what a stream does
+    if costs is None:  # its parts could not be tried
         return 0.0, 0.0, 0.0, 0.0
     workers = max(1, measurement.loader.num_workers)
     fetching = ((costs.opening or 0.0) + (costs.reading or 0.0)) / workers

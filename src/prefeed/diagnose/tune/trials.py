@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.config import GIB, KIB, Config
 from prefeed.diagnose.loader_clones import (
+    NOT_SPLIT,
     Batch,
     LoaderFailed,
+    are_alike,
     read_through,
     reason_of,
     served_by,
@@ -251,7 +253,7 @@ class Trials:
         """Note whether a stream begins with the same batch twice: else workers whose first batches are equal repeat it."""
         settings = with_workers(present, 0)
         with suppress(LoaderFailed), self._fed(Ask(settings=settings, seconds=0.0)) as fed:
-            self._begins_alike = _are_alike(next(fed, None), next(fed, None))
+            self._begins_alike = are_alike(next(fed, None), next(fed, None))
 
     # ------------------------------------------------------------ one run
 
@@ -323,10 +325,8 @@ class Trials:
         """Take what workers made while others were still being started, and let the queues become what they stay."""
         first = next(fed, None)
         second = next(fed, None) if wave > 1 else None
-        if wave > 1 and self._begins_alike is False and _are_alike(first, second):
-            raise LoaderFailed(
-                "each worker gives the same samples: the dataset does not ask torch's get_worker_info() for its share"
-            )
+        if wave > 1 and self._begins_alike is False and are_alike(first, second):
+            raise LoaderFailed(NOT_SPLIT)
         began = time.perf_counter()
         for batch in itertools.chain([one for one in (first, second) if one is not None], fed):
             self._take(batch)
@@ -397,9 +397,3 @@ def _is_enough(number: int, wave: int, passed: float) -> bool:
     if number and passed > LONGEST:
         return True
     return number >= _LEAST_BATCHES and number % wave == 0 and passed >= 1
-
-
-def _are_alike(batch: Any, other: Any) -> bool:
-    """Return whether the tensors of two batches are equal; False without any."""
-    pairs = list(zip(tensors_in(batch), tensors_in(other), strict=False))
-    return bool(pairs) and all(torch.equal(one, same) for one, same in pairs)
