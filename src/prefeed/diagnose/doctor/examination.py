@@ -159,7 +159,9 @@ class Examination:
             self._say("some batches, in this process")
             with self._trial("parts"):
                 found["costs"] = stream_costs_of(self._loader, _COSTED_OF_STREAM, self._device)
-            if self._is_worth_trying(found):
+            if _has_ranks():
+                self._reasons["workers"] = "shards may suffice for more workers on one rank and not on another"
+            elif self._is_worth_trying(found):
                 with self._trial("workers"):
                     yield from self._try_workers(found)
         facts = facts_of(self._loader, batch_size, is_served=self._is_served)
@@ -371,11 +373,15 @@ class Examination:
 
 def of_rank_0(decision: T) -> T:
     """Return what the first rank decides: all of them have to do the same steps, or they wait for each other for ever."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _has_ranks():
         return decision
     decisions = [decision]
     torch.distributed.broadcast_object_list(decisions, src=0)
     return decisions[0]
+
+
+def _has_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _fetched_share(costs: Costs) -> float:
