@@ -16,7 +16,7 @@ QUICK := tests/unit tests/property tests/stateful tests/architecture tests/docs
 FRAMEWORKS := mindspore paddlepaddle grain tensorflow
 PROGRAMS := $(VENV)-programs
 
-.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs test-cluster docs soak gpu system clean
+.PHONY: help demo bench check lint verify-types licences release test-matrix format test test-all test-frameworks test-programs test-cluster test-dashboard docs soak gpu system clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ test-matrix:  ## the pure tests with each Python and torch that can be had here 
 test-cluster: $(VENV)/.installed-dev  ## the same documents against a cluster of yours: KUBECONFIG
 	@test -n "$$KUBECONFIG" || { echo "make test-cluster: no cluster: set KUBECONFIG to one of yours, such as kind's or k3d's" >&2; exit 1; }
 	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/acceptance.py
+
+test-dashboard: $(VENV)/.installed-dev system  ## the queries of the dashboard, answered by a Prometheus that scrapes a server (apt-get install prometheus)
+	@command -v prometheus >/dev/null || { echo "make test-dashboard: no prometheus: apt-get install prometheus" >&2; exit 1; }
+	$(PYTEST) -q -p no:cacheprovider tests/on_prometheus/acceptance.py
 
 docs: $(VENV)/.installed-docs  ## the site, in build/site; fails for a broken link and for a public name without a docstring
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -149,3 +149,11 @@ def _in_site(source: str, uri: str, target: str) -> str:
     else:
         return target
     return posixpath.relpath(found, posixpath.dirname(uri) or ".")
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let corners of tables without a heading be cells: to a screen reader an empty heading is a mistake."""
+    return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)

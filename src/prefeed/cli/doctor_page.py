@@ -61,6 +61,7 @@ dd {{ margin: 0; color: var(--soft); }}
 .best .bar {{ background: var(--collate); }}
 svg {{ display: block; width: 100%; max-width: 40rem; height: auto; }}
 svg text {{ font-size: 13px; fill: var(--soft); }}
+@media (max-width: 30rem) {{ svg text {{ font-size: 22px; }} }}
 .axis {{ stroke: var(--line); }}
 figure {{ margin: 0 0 1rem; }}
 pre {{ overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: 4px; font-size: .85rem; }}
@@ -129,7 +130,10 @@ def _over_time(verdict: Verdict) -> Iterator[str]:
         why = verdict.measurement.reasons.get(CACHE, "the job does not wait for files long enough to try the cache")
         yield f"<p>Not recorded: {_words(why)}.</p>"
         return
-    yield "<p>The cache was empty before the first epoch. The later epoch reads the same samples again.</p>\n"
+    yield (
+        "<p>The cache was empty before the first epoch. The later epoch reads the same samples again. "
+        "Files that the loop read in place, before the cache was ready, are not counted.</p>\n"
+    )
     yield f'<ul class="key">{"".join(_epoch(*each, found) for each in _EPOCHS if each[0] in found)}</ul>\n'
     yield _chart(
         "Hit ratio so far, %", found, lambda counts: None if counts.hit_ratio is None else 100 * counts.hit_ratio
@@ -157,10 +161,10 @@ def _chart(title: str, found: Mapping[str, Sequence[Counts]], value: Callable[[C
         if name in points
     ]
     return f"""<figure><figcaption>{title}</figcaption>
-<svg viewBox="-48 -12 {_WIDTH + 60} {_HEIGHT + 36}" role="img" aria-label="{title}, by seconds since the epoch began">
+<svg viewBox="-64 -16 {_WIDTH + 76} {_HEIGHT + 44}" role="img" aria-label="{title}, by seconds since the epoch began">
 <path class="axis" fill="none" d="M0 0V{_HEIGHT}H{_WIDTH}"/>
 <text x="-6" y="5" text-anchor="end">{top:,.0f}</text><text x="-6" y="{_HEIGHT}" text-anchor="end">0</text>
-<text x="0" y="{_HEIGHT + 18}">0 s</text><text x="{_WIDTH}" y="{_HEIGHT + 18}" text-anchor="end">{right:.1f} s</text>
+<text x="0" y="{_HEIGHT + 22}">0 s</text><text x="{_WIDTH}" y="{_HEIGHT + 22}" text-anchor="end">{right:.1f} s</text>
 {"".join(lines)}</svg></figure>
 """
 
