@@ -388,6 +388,11 @@ def _let_run_as(container: dict[str, Any], spec: dict[str, Any], given: NodeSet)
             f"the container {container['name']} runs as user {user}, and the servers of {given.found.name} as {given.user}: a "
             f"cache belongs to one user; give both the same, by securityContext.runAsUser or the annotation {USER} of the set"
         )
+    if user is None and not given.user and user_of(container, spec).get("runAsNonRoot"):
+        raise SpecError(
+            f"the container {container['name']} runs as another user than root, and the servers of {given.found.name} as root: a "
+            f"cache belongs to one user; give both the same, by securityContext.runAsUser and the annotation {USER} of the set"
+        )
     if user is None and given.user:
         container["securityContext"] = {**(container.get("securityContext") or {}), **_context(given)}
 

@@ -603,6 +603,7 @@ def test_a_pod_without_the_label_stays_as_it_is(operator: Operator) -> None:
     [
         ({}, "other", {}, "there is none of this name in other"),
         ({MODE: NODE}, "default", {"runAsUser": 7}, "runs as user 7, and the servers of imagenet as 0"),
+        ({MODE: NODE}, "default", {"runAsNonRoot": True}, "and the servers of imagenet as root"),
         ({MODE: "both"}, "default", {}, "must be pod or node"),
     ],
 )

@@ -31,6 +31,7 @@ from prefeed.kubernetes.operator.groups import (
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, Kind, watched
 from prefeed.kubernetes.operator.refusals import OBJECT_REFUSED, before_objects, is_refusal, refused, with_condition
 from prefeed.kubernetes.operator.sample_jobs import active_jobs
+from prefeed.kubernetes.operator.uncached import uncached
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
 from prefeed.kubernetes.sets import pod_set
@@ -93,6 +94,7 @@ class Carrier:
         self._choices = choices
         self._clock = clock
         self._reports = reports
+        self._warned: dict[Key, set[str]] = {}
 
     async def see_all(self, namespaces: Iterable[str]) -> set[Key]:
         """Look at all objects that matter; return their groups.
@@ -122,6 +124,7 @@ class Carrier:
                     if err.details.get("status") == 0:  # the server does not answer: nor would it about the others
                         raise
                     failure = failure or err
+        await self._warn(key)
         if failure is not None:
             try:
                 raise failure
@@ -263,16 +266,35 @@ class Carrier:
         for each in status["conditions"]:
             old = before.get(each["type"], {})
             if (each["reason"], each["message"]) != (old.get("reason"), old.get("message")):
-                await self._api.create(EVENTS, self._event(document, each))
+                is_problem = each["status"] == FALSE and each["reason"] in _PROBLEMS
+                name = {"generateName": f"{document['metadata']['name']}-"}
+                event = self._event(document, name, each["reason"], each["message"], is_problem=is_problem)
+                await self._api.create(EVENTS, event)
 
-    def _event(self, document: Document, condition: dict[str, Any]) -> Document:
+    async def _warn(self, key: Key) -> None:
+        """Write an event for each pod that reads without a cache, once: it has the pod's uid in its name."""
+        found = {each.pod["metadata"]["uid"]: each for each in uncached(self._group(key))}
+        told = self._warned.pop(key, set()) & found.keys()
+        for uid, each in found.items():
+            if uid not in told:
+                event = self._event(each.pod, {"name": f"prefeed-{uid}"}, each.reason, each.message, is_problem=True)
+                try:
+                    await self._api.create(EVENTS, event)
+                except ClusterError as err:
+                    if err.details["status"] != 409:  # an operator before this one has told
+                        raise
+        if found:
+            self._warned[key] = set(found)
+
+    def _event(
+        self, document: Document, name: dict[str, str], reason: str, message: str, *, is_problem: bool
+    ) -> Document:
         metadata = document["metadata"]
         now = self._clock()
-        is_problem = condition["status"] == FALSE and condition["reason"] in _PROBLEMS
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "metadata": {**name, "namespace": metadata["namespace"]},
             "involvedObject": {
                 "apiVersion": document["apiVersion"],
                 "kind": document["kind"],
@@ -281,8 +303,8 @@ class Carrier:
                 "uid": metadata["uid"],
             },
             "type": "Warning" if is_problem else "Normal",
-            "reason": condition["reason"],
-            "message": condition["message"][:_MOST_SAID],
+            "reason": reason,
+            "message": message[:_MOST_SAID],
             "source": {"component": "prefeed-operator"},
             "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
