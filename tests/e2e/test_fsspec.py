@@ -19,6 +19,7 @@ import servers
 from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
+from prefeed.sources.fork_proxy import ForkedReader
 from sandbox import Sandbox
 from unit.sampleset.documents import apply, sample_set
 
@@ -103,6 +104,25 @@ def test_a_forked_child_reads_a_bucket_that_its_parent_has_read(bucket: dict[str
         assert file.read(10) == bucket["d/a?b"][:10]
         in_child(_read_bucket, root)
         assert file.read() == bucket["d/a?b"][10:]
+
+
+def test_a_forked_child_needs_no_process_of_its_own_to_open_and_read(bucket: dict[str, bytes], root: Path) -> None:
+    """The node server asks the origin for size and version: a helper would take half a second to start, in each worker."""
+    assert fsspec.filesystem("prefeed").cat_file("s3://files/d/a#b") == bucket["d/a#b"]
+    in_child(_read_bucket_without_helper, root)
+
+
+def _read_bucket_without_helper(_: Path) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a helper process was asked")
+
+    ForkedReader._ask = refuse  # type: ignore[method-assign]  # this process ends with the test
+    fs = fsspec.filesystem("prefeed")
+    for name in ("d/a#b", "d/e/x.bin"):
+        assert fs.cat_file(f"s3://files/{name}") == name.encode() * 30_000
+    with pytest.raises(FileNotFoundError, match="s3://files/none"):
+        fs.cat_file("s3://files/none")
+    close()
 
 
 def _read_bucket(_: Path) -> None:

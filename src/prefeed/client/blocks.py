@@ -31,7 +31,14 @@ from prefeed.client.reader import ObjectReader
 from prefeed.client.sharing import Shared
 from prefeed.config import Config
 from prefeed.core.requests import Again
-from prefeed.errors import AccessDeniedError, CredentialsError, ObjectChangedError, PrefeedError, ServerError
+from prefeed.errors import (
+    AccessDeniedError,
+    CredentialsError,
+    ObjectChangedError,
+    PrefeedError,
+    ServerError,
+    SourceError,
+)
 from prefeed.sources.answers import patiently, read_origin
 from prefeed.sources.blocks import (
     Block,
@@ -195,11 +202,25 @@ class Blocks:
     def info(self, root: str, path: str) -> ObjectInfo:
         """Return size and version that an object has now; raises as ``open``."""
         try:
-            return self.ask(lambda: self.source(root).info(path))
+            return self.ask(lambda: self._info(root, path))
         except AccessDeniedError:
             with self._lock:  # its token may have expired since: ask for a new one, once
                 self._sources.pop((root, self.config.block_size), None)
-            return self.ask(lambda: self.source(root).info(path))
+            return self.ask(lambda: self._info(root, path))
+
+    def _info(self, root: str, path: str) -> ObjectInfo:
+        """Ask the origin once: the server does so for a forked process, whose own request would first start a helper."""
+        source = self.source(root)
+        if source.needs_helper and self.config.enabled and self._again.is_due(time.monotonic()):
+            try:
+                with self._lock:
+                    node = self._node()
+                return node.ask_object(root, path)
+            except SourceError:
+                raise
+            except (PrefeedError, OSError):
+                self._drop_control()  # what opens the object says it, and tries again later
+        return source.info(path)
 
     def opened(self, root: str, info: ObjectInfo) -> BlockObject:
         """Return an object whose present size and version are known."""
@@ -386,9 +407,7 @@ class Blocks:
 
     def _open_on_node(self, thing: BlockObject) -> NodeDataset:
         """Return the dataset of an object's blocks on the server, which is started if need be."""
-        if self._control is None or self._control.is_closed or not self._control.is_alive():
-            self._control = self._connect()
-        node = NodeClient(self._control)
+        node = self._node()
         if thing.made_with is None:
             with suppress(CredentialsError):
                 thing.made_with = access_now(thing.given, self.config)
@@ -402,6 +421,12 @@ class Blocks:
                 mark=listing_mark(source),
             )
         return open_manifest_dataset(node, thing.given, manifest, self.config, thing.made_with)
+
+    def _node(self) -> NodeClient:
+        """Return the server, on the connection that this process keeps; the caller holds the lock."""
+        if self._control is None or self._control.is_closed or not self._control.is_alive():
+            self._control = self._connect()
+        return NodeClient(self._control)
 
     def _connect(self) -> Connection:
         """Return a connection to the server, which is started if need be: by one of the processes that read at the same time."""

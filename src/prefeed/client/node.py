@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -18,6 +19,7 @@ from prefeed.types import (
     ClearResult,
     EpochWait,
     ListingProgress,
+    ObjectInfo,
     PlanInfo,
     ReadCounts,
     ServerStatus,
@@ -207,6 +209,25 @@ class NodeClient:
     def clear(self, url: str | None) -> ClearResult:
         """Free what the tier holds of a URL, or everything; the origin is untouched."""
         return self._connection.request(m.Clear(None if url is None else _anywhere(url)), m.Cleared).result
+
+    def ask_object(self, url: str, path: str, made_with: StoreAccess | None = None) -> ObjectInfo:
+        """Return size and version that an object has now, which the server asks its origin for.
+
+        Args:
+            url: Root of the object, in a store.
+            path: Of the object, below the root.
+            made_with: See ``open_dataset``.
+
+        Raises:
+            SourceError: The origin's own error.
+        """
+        options, proxies = access_told(url, self._connection.config, made_with)
+        token = self._connection.next_token()
+        question = m.AskObject(token, _anywhere(url), os.fsencode(path), options, proxies)
+        answer = self._connection.request(question, m.ObjectAsked)
+        return ObjectInfo(
+            path=path, size_bytes=answer.size_bytes, version=answer.version, modified_seconds=answer.modified_seconds
+        )
 
     def locate(self, url: str) -> m.Located:
         """Return which open dataset holds the object of this URL."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +23,13 @@ from prefeed.sources.library import Listed, ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
-from prefeed.sources.protocol import Source
+from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import is_of_one_network, own_access
-from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_source, unwrapped
+from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_plain_source, open_source, unwrapped
 from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
 from prefeed.system.clock import Clock
-from prefeed.types import ListingProgress
+from prefeed.types import ListingProgress, ObjectInfo
 
 _REPORT_SECONDS = 0.1
 """Pause between two reports of one listing."""
@@ -41,6 +42,9 @@ _RANKS_SECONDS = 1.0
 
 _KEPT_SECONDS = 600.0
 """So long copies of a dataset that was made by names get the sizes and versions that the first one got, whatever is listed since."""
+
+_MOST_ASKED = 16
+"""Origins, each way of reaching them, whose connections are kept to ask for single objects."""
 
 _Open = Callable[[ListingProgress], Opened]
 _Result = TypeVar("_Result")
@@ -146,6 +150,7 @@ class Openings:
         self._openings: dict[str, list[Waiter]] = {}
         self._listings: dict[_Key, _Listing] = {}
         self._settlings: dict[Path, _Settling] = {}
+        self._asked: deque[tuple[_Asked, BrowsableSource]] = deque(maxlen=_MOST_ASKED)
 
     def source_of(self, url: str, reach: Reach) -> Source:
         """Return what reads a URL as the client that asks would.
@@ -154,6 +159,13 @@ class Openings:
             CredentialsError: It did not say who speaks, and the home's own file does not say it either.
             ServerError: Behind its address this server may have another store than the client.
         """
+        self._require_same_store(url, reach)
+        source = open_source(url, self._config, access=reach.access, view=reach.view)
+        source.mark  # noqa: B018 - later callers do not expect an error
+        return source
+
+    def _require_same_store(self, url: str, reach: Reach) -> None:
+        """Raise ServerError where this server may have another store behind the URL than the client."""
         store = unwrapped(canonical_url(url))
         if not reach.shares_network and is_of_store(store):
             if is_of_one_network(store, reach.access or own_access(store, self._config)):
@@ -162,14 +174,39 @@ class Openings:
                     "another machine's; give the store's address as a name with a domain or as an IP address, or set another "
                     "PREFEED_HOME here"
                 )
-        source = open_source(url, self._config, access=reach.access, view=reach.view)
-        source.mark  # noqa: B018 - later callers do not expect an error
-        return source
 
     def renew(self, dataset: Dataset, url: str, reach: Reach) -> None:
         """A client is given the dataset: from now on its store is reached as this client does it, who lists it or not."""
         if dataset.catalogue is None and is_of_store(dataset.source.url):
             dataset.renew(self.source_of(url or dataset.source.url, reach))
+
+    def ask_object(
+        self,
+        url: str,
+        path: str,
+        reach: Reach,
+        told: Callable[[ObjectInfo], None],
+        failed: Callable[[PrefeedError], None],
+    ) -> None:
+        """Ask the origin of a URL for size and version of an object, as the client would; a connection is used again.
+
+        Raises:
+            CredentialsError, ServerError: See ``source_of``.
+        """
+        asked = _Asked(url, reach)
+        found = next((kept for kept in self._asked if kept[0] == asked), None)
+        if found is None:
+            self._require_same_store(url, reach)
+            found = asked, open_plain_source(url, self._config, access=reach.access, view=reach.view)
+            self._asked.append(found)
+        kept = found
+
+        def refused(error: PrefeedError) -> None:
+            if isinstance(error, AccessDeniedError) and kept in self._asked:
+                self._asked.remove(kept)  # its token may have expired
+            failed(error)
+
+        self._start(url, lambda _: kept[1].info(path), told, refused, lambda *_: None)
 
     def open_url(self, url: str, waiter: Waiter, reach: Reach, *, listing_age: float = 0.0, ranks: int = 1) -> None:
         """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago.

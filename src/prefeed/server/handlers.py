@@ -32,7 +32,7 @@ from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
 from prefeed.system.machine import network_namespace
 from prefeed.system.paths import is_in
-from prefeed.types import Buffer, ClearResult, WarmResult
+from prefeed.types import Buffer, ClearResult, ObjectInfo, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import place_of
 from prefeed.wire.frames import MAX_INLINE_BYTES
@@ -75,6 +75,7 @@ class Handlers:
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], m.Message | None]] = {
             m.OpenDataset: self._open_dataset,
             m.RenewAccess: self._renew_access,
+            m.AskObject: self._ask_object,
             m.RegisterPlan: self._register_plan,
             m.KeepPlans: lambda _, r: self.node.scheduler.keep(r.consumer, resident=r.resident),
             m.Foresee: self._foresee,
@@ -235,6 +236,17 @@ class Handlers:
         reach = connection.reach(request.options, request.proxies)
         if self.node.datasets[request.dataset].renew(self._openings.source_of(request.url, reach)):
             self.node.scheduler.forget_failures(request.dataset)
+
+    def _ask_object(self, connection: Connection, request: m.AskObject) -> None:
+        def told(info: ObjectInfo) -> None:
+            answer = m.ObjectAsked(request.token, info.size_bytes, info.version, info.modified_seconds)
+            self.loop.send(connection, answer)
+
+        reach = connection.reach(request.options, request.proxies)
+        path = os.fsdecode(request.path)
+        self._openings.ask_object(
+            request.url, path, reach, told, lambda err: self._refuse(connection, err, request.token)
+        )
 
     def _waiter(
         self,

@@ -143,6 +143,11 @@ class BlockSource:
         """Yield every object below the root, not in blocks."""
         return self._source.list_objects()
 
+    @property
+    def needs_helper(self) -> bool:
+        """True if a request of this process starts a helper process: the node server answers sooner."""
+        return bool(getattr(self._source, "needs_helper", False))
+
     def info(self, path: str) -> ObjectInfo:
         """Return size and version that an object has now; see ``BrowsableSource.info``."""
         return self._source.info(path)

@@ -146,6 +146,11 @@ class ObjectStoreSource:
         """Return the full URL of an object."""
         return f"{self.url}/{quote(path) if self._is_http else path}"
 
+    @property
+    def needs_helper(self) -> bool:
+        """True in a forked process whose requests need a helper process."""
+        return runtime_is_foreign()
+
     def fetch(self, path: str) -> FetchedObject:
         """Return the whole object with one GET; see ``Source.fetch``.
 

@@ -1,7 +1,7 @@
 """Every message of the protocol. Ids travel as raw little-endian int64, shape (n,).
 
 A client says ``Hello`` first and is answered ``Welcome`` or ``Refused``. Requests are answered in order, except
-``Demand``, ``DemandFile``, ``OpenDataset`` and ``Warm``, whose answers carry the token of the question.
+``Demand``, ``DemandFile``, ``OpenDataset``, ``AskObject`` and ``Warm``, whose answers carry the token of the question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefeed.types import (
     WarmResult,
 )
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -102,6 +102,28 @@ class RenewAccess(Message, frozen=True):
     url: str
     options: dict[str, str] | None
     proxies: dict[str, str] = field(default_factory=dict)
+
+
+class AskObject(Message, frozen=True):
+    """Ask an object's origin for its size and version, in the place of a client that cannot do so quickly.
+
+    ``path`` is as bytes of a file system name; ``options`` and ``proxies`` as in ``OpenDataset``.
+    """
+
+    token: int
+    url: str
+    path: bytes
+    options: dict[str, str] | None = None
+    proxies: dict[str, str] = field(default_factory=dict)
+
+
+class ObjectAsked(Message, frozen=True):
+    """The object, as its origin has it now."""
+
+    token: int
+    size_bytes: int
+    version: str
+    modified_seconds: int
 
 
 class Listing(Message, frozen=True):
@@ -474,7 +496,7 @@ UNANSWERED = (
 """Reports: no client waits for an answer."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | OpenDataset | RenewAccess | Listing | DatasetOpened | RegisterPlan | KeepPlans | Foresee | AdoptUpcoming
+    Hello | Welcome | Refused | OpenDataset | RenewAccess | AskObject | ObjectAsked | Listing | DatasetOpened | RegisterPlan | KeepPlans | Foresee | AdoptUpcoming
     | ExtendPlan | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions

@@ -160,6 +160,17 @@ def test_an_object_is_found_by_its_url(server: Desk, origin: Path) -> None:
         assert client.ask(m.Locate(str(missing)), m.Located).dataset == -1
 
 
+def test_an_object_is_asked_for_without_a_dataset(server: Desk, origin: Path) -> None:
+    client = server.connect()
+    file = origin / "004.bin"
+    for token in (5, 6):  # by a new connection to the origin, and by the same
+        asked = client.ask(m.AskObject(token, str(origin), b"004.bin"), m.ObjectAsked)
+        assert (asked.token, asked.size_bytes) == (token, file.stat().st_size)
+        assert asked.version
+    refused = client.ask(m.AskObject(7, str(origin), b"none"), m.Refused)
+    assert (refused.code, refused.token) == ("object-not-found", 7)
+
+
 def test_a_manifest_of_another_home_is_refused(server: Desk, sandbox: Sandbox) -> None:
     refused = server.connect().ask(m.OpenDataset(4, "", manifest_dir=str(sandbox.root)), m.Refused)
     assert (refused.token, "must lie below" in refused.text) == (4, True)
