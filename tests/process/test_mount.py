@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import re
+import resource
 import signal
 import stat
 import threading
@@ -38,6 +39,7 @@ SMALL = bytes(range(256)) * 300
 MIDDLE = bytes(range(251)) * 20_000  # 5 MB: larger than one request, and fetched whole
 LARGE = os.urandom(64 * 1024) * 320  # 20 MiB: read in parts
 BLOCKS = [f"bytes={start}-{start + MIB - 1}" for start in range(0, len(LARGE), MIB)]
+MANY = 10_000
 RELEASE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 needs_new_kernel = pytest.mark.skipif(RELEASE < (6, 9), reason="only Linux 6.9 and later can do that")
 ODD = os.fsdecode(b"\xff\xfe b")
@@ -280,6 +282,30 @@ def test_a_large_object_that_becomes_shorter_is_an_error_from_there_on(web: File
             assert caught.value.errno == errno.ESTALE
             del caught
         assert os.pread(file.fileno(), 4096, MIB // 2) == LARGE[MIB // 2 : MIB // 2 + 4096]  # cached
+
+
+def test_ten_thousand_open_files_take_nothing_of_the_daemon(web: FileServer, point: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < MANY + 500:
+        pytest.skip(f"this user may open {limits[1]} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    files: list[int] = []
+    try:
+        with mounted(web.url, point) as mounting:
+            held = f"/proc/{daemon_of(mounting)}/fd"
+            try:
+                for name, data in (("a.bin", SMALL), ("large", LARGE)):
+                    assert (point / name).read_bytes() == data
+                before = len(os.listdir(held))
+                files += [os.open(point / name, os.O_RDONLY) for _ in range(MANY // 2) for name in ("a.bin", "large")]
+                assert len(os.listdir(held)) <= before + 16  # of threads that have just ended a read
+                for number in range(0, MANY, 201):
+                    assert os.pread(files[number], 1000, 40_000) == (SMALL, LARGE)[number % 2][40_000:41_000]
+            finally:
+                for file in files:
+                    os.close(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_reader_that_waits_delays_no_other(web: FileServer, point: Path) -> None:
