@@ -60,16 +60,17 @@ sys.addaudithook(_watch)
 
 
 def _noting(event: str, start: Any) -> Any:
-    def start_noted(*arguments: Any) -> Any:
+    def start_noted(*arguments: Any, **named: Any) -> Any:
         sys.audit(event, *arguments)
-        return start(*arguments)
+        return start(*arguments, **named)
 
     return start_noted
 
 
 # Neither raises an event of its own. (Python 3.11, 2026-11)
 multiprocessing.util.spawnv_passfds = _noting("os.posix_spawn", multiprocessing.util.spawnv_passfds)
-threading._start_new_thread = _noting("_thread.start_new_thread", threading._start_new_thread)  # type: ignore[attr-defined]
+for _start in {"_start_new_thread", "_start_joinable_thread"} & set(vars(threading)):  # the latter since Python 3.13
+    setattr(threading, _start, _noting("_thread.start_new_thread", getattr(threading, _start)))
 
 
 def num_processes_started() -> int:

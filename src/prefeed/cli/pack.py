@@ -51,7 +51,8 @@ def command(  # noqa: PLR0913 - one parameter an option
     ctx = click.get_current_context()
     config = config_of(home=home)
     if not index_only and (out is None or layout is None):
-        raise click.UsageError("give OUT and --format; for what another program has packed, --index")
+        missing = " and ".join(["OUT"] * (out is None) + ["--format"] * (layout is None))
+        raise click.UsageError(f"give {missing}, or --index if another program has packed SRC")
     if index_only and (shard_size is not None or seed is not None):
         raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
     bar = Bar() if has_bar(config, as_json=as_json) else None

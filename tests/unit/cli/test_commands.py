@@ -234,6 +234,15 @@ def test_warm_makes_a_path_absolute(run, tmp_path: Path, monkeypatch: pytest.Mon
     assert ("clear", str(tmp_path / "data")) in backend.calls
 
 
+def test_warm_of_a_url_with_one_slash_names_the_url(run) -> None:
+    backend = FakeBackend()
+
+    result = run(backend, "warm", "s3:/bucket/train")
+
+    assert (result.exit_code, backend.calls) == (1, [])
+    assert result.stderr.endswith("s3:/bucket/train does not exist; did you mean s3://bucket/train?\n")
+
+
 def test_warm_starts_a_server(run) -> None:
     backend = FakeBackend(running=False)
 

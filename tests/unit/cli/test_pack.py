@@ -65,8 +65,8 @@ def test_index_of_others(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("src",), "give OUT and --format"),
-        (("src", "out"), "give OUT and --format"),
+        (("src",), "give OUT and --format, or --index"),
+        (("src", "out"), "give --format, or --index"),
         (("src", "--index", "--shuffle", "1"), "--index packs nothing"),
     ],
 )
