@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,13 @@ import yaml
 
 from cluster import Cluster
 from cluster_http import served
-from unit.kubernetes.test_operator import Operator, node_mode, serve
+from prefeed.kubernetes.pods import SIDECAR
+from unit.kubernetes.test_operator import Operator, node_mode, said, serve
 
 pytestmark = pytest.mark.usefixtures("sandbox")
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide" / "cluster.md"
 
 
 def test_columns_and_what_is_awaited_are_shown(tmp_path: Path) -> None:
@@ -50,3 +56,45 @@ def test_columns_and_what_is_awaited_are_shown(tmp_path: Path) -> None:
         with server.lock:
             operator.settle()
         assert kubectl("get", "paddle") == ""
+
+
+def test_the_first_lines_of_the_guide_come_to_a_job_with_a_cache(tmp_path: Path) -> None:
+    """They are taken from the page. The server knows the kinds of the operator only, and runs no containers: what is installed is
+    rendered, and nobody has a log."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    (lines,) = re.findall(r"```sh\n(kubectl apply -k .*?)```", GUIDE.read_text(), re.DOTALL)
+    install, secret, apply_set, wait, patch, logs = (line.partition(" # ")[0].strip() for line in lines.splitlines())
+    assert logs == "kubectl logs -f job/train"
+    with served(Cluster()) as server:
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+        def run(line: str) -> str:
+            line = re.sub(
+                r"kubectl (apply|create) ", r"kubectl \1 --validate=false ", line
+            )  # the server has no OpenAPI
+            line = line.replace("kubectl", f"kubectl --cache-dir={tmp_path / 'cache'}")
+            command = ["bash", "-o", "pipefail", "-c", line]
+            result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, (line, result.stderr)
+            return result.stdout
+
+        operator = Operator(server.cluster)
+        assert "kind: Deployment" in run(install.replace("apply -k", "kustomize"))
+        assert run(apply_set) == "sampleset.batch.paddlepaddle.org/imagenet created\n"
+        with server.lock:
+            operator.settle()
+            assert said(server.cluster)["Accepted"][0] == "SecretIncomplete"
+        in_json = f"{secret} --dry-run=client -o yaml | kubectl apply -f -"  # create sends protobuf
+        assert run(in_json) == "secret/keys created\n"
+        with server.lock:
+            operator.settle()
+        run(f"{wait} --timeout=60s")
+        assert "job.batch/train created" in run(patch).splitlines()
+        (job,) = server.cluster.of("Job").values()
+    (sidecar,) = job["spec"]["template"]["spec"]["initContainers"]
+    assert sidecar["name"] == SIDECAR
