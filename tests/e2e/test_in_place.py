@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -18,6 +19,7 @@ from leaks import wait_until
 from prefeed.client import in_place
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
+from prefeed.core import in_place as core_in_place
 from prefeed.errors import ServerUnavailableError
 from prefeed.torch.in_place import NOT_READY, QUICK
 from prefeed.torch.loader import _attachment_of
@@ -72,6 +74,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage is as a test says, and not as the machine is."""
     monkeypatch.setattr(in_place, "QUICK_NS", ALWAYS_QUICK)
+    monkeypatch.setattr(core_in_place, "SHORT_SECONDS", 0.0)
 
 
 def loader_of(dataset: Any, cls: Any = prefeed.DataLoader, **kwargs: Any) -> Any:
@@ -178,6 +181,40 @@ def test_the_loop_does_not_wait_for_a_server(root: Path, monkeypatch: pytest.Mon
     assert epoch(ours, until_joined_after=1) == list(truth)
     assert wait_until(lambda: num_reads() == NUM_SAMPLES - BATCH_SIZE, timeout_seconds=60)
     assert list(ours) == list(truth)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_short_epoch_over_slow_storage_stays_in_place_and_the_next_one_is_planned_by_what_it_opened(
+    root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    monkeypatch.setattr(in_place, "QUICK_NS", ALWAYS_SLOW)
+    monkeypatch.setattr(core_in_place, "SHORT_SECONDS", 1e9)
+    dataset = Hashed(root, NUM_SAMPLES, parts=[1, 2])
+    write_hashed(root, dataset)
+    ours, truth = loader_of(dataset, num_workers=num_workers), truth_of(dataset, num_workers=num_workers)
+    expected, seen, batches = list(truth), [], iter(ours)
+    seen.append(next(batches))
+    place = _attachment_of(ours, explicit=True)._place
+    assert place is not None
+    assert wait_until(lambda: place.state.stays, timeout_seconds=60)
+    assert seen + list(batches) == expected
+    assert not servers_of(sandbox)
+
+    expected, batches = list(truth), iter(ours)
+    seen = [next(batches)]
+    joined(ours)
+    access = _attachment_of(ours, explicit=True)._access
+    assert access is not None
+    assert access.learned is not None
+    drawn = {index for batch in expected[: 2 + 2 * num_workers] for index, _ in batch}
+    rest = np.array(sorted(set(range(NUM_SAMPLES)) - drawn))
+
+    def are_planned() -> bool:
+        access.refresh()
+        return bool(access.learned.have_records(rest).all())
+
+    assert wait_until(are_planned, timeout_seconds=60)  # the loop waits: nothing of these was read through the server
+    assert seen + list(batches) == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

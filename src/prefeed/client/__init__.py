@@ -14,6 +14,7 @@
 ``once``        reads of objects that need not be kept
 ``sharing``     the connection and the records that readers which take turns share
 ``in_place``    epochs that begin without the server: shared state, measured reads
+``seen``        what samples opened in such epochs
 ``joining``     lets a loader join the server in the middle of an epoch
 ``dataset``     a dataset of the node, as its readers see it
 ``consumer``    sends plans and positions to the server

@@ -5,7 +5,8 @@ of these reads and leaves the outcome in shared memory. Once the loader has join
 each process looks before each sample whether there is one: no message is sent.
 
     words   int64 each    0: number of the note that is in force, 0: read in place   1: number of the last note   2: epoch
-    rows    of a process  epoch, reads in it, outcomes of the last ones, how many these are
+                          3: number of the last epoch that stays in place, though its reads were slow
+    rows    of a process  epoch, reads in it, outcomes of the last ones, how many these are, nanoseconds that all waited
     note    length, checksum, bytes
 """
 
@@ -24,15 +25,15 @@ from prefeed.sources.mounts import Roots
 
 _WORD_BYTES: Final = 8
 _NUM_ROWS: Final = 64
-_NUM_COLUMNS: Final = 4
-_NUM_HEADS: Final = 3
+_NUM_COLUMNS: Final = 5
+_NUM_HEADS: Final = 4
 _NOTE_AT: Final = _NUM_HEADS + _NUM_ROWS * _NUM_COLUMNS
 _NOTE_BYTES: Final = 64 * 1024
 
 STATE_BYTES: Final = (_NOTE_AT + 2) * _WORD_BYTES + _NOTE_BYTES
 """Of the memory that ``PlaceState`` needs; most of it is never touched."""
 
-NOTE_IN_FORCE, _LAST_NOTE, _EPOCH = range(_NUM_HEADS)
+NOTE_IN_FORCE, _LAST_NOTE, _EPOCH, _STAYS = range(_NUM_HEADS)
 
 _WHOLE_BYTES: Final = 1 << 20
 """A larger file is measured by its first bytes, and opened by the sample itself."""
@@ -90,15 +91,30 @@ class PlaceState:
             words[NOTE_IN_FORCE] = 0
         words[_EPOCH] += 1
 
-    def measured(self, row: int, *, is_slow: bool) -> None:
+    @property
+    def stays(self) -> bool:
+        """True when this epoch is read in place to its end, though storage is slow."""
+        return bool(self.words[_STAYS] == self.words[_EPOCH])
+
+    def stay(self) -> None:
+        """Read this epoch in place to its end: nothing is measured any more, and what samples open is only noted."""
+        self.words[_STAYS] = self.words[_EPOCH]
+
+    def measured(self, row: int, *, is_slow: bool, waited_ns: int = 0) -> None:
         """Add a read to the row of this process."""
         words, at = self.words, _NUM_HEADS + row % _NUM_ROWS * _NUM_COLUMNS
         if words[at] != words[_EPOCH]:
-            words[at + 1] = words[at + 2] = words[at + 3] = 0
+            words[at + 1] = words[at + 2] = words[at + 3] = words[at + 4] = 0
             words[at] = words[_EPOCH]
         words[at + 2] = (words[at + 2] << 1 | is_slow) & ((1 << MOST_MEASURED) - 1)
         words[at + 3] = min(MOST_MEASURED, words[at + 3] + 1)
+        words[at + 4] += max(0, waited_ns)
         words[at + 1] += 1
+
+    def waited(self) -> tuple[float, int]:
+        """Return how many seconds the reads of this epoch that were measured waited, together, and how many these are."""
+        words, rows = self.words, self._rows()
+        return sum(int(words[at + 4]) for at in rows) / 1e9, sum(int(words[at + 1]) for at in rows)
 
     def num_measured(self) -> int:
         """Return how many reads of this epoch were measured by all processes."""
@@ -161,6 +177,9 @@ class ReadMeter:
     slow.
 
     **Threads and processes.** One thread at a time; each process has its own.
+
+    Attributes:
+        opened: Paths that were asked for; who reads them here empties it.
     """
 
     def __init__(self, state: PlaceState, roots: Roots | None, *, row: int) -> None:
@@ -173,6 +192,7 @@ class ReadMeter:
         self._num_left = 0  # samples that may still be made until a read is measured
         self._next_ns = 0
         self._num_large = 0  # files that were opened to be measured, and again by who wants them
+        self.opened: list[str] = []
 
     def batch_begins(self) -> bool:
         """Return whether the first reads of another batch are to be measured."""
@@ -202,6 +222,10 @@ class ReadMeter:
         """Return the bytes of a file, and note how long they took; None when the caller should open it."""
         if not self.may_have(path):
             return None
+        self.opened.append(path)
+        if self._state.stays:
+            self._num_left = _MOST_TRIES + 1
+            return None  # a question to storage less: the caller opens it
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
         try:
             data = _read(path, may_be_large=self._num_large < MOST_MEASURED)
@@ -212,7 +236,7 @@ class ReadMeter:
         # What the processor did is no waiting: a large file of the page cache is read at once.
         waited = (time.perf_counter_ns() - began) - (time.thread_time_ns() - began_cpu)
         is_slow = waited > QUICK_NS
-        self._state.measured(self._row, is_slow=is_slow)
+        self._state.measured(self._row, is_slow=is_slow, waited_ns=waited)
         self._is_known = not is_slow and self._state.num_measured() >= MOST_MEASURED
         self._num_left = 0 if self._is_known else _MOST_TRIES + 1
         self._num_large += len(data) > _WHOLE_BYTES

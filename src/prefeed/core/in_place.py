@@ -15,6 +15,9 @@ QUICK_NS: Final = 250_000
 MOST_MEASURED: Final = 16
 """Reads that are measured before storage counts as quick; each process keeps that number of outcomes."""
 
+SHORT_SECONDS: Final = 10.0
+"""An epoch that is over sooner gains nothing from a server that has to start, and then to ask for each file what it is."""
+
 _LEAST_MEASURED: Final = 4
 _LONGEST_PAUSE: Final = 32
 
@@ -37,6 +40,18 @@ def judge(*, num_reads: int, num_slow: int) -> Storage:
     if num_reads >= _LEAST_MEASURED and 2 * num_slow > num_reads:
         return Storage.SLOW
     return Storage.QUICK if num_reads >= MOST_MEASURED else Storage.UNKNOWN
+
+
+def is_short(*, waited_seconds: float, num_reads: int, num_samples: int, num_workers: int) -> bool:
+    """Return whether an epoch over slow storage is over before a server could pay: ``SHORT_SECONDS``, by what reads waited.
+
+    Args:
+        waited_seconds: Of the reads that were measured, together.
+        num_reads: That were measured.
+        num_samples: Of the epoch, each taken to be one read.
+        num_workers: That read side by side; 0: the loop itself.
+    """
+    return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < SHORT_SECONDS
 
 
 class Course(Enum):

@@ -23,7 +23,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import SAMPLE_SET, SERVER_SETTINGS, Config
 from prefeed.errors import FilesUnknownError
 from prefeed.loaders.declared import Declared, declared_paths, is_in_memory
-from prefeed.loaders.guesses import Guess
+from prefeed.loaders.guesses import Column, Guess
 from prefeed.loaders.kinds import is_a, is_just_a, length_of
 from prefeed.loaders.searching import attributes_of, find_columns
 from prefeed.loaders.stages import peeled
@@ -321,9 +321,19 @@ def guess_of(dataset: Any, access: AccessMap, config: Config) -> Guess | None:
     learned = access.learned
     if learned is None or learned.num_known >= learned.num_samples:
         return None
-    base = _unwrapped(peeled(dataset)[0])[0]
-    columns = find_columns(base, learned.num_samples, covers=Roots.of(config).covers)
+    columns = columns_of(dataset, config)
     return Guess(columns) if columns else None
+
+
+def columns_of(dataset: Any, config: Config) -> list[Column]:
+    """Return lists of a dataset that may name the files of its samples.
+
+    Args:
+        dataset: The user's, map-style.
+        config: Settings.
+    """
+    base = _unwrapped(peeled(dataset)[0])[0]
+    return find_columns(base, len(base), covers=Roots.of(config).covers)
 
 
 def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:

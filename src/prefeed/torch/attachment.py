@@ -449,6 +449,8 @@ class Attachment(Reported):
         """Join the server in the middle of the epoch; called in the thread of ``joining``, which ends then."""
         consumer, access = self._consumer, self._access
         began = time.monotonic()
+        if consumer is None and place.stays():
+            return
         try:
             if consumer is None or access is None or not consumer.is_connected:
                 node, access = place.open()
@@ -472,7 +474,7 @@ class Attachment(Reported):
         self._say(refusal)
 
     def _join(self, place: Place, joining: Joining, consumer: Consumer, access: AccessMap) -> None:
-        guess = guess_of(place.dataset.inner, access, place.config)
+        guess = guess_of(place.dataset.inner, access, place.config) or place.guess(access)
         with self._changing:
             before, planned, served = self._consumer, self.planned, self.served
             if joining.is_stopped or planned is None:

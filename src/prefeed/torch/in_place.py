@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import pickle
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -22,11 +23,14 @@ import torch.utils.data._utils.worker as torch_worker
 from prefeed.client.access import AccessMap
 from prefeed.client.in_place import NOTE_IN_FORCE, STATE_BYTES, PlaceState, ReadMeter
 from prefeed.client.joining import Joining
+from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient
+from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
-from prefeed.core.in_place import Course, PlacePolicy, Storage
+from prefeed.core.in_place import Course, PlacePolicy, Storage, is_short
 from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
-from prefeed.loaders.access import Opening
+from prefeed.loaders.access import Opening, columns_of
+from prefeed.loaders.guesses import Column, Guess
 from prefeed.sources.mounts import Roots
 from prefeed.tally import program
 from prefeed.tally.estimate import Estimate
@@ -45,6 +49,9 @@ from prefeed.torch.serving import (
 _log = logging.getLogger("prefeed")
 
 QUICK = "its files are read in place: storage answers faster than the cache"
+SHORT = (
+    "its samples are read in place: the epoch is over before the cache could help; the next one may be read through it"
+)
 NOT_READY = "its samples are read in place: the node server was not ready before the epoch ended"
 NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
 
@@ -61,10 +68,14 @@ class InPlace(Staged):
     **Threads and processes**: made in the main process, used in workers: forked, spawned or served; one thread at a time.
     """
 
-    def __init__(self, inner: Any, opening: Opening, config: Config, *, is_shared: bool) -> None:
+    def __init__(self, inner: Any, opening: Opening, config: Config, *, num_workers: int) -> None:
         super().__init__(inner)
+        is_shared = num_workers > 0
         self.state: PlaceState = PlaceState(shared_tensor(STATE_BYTES, torch.uint8, is_shared=is_shared))
         self.shared: SharedState = SharedState(is_shared=is_shared)
+        self.seen: SeenFiles | None = None
+        if not opening.names_files and not opening.is_of_prefeed:
+            self.seen = SeenFiles(shared_tensor(max(1, num_workers) * ROW_BYTES, torch.uint8, is_shared=is_shared))
         self._starts, self._indices = opening.starts, opening.indices
         self._roots = None if opening.names_files else Roots.of(config)
         self._begin_anew()
@@ -126,7 +137,10 @@ class InPlace(Staged):
         if meter.batch_begins():
             with reads_from(meter):
                 for index in indices:
+                    meter.opened.clear()
                     samples.append(inner[index])
+                    if self.seen is not None and meter.opened:
+                        self._saw(index, meter.opened)
                     if words[NOTE_IN_FORCE] or not meter.goes_on():
                         break
         for index in self._until_joined(indices, samples):
@@ -137,6 +151,15 @@ class InPlace(Staged):
             else:
                 samples.append(inner[index])
         return samples
+
+    def _saw(self, index: Any, paths: list[str]) -> None:
+        """Note what a sample opened, for the plan of a later epoch."""
+        assert self.seen is not None
+        with suppress(TypeError, IndexError, ValueError):  # whatever the dataset takes for an index
+            number, indices = operator.index(index), self._indices
+            sample = number % len(self.inner) if indices is None else int(indices[number])
+            info = torch_worker._worker_info
+            self.seen.add(0 if info is None else info.id, sample, tuple(dict.fromkeys(paths)))
 
     def _until_joined(self, indices: Iterator[Any], samples: list[Any]) -> Iterator[Any]:
         """Make the samples of a batch with nothing in their way; return the indices that are left when the loader joins."""
@@ -220,7 +243,7 @@ class Place:
     """
 
     def __init__(self, loader: Any, opening: Opening, config: Config) -> None:
-        self.dataset: InPlace = InPlace(loader.dataset, opening, config, is_shared=loader.num_workers > 0)
+        self.dataset: InPlace = InPlace(loader.dataset, opening, config, num_workers=loader.num_workers)
         self.pid: int = os.getpid()
         self.joining: Joining | None = None
         self.is_refused = False
@@ -232,6 +255,8 @@ class Place:
         self._stayed_quick = False  # the epoch before, to its end
         self._began_joined = False
         self._is_told = True  # how the epoch before went
+        self._has_stayed = False  # in place, though its storage was slow
+        self._num_workers: int = loader.num_workers
 
     @property
     def state(self) -> PlaceState:
@@ -282,6 +307,8 @@ class Place:
 
     def why_in_place(self) -> str:
         """Return why the whole epoch was read in place."""
+        if self.state.stays:
+            return SHORT
         if not self._measures or self.state.storage() is Storage.SLOW:
             return NOT_READY
         return QUICK if self.state.num_measured() else NO_FILES
@@ -291,7 +318,35 @@ class Place:
         storage = self.state.storage() if self._measures else Storage.SLOW
         self._was_quick = self._was_quick or storage is Storage.QUICK
         is_joining = self.joining is not None and self.joining.is_running
-        return storage is Storage.SLOW and not is_joining and not self.is_joined and not self.is_refused
+        is_left_alone = is_joining or self.is_joined or self.is_refused or self.state.stays
+        return storage is Storage.SLOW and not is_left_alone
+
+    def stays(self) -> bool:
+        """Return whether an epoch whose reads are slow is read in place to its end: it is short, and nothing is known of its files.
+
+        Then a server would have to start, and be asked for each file what it is: that takes longer than to open the files. So it is once,
+        of a loader's first epoch; what its samples open is noted, and the next one is fetched ahead.
+        """
+        may_stay = self._measures and self.dataset.seen is not None and self.config.autostart and not self._has_stayed
+        if not may_stay or is_listening(self.config):
+            return False
+        inner, num_workers = self.dataset.inner, self._num_workers
+        waited_seconds, num_reads = self.state.waited()
+        if not is_short(
+            waited_seconds=waited_seconds, num_reads=num_reads, num_samples=len(inner), num_workers=num_workers
+        ) or columns_of(inner, self.config):
+            return False
+        self._has_stayed = True
+        self.state.stay()
+        return True
+
+    def guess(self, access: AccessMap) -> Guess | None:
+        """Return what samples opened in place as a guess of what they open; None where nothing was seen, or all is known."""
+        learned, seen = access.learned, self.dataset.seen
+        if learned is None or seen is None or learned.num_known >= learned.num_samples:
+            return None
+        files = seen.files()
+        return Guess([Column(0, learned.num_samples, lambda sample: files.get(sample, ()))]) if files else None
 
     def begin_joining(self, join: Any, *, at_once: bool = False) -> None:
         """Let the loader join when storage is slow, or at once; after a quick epoch the loop alone looks, once per batch."""

@@ -156,6 +156,37 @@ def test_waiting_is_slow_and_work_is_not(state: PlaceState, file: str, clock: Cl
     assert state.storage() is Storage.SLOW
 
 
+def test_what_reads_waited_is_added_up_over_processes(state: PlaceState, file: str, clock: Clock) -> None:
+    clock.read_ns = 5_000_000
+    for row in (0, 7):
+        meter = ReadMeter(state, None, row=row)
+        meter.batch_begins()
+        meter.read_file(file)
+        meter.read_file(file)
+    assert state.waited() == (pytest.approx(0.02), 4)
+    state.epoch_begins(in_place=True)
+    assert state.waited() == (0, 0)
+
+
+def test_an_epoch_that_stays_in_place_is_noted_and_not_measured(state: PlaceState, file: str) -> None:
+    meter = ReadMeter(state, Roots((), named=(os.path.dirname(file),)), row=0)
+    assert not state.stays
+    state.stay()
+    assert state.stays
+    assert meter.batch_begins()
+    for _ in range(2 * in_place._MOST_TRIES):
+        assert meter.may_have(file)
+        assert meter.read_file(file) is None
+        assert meter.goes_on()
+    assert meter.opened == [file] * 2 * in_place._MOST_TRIES
+    assert not meter.may_have("/elsewhere/file")
+    assert state.num_measured() == 0
+    state.epoch_begins(in_place=True)
+    assert not state.stays
+    assert meter.batch_begins()
+    assert meter.read_file(file) == b"contents"
+
+
 def test_when_enough_is_measured_one_read_in_a_while_is(state: PlaceState, file: str, clock: Clock) -> None:
     meter = ReadMeter(state, None, row=0)
     meter.batch_begins()

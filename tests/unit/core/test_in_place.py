@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.core.in_place import MOST_MEASURED, Course, PlacePolicy, Storage, judge
+from prefeed.core.in_place import MOST_MEASURED, SHORT_SECONDS, Course, PlacePolicy, Storage, is_short, judge
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,24 @@ def test_storage_that_became_quick_ends_the_pauses() -> None:
     assert not policy.begins_in_place
     policy.ended(Course.JOINED)
     assert policy.begins_in_place  # the pause is one epoch again
+
+
+@pytest.mark.parametrize(
+    ("waited_seconds", "num_reads", "num_samples", "num_workers", "expected"),
+    [
+        (0.0, 0, 1, 0, False),  # nothing was measured
+        (0.02, 4, 300, 0, True),  # 1.5 s
+        (0.02, 4, 300, 2, True),
+        (0.02, 4, 3000, 0, False),  # 15 s
+        (0.02, 4, 3000, 2, True),  # 7.5 s
+        (4 * SHORT_SECONDS, 4, 1, 0, False),
+        (3.9 * SHORT_SECONDS, 4, 1, 1, True),
+    ],
+)
+def test_an_epoch_is_short_if_all_reads_take_as_long_as_those_measured(
+    waited_seconds: float, num_reads: int, num_samples: int, num_workers: int, expected: bool
+) -> None:
+    found = is_short(
+        waited_seconds=waited_seconds, num_reads=num_reads, num_samples=num_samples, num_workers=num_workers
+    )
+    assert found is expected

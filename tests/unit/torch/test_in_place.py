@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader, StackDataset, Subset
 
@@ -18,8 +19,9 @@ from prefeed.core.in_place import MOST_MEASURED, Storage
 from prefeed.loaders.access import Opening
 from prefeed.tally import opens, program
 from prefeed.torch import attachment as module
+from prefeed.torch import in_place as module_in_place
 from prefeed.torch.attachment import Attachment, _may_begin_in_place
-from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, InPlace, Place
+from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, SHORT, InPlace, Place
 
 
 class Files:
@@ -79,7 +81,7 @@ def opening(**known: Any) -> Opening:
 
 
 def stand_in(inner: Any, **known: Any) -> InPlace:
-    made = InPlace(inner, opening(**known), resolve({"roots": [inner_root(inner)]}), is_shared=True)
+    made = InPlace(inner, opening(**known), resolve({"roots": [inner_root(inner)]}), num_workers=2)
     made.state.epoch_begins(in_place=True)
     return made
 
@@ -118,7 +120,7 @@ def test_sixteen_reads_are_measured(root: Path, cls: type[Files]) -> None:
 def test_files_that_lie_elsewhere_are_measured_if_the_dataset_names_its_files(root: Path) -> None:
     for names_files, num_measured in ((False, 0), (True, MOST_MEASURED)):
         made = InPlace(
-            Files(root, 40), opening(names_files=names_files), resolve({"roots": ["/nowhere"]}), is_shared=True
+            Files(root, 40), opening(names_files=names_files), resolve({"roots": ["/nowhere"]}), num_workers=2
         )
         made.state.epoch_begins(in_place=True)
         made.__getitems__(list(range(40)))
@@ -138,7 +140,7 @@ def test_joining_in_the_middle_of_a_batch(root: Path, roots_are: str, first_serv
             return super().__getitem__(index)
 
     roots = [str(root) if roots_are == "data" else "/nowhere"]
-    made = InPlace(Joins(root, 40), opening(), resolve({"roots": roots}), is_shared=True)
+    made = InPlace(Joins(root, 40), opening(), resolve({"roots": roots}), num_workers=2)
     made.state.epoch_begins(in_place=True)
     assert made.__getitems__(list(range(40))) == [files[index] for index in range(40)]
     assert joined.indices == list(range(first_served, 40))
@@ -218,9 +220,92 @@ def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(
         program.end()
 
 
+def test_what_samples_open_is_noted_by_their_number_below_all_subsets(root: Path) -> None:
+    files = Files(root, 40)
+    made = stand_in(Subset(files, [5, 6, 7]), indices=np.array([5, 6, 7]))  # type: ignore[arg-type]
+    made.__getitems__([2, -3])
+    assert made.seen is not None
+    assert made.seen.files() == {7: (f"{root}/7",), 5: (f"{root}/5",)}
+    whole = stand_in(files)
+    whole.state.stay()
+    whole.__getitems__([np.int64(3), 39])
+    assert whole.seen is not None
+    assert whole.seen.files() == {3: (f"{root}/3",), 39: (f"{root}/39",)}
+    assert whole.state.num_measured() == 0
+    assert stand_in(files, names_files=True).seen is None
+
+
+def test_what_samples_opened_is_a_guess_of_what_they_open(root: Path) -> None:
+    one, access = place(root), Mock()
+    access.learned.num_known, access.learned.num_samples = 0, 40
+    assert one.guess(access) is None
+    one.dataset.__getitems__([3, 1])
+    guess = one.guess(access)
+    assert guess is not None
+    assert guess.take(range(5)) == ([(1, 1), (3, 1)], [f"{root}/1", f"{root}/3"])
+    access.learned.num_known = 40
+    assert one.guess(access) is None
+    assert one.guess(Mock(learned=None)) is None
+
+
+def slow(one: Place, *, waited_ns: int = 5_000_000) -> None:
+    for _ in range(4):
+        one.state.measured(0, is_slow=True, waited_ns=waited_ns)
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server listens."""
+    monkeypatch.setattr(module_in_place, "is_listening", lambda _: False)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_short_epoch_of_unknown_files_stays_in_place_once(root: Path) -> None:
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    slow(one)
+    assert one.should_join()
+    assert one.stays()
+    assert not one.should_join()
+    assert one.why_in_place() == SHORT
+    one.epoch_begins(in_place=True)
+    slow(one)
+    assert one.should_join()
+    assert not one.stays()
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("settings", [{}, {"autostart": False}, {"read_in_place": False}])
+def test_what_does_not_stay_in_place(root: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    """A long epoch, files that are known or can be guessed; no server may be started, storage is not measured, or a server listens."""
+    one = place(root, **settings)
+    one.epoch_begins(in_place=True)
+    slow(one, waited_ns=5_000_000 if settings else 10_000_000_000)
+    assert not one.stays()
+    if settings:
+        return
+    known = Place(one_loader(root), opening(names_files=True), one.config)
+    listed = place(root)
+    listed.dataset.inner.paths = [f"{root}/{index}" for index in range(40)]
+    for other in (known, listed):
+        other.epoch_begins(in_place=True)
+        slow(other)
+        assert not other.stays()
+    short = place(root)
+    short.epoch_begins(in_place=True)
+    slow(short)
+    with monkeypatch.context() as patch:
+        patch.setattr(module_in_place, "is_listening", lambda _: True)
+        assert not short.stays()
+    assert short.stays()
+
+
+def one_loader(root: Path) -> Any:
+    return type("Loader", (), {"dataset": Files(root, 40), "num_workers": 0})
+
+
 def place(root: Path, **settings: Any) -> Place:
-    loader: Any = type("Loader", (), {"dataset": Files(root, 40), "num_workers": 0})
-    return Place(loader, opening(), resolve({"roots": [str(root)], **settings}))
+    return Place(one_loader(root), opening(), resolve({"roots": [str(root)], **settings}))
 
 
 def test_why_an_epoch_was_read_in_place(root: Path) -> None:
