@@ -23,6 +23,7 @@ from prefeed.interception.scope import current_reader as current_reader
 from prefeed.interception.scope import end_observing as end_observing
 from prefeed.interception.scope import in_sample as in_sample
 from prefeed.interception.scope import install as install
+from prefeed.interception.scope import kept_in_place as kept_in_place
 from prefeed.interception.scope import observe_writes as observe_writes
 from prefeed.interception.scope import original_open as original_open
 from prefeed.interception.scope import reads_from as reads_from

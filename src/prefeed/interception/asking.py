@@ -133,10 +133,12 @@ class Asking(threading.local):
         reader: Who is asked; None: everything is opened as usual. That of the class is asked in threads that are inside
             no scope.
         depth: Scopes that this thread is inside.
+        kept: Blocks that it is inside in which replacements stay in place, scope or no scope.
     """
 
     reader: FileReader | None = None
     depth = 0
+    kept = 0
 
 
 asking = Asking()

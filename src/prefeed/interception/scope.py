@@ -200,7 +200,7 @@ class _Process:
 
     def continue_forked(self) -> None:
         """In a forked child: of the threads that were inside, one is left."""
-        self.num_inside = asking.depth
+        self.num_inside = asking.depth + asking.kept
         self.restore_unused()
         self.lock.release()
 
@@ -239,6 +239,21 @@ class _Scope:
         else:
             asking.reader = self._before
         asking.depth -= 1
+        with _process.lock:
+            _process.num_inside -= 1
+            _process.restore_unused()
+
+
+@contextmanager
+def kept_in_place() -> Iterator[None]:
+    """Inside it, what a scope has put in place stays there until the end: entering the next one is cheaper."""
+    with _process.lock:
+        _process.num_inside += 1
+    asking.kept += 1
+    try:
+        yield
+    finally:
+        asking.kept -= 1
         with _process.lock:
             _process.num_inside -= 1
             _process.restore_unused()

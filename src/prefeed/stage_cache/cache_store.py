@@ -114,6 +114,14 @@ class CacheStore:
             view = views.get_views((key,))[0]
             return None if view is None else bytes(view)
 
+    def holds(self, key: bytes) -> bool:
+        """Return whether there is a value; quicker than to read it."""
+        for tier in self._here.place.tiers:
+            with tier.batch() as batch:
+                if batch.get_view(key) is not None:
+                    return True
+        return False
+
     @property
     def takes_more(self) -> bool:
         """False for a while after there was no room."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
+from prefeed.interception import kept_in_place
 from prefeed.map_style import MapStyle
 from prefeed.places import say_once
 from prefeed.shown import shown
@@ -376,8 +377,9 @@ class CachedDataset(MapStyle[Any]):
 
     def _make(self, batch: _Batch, absent: list[int]) -> None:
         """Make samples of a batch, those first that no other process is making."""
-        for at in [at for at in absent if not self._try_make(batch, at)]:
-            self._wait_and_make(batch, at)
+        with kept_in_place():
+            for at in [at for at in absent if not self._try_make(batch, at)]:
+                self._wait_and_make(batch, at)
 
     def _try_make(self, batch: _Batch, at: int) -> bool:
         """Make a sample, unless another process is at it; then return False."""
@@ -385,7 +387,8 @@ class CachedDataset(MapStyle[Any]):
         if not store.claims.try_claim(key):
             return False
         try:
-            batch.found[at] = self._finder.found(store, (batch.versions[at],), (key,))[0]
+            if store.holds(key):  # another process has made it meanwhile
+                batch.found[at] = self._finder.found(store, (batch.versions[at],), (key,))[0]
             if batch.found[at] is ABSENT:
                 self._make_one(batch, at)
         finally:

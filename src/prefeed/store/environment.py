@@ -228,12 +228,17 @@ os.register_at_fork(
 
 def identity_of(directory: Path) -> Identity | None:
     """Return which store lies in a directory; None when none does."""
+    return identity_and_size(directory)[0]
+
+
+def identity_and_size(directory: Path) -> tuple[Identity | None, int]:
+    """Return which store lies in a directory, and the size of its data file in bytes; None and 0 when none does."""
     path = os.fspath(directory)  # joined as text: this is asked for each value that is written
     try:
         data, lock = os.stat(f"{path}/{DATA_NAME}"), os.stat(f"{path}/{LOCK_NAME}")
     except OSError:
-        return None
-    return (data.st_dev, data.st_ino, lock.st_dev, lock.st_ino)
+        return None, 0
+    return (data.st_dev, data.st_ino, lock.st_dev, lock.st_ino), data.st_size
 
 
 def attach_reader(

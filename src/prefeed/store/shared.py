@@ -20,12 +20,13 @@ from prefeed.store.environment import (
     DAMAGE,
     SharedEnvironment,
     attach_to_write,
+    identity_and_size,
     identity_of,
     process_id,
     remap_when_idle,
     try_adopt_size,
 )
-from prefeed.store.layout import DATA_NAME, SHARED_LAYOUT, data_path
+from prefeed.store.layout import SHARED_LAYOUT, data_path
 from prefeed.store.namespaces import is_foreign, namespace_of
 from prefeed.store.shared_files import remove_store
 from prefeed.store.shared_writer import (
@@ -216,19 +217,26 @@ class SharedTier(StoreReader):
         )
 
     def _attach_to_write(self) -> SharedEnvironment | None:
-        self.reopen_if_replaced()
         shared = self._current()
+        identity, size_bytes = identity_and_size(self._directory)
+        if shared is not None and identity != shared.identity:
+            self._let_go(shared)
+            shared = None
         if shared is None or not shared.written:
             shared = attach_to_write(self._directory, self._open)
             if shared is None:
                 return None
             self._keep(shared)
+            identity, size_bytes = identity_and_size(self._directory)
+        if identity is None:  # removed meanwhile
+            self._let_go(shared)
+            return None
         try:
-            if os.stat(f"{os.fspath(self._directory)}/{DATA_NAME}").st_size > shared.env.info()["map_size"]:
+            if size_bytes > shared.env.info()["map_size"]:
                 try_adopt_size(shared)
         except BlockingIOError:
             pass  # it is put where there is room in what is mapped, and adopted the next time
-        except OSError:  # removed meanwhile
+        except OSError:
             self._let_go(shared)
             return None
         return shared
