@@ -10,6 +10,7 @@ import tarfile
 import threading
 import types
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 import torchvision.io.image  # noqa: F401
 
-from prefeed.interception import answer_everywhere, install, original_open, reads_from, uninstall
+from prefeed.interception import answer_everywhere, install, kept_in_place, original_open, reads_from, uninstall
 
 from .conftest import KeptFiles
 
@@ -63,6 +64,22 @@ def test_a_scope_puts_everything_back(reader: KeptFiles) -> None:
                 pass
             assert none_the_same(everything(), before)
         assert all_the_same(everything(), before)
+
+
+def test_what_a_scope_has_put_in_place_may_stay_for_the_next_one(reader: KeptFiles, path: Path) -> None:
+    before = everything()
+    with pytest.raises(RuntimeError), kept_in_place(), kept_in_place():
+        assert all_the_same(everything(), before)
+        with reads_from(reader):
+            inside = everything()
+        assert none_the_same(inside, before)
+        assert all_the_same(everything(), inside)
+        assert not path.exists()  # no reader is asked
+        with reads_from(reader):
+            assert all_the_same(everything(), inside)
+            assert path.read_bytes() == b"kept"
+        raise RuntimeError
+    assert all_the_same(everything(), before)
 
 
 def test_a_scope_left_by_an_error_puts_everything_back(reader: KeptFiles) -> None:
@@ -281,6 +298,24 @@ def test_a_fork_inside_a_scope_is_inside(reader: KeptFiles, path: Path) -> None:
         assert in_a_fork(lambda: path.read_bytes() == b"kept")
         assert path.read_bytes() == b"kept"
     assert in_a_fork(lambda: all_the_same(everything(), before) and not path.exists())
+
+
+@forks
+def test_a_fork_where_replacements_stay(reader: KeptFiles) -> None:
+    before = everything()
+
+    def leaves() -> bool:
+        block.close()
+        return all_the_same(everything(), before)
+
+    with ExitStack() as block:
+        block.enter_context(kept_in_place())
+        with reads_from(reader):
+            pass
+        assert in_a_fork(lambda: none_the_same(everything(), before))
+        assert in_a_fork(leaves)
+        assert none_the_same(everything(), before)
+    assert all_the_same(everything(), before)
 
 
 @forks
