@@ -76,7 +76,7 @@ def test_looking_takes_a_small_share_of_the_time() -> None:
 
 
 def test_a_port_that_is_taken_is_said_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+    with sizes._listen(0) as taken:
         endpoint = SizesEndpoint(printed, port=taken.getsockname()[1])
         endpoint.start()
         endpoint.end()
