@@ -1,4 +1,4 @@
-"""``cluster.Cluster`` behind HTTP, as an API server: discovery, requests, and watches that may be cut or refused.
+"""``prefeed_bench.cluster.Cluster`` behind HTTP, as an API server: discovery, requests, and watches that may be cut or refused.
 
 ::
 
@@ -18,11 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from cluster import RESOURCES, Cluster, selects
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.crds import KINDS as DEFINED
 from prefeed.kubernetes.crds import definition
 from prefeed.kubernetes.operator.groups import Resource
+from prefeed_bench.cluster import RESOURCES, Cluster, selects
 
 Document = dict[str, Any]
 _LOOK_AGAIN_SECONDS = 0.02

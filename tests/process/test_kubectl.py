@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import Cluster
 from cluster_http import served
 from prefeed.kubernetes.pods import SIDECAR
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import Operator, node_mode, said, serve
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -6,11 +6,11 @@ import urllib.request
 from contextlib import ExitStack
 from typing import Any
 
-from cluster import Cluster
 from kubelet import pod_running
 from prefeed.kubernetes.nodes import DIRECTORIES, IN_MEMORY, MODE, NODE, node_set, with_node_cache
 from prefeed.kubernetes.pods import SIDECAR
 from prefeed.kubernetes.sizes import PATH, parse_report
+from prefeed_bench.cluster import Cluster
 from process.ports import free_port
 from process.test_pods import FILES, LEVELS, counts, read, training
 from sandbox import Sandbox

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
 from cluster_http import Server, served
 from leaks import wait_until
+from prefeed_bench.cluster import Cluster
 from process.ports import free_port
 from unit.kubernetes.test_operator import REF, active, end, node_mode, phases, pod, serve, status_of
 from unit.sampleset.documents import sample_job

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import Cluster
 from cluster_http import Server
 from prefeed.kubernetes.crds import definition
+from prefeed_bench.cluster import Cluster
 from process.test_operator import _SECONDS, operator, server, until
 from unit.kubernetes.test_paddle_operator import POD, RESNET, WHERE, add_set, awaits, is_ready, job, phase
 

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import Cluster
 from prefeed.kubernetes.nodes import MODE, NODE, POD
 from prefeed.kubernetes.operator.groups import Key
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import REF, Operator, active, end, node_mode, now, phases, pod
 from unit.sampleset.documents import sample_job
 

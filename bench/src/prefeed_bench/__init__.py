@@ -17,6 +17,7 @@
 ``origin``      HTTP servers with latency
 ``s3_origin``   an S3 endpoint with latency
 ``fuse_mount``  a bucket, or a slow directory, as a mount
+``cluster``     an API server in memory
 ``kubelet``     pods as processes in namespaces
 ``memcached``   memcached servers that can be paused and killed
 ``errors``      a benchmark lacks something, or has failed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import yaml
@@ -72,6 +74,19 @@ class PodSet:
 
 def yaml_text(*documents: Document) -> str:
     """Return documents as a YAML stream."""
+    try:
+        return _yaml_text(json.dumps(documents))
+    except TypeError:  # a date, which YAML has and JSON has not
+        return _dumped(documents)
+
+
+@lru_cache(maxsize=4096)
+def _yaml_text(documents: str) -> str:
+    """Return documents, which are JSON here: the operator makes the text of each set again whenever it looks at it."""
+    return _dumped(json.loads(documents))
+
+
+def _dumped(documents: Iterable[Document]) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, width=120)
 
 

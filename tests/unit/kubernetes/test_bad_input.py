@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster
 from prefeed.kubernetes.operator.groups import Choices, Group
 from prefeed.kubernetes.operator.sample_sets import ACCEPTED, decide_set
 from prefeed.kubernetes.pods import CONTAINERS, HASH
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import KEY, SOURCE, Operator, node_mode, pod
 from unit.sampleset.documents import sample_set
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cluster import Cluster
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.operator.election import Election, Lease
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import now
 
 LEASE = Lease(namespace="default")

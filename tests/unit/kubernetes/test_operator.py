@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster
 from prefeed.cli.kubernetes import yaml_of
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
@@ -25,6 +24,7 @@ from prefeed.kubernetes.operator.groups import FINALIZER, Choices, Key
 from prefeed.kubernetes.operator.sample_jobs import CONSENT
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
+from prefeed_bench.cluster import Cluster
 from unit.sampleset.documents import sample_job, sample_set
 
 SOURCE = {"uri": "s3://photos/imagenet"}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import Cluster
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.nodes import MODE, NODE
 from prefeed.kubernetes.operator import webhook
 from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
 from prefeed.kubernetes.operator.working import Worker
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import (
     KEY,
     REF,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import Cluster
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.nodes import MODE, NODE
 from prefeed.kubernetes.operator.carrying import Carrier
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import watched
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import Operator
 from unit.sampleset.documents import sample_set
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster
 from prefeed.kubernetes.nodes import MODE
 from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.reports import cache_status, is_complete, servers_of
 from prefeed.kubernetes.sizes import Report, parse_report
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import KEY, Operator, node_mode, now, pod, said, serve, status_of
 from unit.sampleset.documents import sample_set
 

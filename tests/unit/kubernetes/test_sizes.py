@@ -9,12 +9,12 @@ import socket
 
 import pytest
 
-from cluster import Cluster
 from prefeed.kubernetes import sizes
 from prefeed.kubernetes.operator.asking import Asker, Requests
 from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.reports import servers_of
 from prefeed.kubernetes.sizes import PATH, SizesEndpoint, parse_report, told
+from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import Operator, node_mode, now, serve
 
 pytestmark = pytest.mark.usefixtures("sandbox")

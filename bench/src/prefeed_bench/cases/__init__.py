@@ -47,6 +47,7 @@ CASES: Final = {
     "listing": "Making a dataset of 100,000 local files, against torchvision's ImageFolder.",
     "sync": "Objects per second of a sync, from an HTTP origin with 20 ms latency to a directory.",
     "background": "Cost per item of a background generator, against prefetch_generator, and what it hides.",
+    "operator": "1,000 sample sets and 1,000 jobs in the operator: requests per change, processor time, memory.",
     "device": "Batches to a CUDA device while it computes; not run without one.",
 }
 """Name to what it measures."""

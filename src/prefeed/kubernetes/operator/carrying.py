@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from prefeed.errors import ClusterError, PrefeedError, SpecError
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
-from prefeed.kubernetes.nodes import MANAGED
+from prefeed.kubernetes.nodes import INSTANCE, MANAGED
 from prefeed.kubernetes.operator.groups import (
     FALSE,
     FINALIZER,
@@ -327,7 +327,7 @@ class Carrier:
         is_released = FINALIZER in (document["metadata"].get("finalizers") or ()) and not outcome.is_held
         starts = any(each["kind"] == "Job" for each in outcome.objects)
         if starts:  # another one may have been started since
-            await self._look_at(MADE["Job"], key, OURS)
+            await self._look_at(MADE["Job"], key, f"{OURS},{INSTANCE}={key.name}")
         if is_released:  # a pod may have been made since
             await self._look_at(PODS, key, f"{LABEL}={key.name}")
         return starts or is_released

@@ -1,9 +1,9 @@
-"""An API server of the tests: objects with versions, owners and finalizers, as far as the operator asks for them.
+"""An API server in memory, for the tests and the benchmark of the operator: objects with versions, owners and finalizers, as far as the operator asks for them.
 
 It does what a real one does of: resourceVersion and conflicts, generation, uid, status as a part of its own, server-side apply with one
 manager (what was given before and is not given now goes), merge patches, deletion with finalizers, selectors of labels, and removal of
 what has no owner any more. Every object that is written is held against the published schemas of Kubernetes, or against prefeed's own.
-``Cluster`` answers calls; ``cluster_http`` puts it behind HTTP, with watches.
+``Cluster`` answers calls; the tests put it behind HTTP, with watches.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from prefeed.kubernetes.operator.groups import Resource
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, EVENTS, KINDS, MADE, SECRETS
 
 Document = dict[str, Any]
+Documents = list[Document]
 RESOURCES = {
     each.plural: each
     for each in (*(kind.resource for kind in KINDS.values()), *MADE.values(), SECRETS, EVENTS, DEFINITIONS, LEASES)
@@ -82,7 +83,7 @@ class Cluster:
 
     # ---------------------------------------------------------------- the requests of the operator
 
-    async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Document]:
+    async def list(self, resource: Resource, namespace: str, selector: str = "") -> Documents:
         self.before("list", resource.plural)
         return self.listed(resource, namespace, selector)
 
@@ -118,14 +119,14 @@ class Cluster:
         self._count("patch", resource, name)
         return copy.deepcopy(self._patch(resource, namespace, name, copy.deepcopy(change), part))
 
-    def listed(self, resource: Resource, namespace: str, selector: str) -> list[Document]:
+    def listed(self, resource: Resource, namespace: str, selector: str) -> Documents:
         """Return objects in the order of their names."""
         found = [
-            each
-            for (plural, where, _), each in sorted(self.objects.items())
-            if plural == resource.plural and namespace in ("", where) and selects(selector, each)
+            key
+            for key, each in self.objects.items()
+            if key[0] == resource.plural and namespace in ("", key[1]) and selects(selector, each)
         ]
-        return copy.deepcopy(found)
+        return [copy.deepcopy(self.objects[key]) for key in sorted(found)]
 
     def _count(self, verb: str, resource: Resource, name: str) -> None:
         self.before(verb, resource.plural)
