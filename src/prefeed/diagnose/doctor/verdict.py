@@ -110,7 +110,7 @@ def _stage_cache(m: Measurement, staged: Timing) -> Cure:
 
 
 def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
-    if costs.reading and costs.opening is None and m.cached is None:  # of a stream
+    if m.loader.samples is None and costs.reading:  # of a stream
         yield _computed(m, perfect, costs.reading / max(1, m.loader.num_workers), CACHE,
                         "shards read ahead and kept by the node",
                         "Open them through prefeed: prefeed:URL in WebDataset, prefeed::URL in datasets and fsspec, or "
