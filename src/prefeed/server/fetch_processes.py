@@ -371,7 +371,11 @@ class FetchProcesses(Generic[JobT]):
         except OSError as err:
             self._again.failed(began=now, now=now)
             if self._again.num_failed == 1:
-                _log.warning("prefeed: no fetch process can be started (%s): the server fetches itself", err)
+                num_left = len(self._processes)
+                rest = f"{num_left} running" if num_left else "the server fetches itself"
+                _log.warning(
+                    "prefeed: no %sfetch process can be started (%s): %s", "further " * bool(num_left), err, rest
+                )
             return False
         self._processes.append(process)
         self._watcher.watch(process.sock.fileno(), lambda: self._receive(process))

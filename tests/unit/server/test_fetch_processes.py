@@ -354,6 +354,35 @@ def test_process_that_cannot_be_started(
     assert caplog.text.count("no fetch process can be started") == 1
 
 
+@pytest.mark.parametrize("node", [2], indirect=True)
+def test_second_process_cannot_be_started(
+    node: Node,
+    server: servers.FileServer,
+    origin: QuickOrigin,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first one fetches everything, and one line says so."""
+    start, num_asked = subprocess.Popen, 0
+
+    def start_one(*args: Any, **options: Any) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with caplog.at_level(logging.WARNING):
+        node.start()
+        assert node.fetch(origin, *range(NUM_OBJECTS)) == NUM_OBJECTS
+        node.until(lambda: len(node.data) == NUM_OBJECTS)
+    assert node.data == expected(*range(NUM_OBJECTS))
+    assert num_asked > 1
+    assert caplog.text.count("no further fetch process can be started") == 1
+    assert ": 1 running" in caplog.text
+
+
 def test_more_processes_than_cores_are_named(caplog: pytest.LogCaptureFixture) -> None:
     cores = len(os.sched_getaffinity(0))
     with caplog.at_level(logging.INFO, logger="prefeed"):

@@ -341,6 +341,37 @@ def test_objects_behind_a_disk_tier_are_handed_on_by_threads(sandbox: Sandbox) -
         assert [bytes(data) for data in disk.offered.values()] == [content(3)]
 
 
+class NoObjects:
+    """A pool that has nothing, and keeps what it is offered."""
+
+    is_rich = False
+    num_asked = 0
+
+    def __init__(self) -> None:
+        self.offered: list[Any] = []
+
+    def read(self, key: bytes, *, is_urgent: Callable[[], bool]) -> None:
+        self.num_asked += 1
+
+    def offer(self, key: bytes, data: Any) -> None:
+        self.offered.append(data)
+
+
+def test_objects_that_the_pool_does_not_have_are_brought_by_processes(sandbox: Sandbox) -> None:
+    pool = NoObjects()
+    with rig(sandbox.home, threads=True) as made:
+        node = Node(made)
+        made.node.pool = made.node.fetchers._pool = pool  # type: ignore[assignment]
+        reader = made.demand(node.dataset, 3)
+        made.pump_until(lambda: len(node.processes.asked) == 1)
+        node.processes.arrive()
+        made.node.pump()
+        node.processes.write_over()
+        assert reader.outcome == Outcome.STORED
+    assert pool.num_asked == 1
+    assert [bytes(data) for data in pool.offered] == [content(3)]  # copies: the room is used again
+
+
 def test_tier_of_tests_keeps_no_view() -> None:
     """Else these tests would not see that bytes are read too late."""
     tier, data = RecordingTier(1 << 20), bytearray(b"abc")

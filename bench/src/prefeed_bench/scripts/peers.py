@@ -139,7 +139,18 @@ def mds(options: argparse.Namespace) -> Iterable[Any]:
 
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
     dataset = StreamingDataset(remote=f"s3://{options.shards}", local=options.work, shuffle=True, batch_size=BATCH)
+    close_clients_of_mds(dataset)
     return DataLoader(dataset, batch_size=BATCH, **_workers(options))
+
+
+def close_clients_of_mds(dataset: Any) -> None:
+    """Let each worker make a client of its own.
+
+    The index was fetched by a client that keeps its connection. Workers that are forked would all use this one, and get parts of
+    each other's shards (streaming 0.13.0).
+    """
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
 
 
 def webdataset(options: argparse.Namespace) -> Iterable[Any]:
