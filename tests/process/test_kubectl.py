@@ -60,7 +60,7 @@ def test_columns_and_what_is_awaited_are_shown(tmp_path: Path) -> None:
 
 def test_the_first_lines_of_the_guide_come_to_a_job_with_a_cache(tmp_path: Path) -> None:
     """They are taken from the page. The server knows the kinds of the operator only, and runs no containers: what is installed is
-    rendered, and nobody has a log."""
+    rendered, and logs are not asked for."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     (lines,) = re.findall(r"```sh\n(kubectl apply -k .*?)```", GUIDE.read_text(), re.DOTALL)

@@ -356,9 +356,8 @@ class Pass:
             while self._names[self._numbers[0]] != source["url"]:
                 self._numbers.popleft()
             self._number = self._numbers.popleft()
-            is_copy = not str(source["url"]).endswith(
-                source.get("local_path", "")
-            )  # of WebDataset's cache: its times are its own
+            # A copy of WebDataset's cache has times of its own.
+            is_copy = not str(source["url"]).endswith(source.get("local_path", ""))
             self._note_version(None if is_copy else source.get("stream"))
             yield source
 

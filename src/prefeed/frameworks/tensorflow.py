@@ -8,7 +8,8 @@ tf.io.read_file, TFRecordDataset …   open files in C++: only counted, for the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from prefeed.client.beside import ReadsBeside
@@ -45,7 +46,7 @@ _NAME: Final = "tf.numpy_function, tf.py_function"
 _MOST_NAMES: Final = 1 << 16
 
 _feeds = Feeds("tf.data.Dataset.from_generator")
-_replaced: list[Replaced | ReplacedFunction] = []
+_replaced: list[ReplacedFunction] = []
 
 
 class _Functions:
@@ -99,9 +100,9 @@ def enable() -> None:
     _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
     for module, names in _OPS.items():
         for name, call in names.items():
-            _note_reads(module, name, call)
+            _tell_before(module, name, partial(_tell_reads, call))
     for module, name in _LISTS.items():
-        _note_lists(module, name)
+        _tell_before(module, name, _tell_lists)
     files: Any = sys.modules.get(_FILES)
     if files is not None:
         _replaced.append(Replaced(files.FileIO, "__init__", _open))
@@ -127,10 +128,11 @@ def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return made
 
 
-def _note_reads(module: str, name: str, call: str) -> None:
+def _tell_before(module: str, name: str, tell: Callable[[Any], None]) -> None:
+    """Call ``tell`` with the first argument before each call of a function."""
+
     def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        native.reads(call, list(_names_in(first)))
+        tell(args[0] if args else next(iter(kwargs.values()), None))
         return own(*args, **kwargs)
 
     owner = sys.modules.get(module)
@@ -138,16 +140,13 @@ def _note_reads(module: str, name: str, call: str) -> None:
         _replaced.append(ReplacedFunction(owner, name, instead))
 
 
-def _note_lists(module: str, name: str) -> None:
-    def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        for part in first if isinstance(first, list | tuple) else (first,):
-            native.lists(_names_in(part, most=1))
-        return own(*args, **kwargs)
+def _tell_reads(call: str, names: Any) -> None:
+    native.reads(call, _names_in(names))
 
-    owner = sys.modules.get(module)
-    if hasattr(owner, name):
-        _replaced.append(ReplacedFunction(owner, name, instead))
+
+def _tell_lists(value: Any) -> None:
+    for part in value if isinstance(value, list | tuple) else (value,):
+        native.lists(_names_in(part, most=1))
 
 
 def _names_in(value: Any, *, most: int = _MOST_NAMES) -> Iterator[str | bytes]:

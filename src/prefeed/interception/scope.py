@@ -84,7 +84,7 @@ class Place:
 
     @property
     def is_ours(self) -> bool:
-        """True while ours stands there, and nobody has put another one over it."""
+        """True while our replacement is the one that is called."""
         return self.is_replaced and getattr(self.owner, self.name, None) is self.replacement
 
     def restore(self) -> None:

@@ -9,37 +9,19 @@ from typing import Any
 Method = Callable[..., Any]
 
 
-class Replaced:
-    """A method in the place of a class's own; once inactive, it does what the class's own does, also where it is still referred to."""
-
-    def __init__(
-        self, cls: type, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]
-    ) -> None:
-        own = vars(cls)[name]
-
-        @functools.wraps(own)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return instead(own, self, args, kwargs) if replaced.active else own(self, *args, **kwargs)
-
-        replaced = self
-        self.active: bool = True
-        self._cls, self._name, self._own, self._ours = cls, name, own, method
-        setattr(cls, name, method)
-
-    def undo(self) -> None:
-        """Put the class's own back, unless somebody else has replaced ours meanwhile."""
-        self.active = False
-        if vars(self._cls)[self._name] is self._ours:
-            setattr(self._cls, self._name, self._own)
-
-
 class ReplacedFunction:
-    """As ``Replaced``, for a function of a module."""
+    """A function in the place of its owner's own; once inactive, it does what the own one does, also where it is still referred to.
+
+    Args:
+        owner: A module or a class.
+        name: Of the function.
+        instead: Given the own function and the arguments.
+    """
 
     def __init__(
-        self, module: Any, name: str, instead: Callable[[Method, tuple[Any, ...], dict[str, Any]], Any]
+        self, owner: Any, name: str, instead: Callable[[Method, tuple[Any, ...], dict[str, Any]], Any]
     ) -> None:
-        own = getattr(module, name)
+        own = vars(owner)[name]
 
         @functools.wraps(own)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -47,11 +29,20 @@ class ReplacedFunction:
 
         replaced = self
         self.active: bool = True
-        self._module, self._name, self._own, self._ours = module, name, own, function
-        setattr(module, name, function)
+        self._owner, self._name, self._own, self._ours = owner, name, own, function
+        setattr(owner, name, function)
 
     def undo(self) -> None:
-        """Put the module's own back, unless somebody else has replaced ours meanwhile."""
+        """Put the own one back, unless somebody else has replaced ours meanwhile."""
         self.active = False
-        if getattr(self._module, self._name, None) is self._ours:
-            setattr(self._module, self._name, self._own)
+        if vars(self._owner).get(self._name) is self._ours:
+            setattr(self._owner, self._name, self._own)
+
+
+class Replaced(ReplacedFunction):
+    """The same for a method, or a function whose first argument is never named: ``instead`` is given this one by itself."""
+
+    def __init__(
+        self, owner: Any, name: str, instead: Callable[[Method, Any, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        super().__init__(owner, name, lambda own, args, kwargs: instead(own, args[0], args[1:], kwargs))

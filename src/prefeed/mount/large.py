@@ -214,7 +214,7 @@ class LargeObjects:
         if comes and opened.dataset is not None and start + size_bytes <= opened.block_bytes:
             return memoryview(self._blocks.read_block(opened, index, 0))[start : start + size_bytes]
         large.num_jumps += 1
-        if large.num_jumps > 0 and is_worth_all(large.num_jumps, opened.num_blocks):
+        if is_worth_all(large.num_jumps, opened.num_blocks):
             large.num_jumps = -opened.num_blocks  # should it leave the tiers, it has to be worth it again
             threading.Thread(target=self._fetch_whole, args=(large,), name="prefeed-fetch-whole", daemon=True).start()
         return self._blocks.read_part(opened, offset, size_bytes)

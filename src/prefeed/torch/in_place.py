@@ -63,7 +63,8 @@ _AT_ONCE = 16
 class InPlace(Staged):
     """A map-style dataset whose samples are read in place, or through a reader once the loader has joined the server.
 
-    Each sample looks whether that is so, or each 16th while storage is quick. Bytes are those that the dataset itself would read, or those of ``Served``.
+    Each sample looks whether that is so, or each 16th while storage is quick. Bytes are those that the dataset itself would read, or
+    those of ``Served``.
 
     **Threads and processes**: made in the main process, used in workers: forked, spawned or served; one thread at a time.
     """

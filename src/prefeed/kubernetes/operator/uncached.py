@@ -22,7 +22,7 @@ class Uncached(NamedTuple):
 
 
 def uncached(group: Group) -> Iterator[Uncached]:
-    """Yield the pods of a group that have no cache: a pod that was made with one is marked, whoever made it.
+    """Yield the pods of a group that have no cache. An annotation marks a pod that was made with one.
 
     Args:
         group: Of the set that they ask for.
