@@ -14,6 +14,7 @@ Processes that ``multiprocessing`` spawns, and its fork server, are forked alike
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -337,7 +338,8 @@ def serve(number: int, modules: Sequence[str]) -> Callable[[], None]:
         os.environ[name] = value
     del os.environ["_ROOM"]
     for module in modules:
-        importlib.import_module(module)
+        with contextlib.suppress(ModuleNotFoundError):  # environments of frameworks have no torch
+            importlib.import_module(module)
     spare_the_disk()
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
