@@ -1,7 +1,7 @@
 """Opens of samples, reckoned from a part of them: Python tells of each ``open``, and to hear that costs a third of it.
 
 Groups of samples, such as batches, are made inside an ``Estimate``. Of some, the opens are counted one by one; for those of the
-others, ``opens`` listens to nothing, and what the counted ones opened per sample is added when the group has ended.
+others, ``opens`` listens to nothing, and what the counted ones of the same epoch opened per sample is added when the group has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from threading import get_ident
 from prefeed.tally.program import ESTIMATED, add
 
 _PERIOD = 128
-"""One group of so many is counted, and the first one."""
+"""One group of so many is counted, and the first one of each epoch: a dataset may keep what it has read."""
 
 groups: dict[int, Estimate] = {}
 """Groups that are being made, by thread."""
@@ -24,18 +24,26 @@ class Estimate:
     **Threads and processes.** One thread at a time; a forked child has none of the groups that its parent is making.
 
     Attributes:
-        num_samples: Of the group; to be set before it ends.
+        num_samples: Of the group; to be set before it ends, also by an error.
         is_counting: Each open of this group is counted.
     """
 
     def __init__(self) -> None:
         self.num_samples = 0
         self.is_counting = True
+        self._epoch = 0
         self._num_groups = 0
         self._num_counted = 0  # samples whose opens were counted
         self._counted: dict[bytes, int] = {}  # what these opened, by key
         self._owed: dict[bytes, float] = {}  # parts of an open
         self._around: Estimate | None = None
+
+    def of(self, epoch: int) -> Estimate:
+        """Return this for the next group, which is of the epoch with this number: other epochs say nothing of it."""
+        if epoch != self._epoch:
+            self._epoch, self._num_groups, self._num_counted = epoch, 0, 0
+            self._counted.clear()
+        return self
 
     def __enter__(self) -> Estimate:
         self.num_samples = 0

@@ -165,14 +165,17 @@ class InPlace(Staged):
     def _until_joined(self, indices: Iterator[Any], samples: list[Any]) -> Iterator[Any]:
         """Make the samples of a batch with nothing in their way; return the indices that are left when the loader joins."""
         inner, words, note, num_before = self.inner, self.state.words, NOTE_IN_FORCE, len(samples)
+        num_left = operator.length_hint(indices)
         at_once = _AT_ONCE if self._reads.is_quick else 1
-        with original_open(), self._estimate as group:
-            while not words[note]:
-                made = [inner[index] for index in islice(indices, at_once)]
-                samples += made
-                if len(made) < at_once:
-                    break
-            group.num_samples = len(samples) - num_before
+        with original_open(), self._estimate.of(self.state.epoch) as group:
+            try:
+                while not words[note]:
+                    made = [inner[index] for index in islice(indices, at_once)]
+                    samples += made
+                    if len(made) < at_once:
+                        break
+            finally:  # a sample that failed may have opened its files, and those before it have
+                group.num_samples = max(len(samples) - num_before, num_left - operator.length_hint(indices))
         return indices
 
     def _uncached(self) -> AbstractContextManager[None]:

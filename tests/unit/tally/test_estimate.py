@@ -63,6 +63,16 @@ def test_groups_are_counted_until_one_has_samples(told: Path) -> None:
     assert program.ESTIMATED not in program.sums(str(told))
 
 
+def test_what_an_epoch_opened_says_nothing_of_the_next(told: Path) -> None:
+    """A dataset that keeps in memory what it has read opens nothing in its second epoch."""
+    one = Estimate()
+    for _ in range(100):
+        group(one.of(1), 20, {OPEN: 20})
+    for _ in range(100):
+        group(one.of(2), 20, {})
+    assert program.sums(str(told))[OPEN][0] == 2000
+
+
 def test_a_sample_that_fails_ends_its_group() -> None:
     one = Estimate()
     with pytest.raises(ZeroDivisionError), one:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -189,35 +190,48 @@ def test_memory_is_shared_if_there_are_workers(root: Path, num_workers: int) -> 
     assert one.state.num_measured() == 1
 
 
-def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the program's last line says is what was opened."""
+class Heard(Files):
+    """Says what it opens, as Python does."""
 
-    class Heard(Files):
-        def __getitem__(self, index: int) -> bytes:
-            opens._heard("open", (f"{self.root}/{index}", "r", os.O_RDONLY))  # as Python does
-            return super().__getitem__(index)
+    def __getitem__(self, index: int) -> bytes:
+        opens._heard("open", (f"{self.root}/{index}", "r", os.O_RDONLY))
+        return super().__getitem__(index)
 
+
+@pytest.fixture
+def counted(root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the directory of a program whose opens below the root are counted."""
     watch = opens._Watch()
     watch.places = (f"{root}/",)
     monkeypatch.setattr(opens, "_watch", watch)
     monkeypatch.setattr(opens, "_near", watch.near.get)
     directory = str(tmp_path_factory.mktemp("program"))
     program.begin(directory)
-    try:
-        made = stand_in(Heard(root, 40))
-        for _ in range(10):
-            made.__getitems__(list(range(40)))
-        told = program.sums(directory)
-        assert told[program.key_of(program.PAST, "open", "s")][0] == 400
-        assert 0 < told[program.ESTIMATED][0] <= 360
-        made.inner[3]  # outside of samples each one counts
-        after = program.sums(directory)
-        assert after[program.key_of(program.PAST, "open", "")][0] == 1
-        assert after[program.ESTIMATED] == told[program.ESTIMATED]
-    finally:
-        program.end()
+    yield directory
+    program.end()
+
+
+def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(root: Path, counted: str) -> None:
+    """What the program's last line says is what was opened."""
+    made = stand_in(Heard(root, 40))
+    for _ in range(10):
+        made.__getitems__(list(range(40)))
+    told = program.sums(counted)
+    assert told[program.key_of(program.PAST, "open", "s")][0] == 400
+    assert 0 < told[program.ESTIMATED][0] <= 360
+    made.inner[3]  # outside of samples each one counts
+    after = program.sums(counted)
+    assert after[program.key_of(program.PAST, "open", "")][0] == 1
+    assert after[program.ESTIMATED] == told[program.ESTIMATED]
+
+
+def test_opens_of_batches_that_fail_are_reckoned_as_well(root: Path, counted: str) -> None:
+    made = stand_in(Heard(root, 40))
+    made.__getitems__(list(range(40)))
+    for _ in range(10):
+        with pytest.raises(IndexError):
+            made.__getitems__([*range(19), 40])
+    assert program.sums(counted)[program.key_of(program.PAST, "open", "s")][0] == 240
 
 
 def test_what_samples_open_is_noted_by_their_number_below_all_subsets(root: Path) -> None:
