@@ -26,6 +26,7 @@ from unit.kubernetes.test_operator import (
     node_mode,
     now,
     phases,
+    pod,
     said,
     serve,
     story,
@@ -341,6 +342,26 @@ def test_a_refused_object_is_said_once_and_tried_again(
     Operator(cluster).settle()
     assert "ObjectsApplied" not in said(cluster)
     assert list(cluster.of("StatefulSet")) == ["imagenet-runtime"]
+
+
+def test_a_set_that_is_deleted_while_an_object_is_refused_comes_to_rest(cluster: Cluster) -> None:
+    """Its status is kept as it was: what it says of the object is neither said twice nor for ever."""
+    cluster.add(service("imagenet-runtime", {}))
+    cluster.add(node_mode())
+    with pytest.raises(ClusterError):
+        Operator(cluster).settle()
+    assert "ObjectsApplied" in said(cluster)
+    cluster.add(pod())
+
+    cluster.remove("SampleSet", "imagenet")
+    Operator(cluster).settle()
+
+    written = [each["status"]["conditions"] for _, kind, each in cluster.log if kind == "samplesets" and "status" in each]
+    for conditions in written:
+        types = [each["type"] for each in conditions]
+        assert len(types) == len(set(types))
+    assert "Deleted" in said(cluster)
+    assert "ObjectsApplied" not in said(cluster)
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])

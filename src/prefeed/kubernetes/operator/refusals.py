@@ -51,17 +51,18 @@ def before_objects(document: Document) -> Condition | None:
 def with_condition(
     document: Document, status: dict[str, Any] | None, added: Condition | None, now: datetime
 ) -> dict[str, Any] | None:
-    """Return a status with one more condition.
+    """Return a status with what is said of objects that are refused, in the place of what it has said of them.
 
     Args:
         document: Whose status it is.
         status: As it was decided; None: as it is.
-        added: None: no more.
+        added: None: nothing is to be said.
         now: The time.
     """
-    if status is None or added is None:
-        return status
-    return {**status, "conditions": [*status["conditions"], *conditions(document, [added], now)]}
+    if status is None:
+        return None
+    others = [each for each in status["conditions"] if each["type"] != OBJECTS]
+    return {**status, "conditions": [*others, *conditions(document, [added] if added else [], now)]}
 
 
 def _said(made: Document, err: ClusterError) -> str:
